@@ -1,0 +1,6 @@
+"""The door: `python -m bigstep` is `bigstep`."""
+
+from bigstep.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,377 @@
+"""A run as data: frozen dataclasses that recipes fill, YAML carries and `--set` changes.
+
+Every field has a sentence under it; `bigstep recipes NAME --yaml` prints them as comments. A value that cannot be
+run is refused here, once, with one sentence; nothing below this layer checks it again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from bigstep.errors import ConfigError
+
+__all__ = [
+    "CheckpointConfig", "DataConfig", "ExchangeConfig", "LossConfig", "LrConfig", "NormConfig", "OptimizerConfig",
+    "Piece", "Published", "Resize", "RunConfig", "Stage", "WorkersConfig", "require",
+]  # fmt: skip
+
+
+def require(holds: bool, sentence: str) -> None:
+    """Refuse a configuration with one sentence unless `holds`."""
+    if not holds:
+        raise ConfigError(sentence)
+
+
+def _positive(value: float, name: str) -> None:
+    require(value > 0, f"{name} is {value}, but it must be greater than 0.")
+
+
+def _fraction(value: float, name: str) -> None:
+    require(0 <= value < 1, f"{name} is {value}, but it must be at least 0 and less than 1.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resize:
+    """Progressive resizing: from `epoch` on, train on images of `image_size`."""
+
+    epoch: float
+    """The first epoch at this size."""
+    image_size: int
+    """Side of the training crop in pixels."""
+    min_scale: float = 0.08
+    """Smallest area of a random resized crop, as a fraction of the image."""
+
+    def __post_init__(self) -> None:
+        _positive(self.image_size, "data.sizes.image_size")
+        require(self.epoch >= 0, f"data.sizes.epoch is {self.epoch}, but it must not be negative.")
+        require(
+            0 < self.min_scale <= 1,
+            f"data.sizes.min_scale is {self.min_scale}, but it must lie above 0 and at most at 1.",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Which images, how large, how augmented."""
+
+    name: str = "embedded"
+    """embedded, fashion-mnist, mnist, cifar10, imagenet, folder, or package.module:function for your own."""
+    path: str = ""
+    """Where the files lie; empty means the cache folder (and a download where the set allows it)."""
+    image_size: int = 0
+    """Side of the images in pixels; 0 keeps the size of the set."""
+    augment: Literal["none", "flip", "crop_flip", "resized_crop"] = "none"
+    """Augmentation of training images, tied to (seed, epoch, sample), never to a rank."""
+    sizes: tuple[Resize, ...] = ()
+    """Progressive resizing, as a list of {epoch, image_size, min_scale}; empty for a constant size."""
+    rectangular: bool = False
+    """Evaluate folders on whole images in batches of like aspect ratio instead of square centre crops."""
+    holdout: float = 0.0
+    """Fraction of the training set kept out of training and used for evaluation instead of the test set."""
+    loaders: int = 2
+    """Processes that decode images of a folder, for each rank; sets held in memory need none."""
+
+    def __post_init__(self) -> None:
+        _fraction(self.holdout, "data.holdout")
+        require(self.image_size >= 0, f"data.image_size is {self.image_size}, but it must not be negative.")
+        require(self.loaders >= 0, f"data.loaders is {self.loaders}, but it must not be negative.")
+        epochs = [size.epoch for size in self.sizes]
+        require(
+            epochs == sorted(set(epochs)),
+            f"data.sizes must be listed by rising epoch, but the epochs are {epochs}.",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkersConfig:
+    """The logical workers of the first stage; the global batch is count x local_batch."""
+
+    count: int
+    """Logical workers: each has its own share of the batch and its own batch-norm statistics."""
+    local_batch: int
+    """Samples of one worker in one step."""
+
+    def __post_init__(self) -> None:
+        _positive(self.count, "workers.count")
+        _positive(self.local_batch, "workers.local_batch")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """Batch-size control: from `epoch` on, this many workers with this local batch."""
+
+    epoch: float
+    """The first epoch of the stage."""
+    count: int
+    """Logical workers from then on."""
+    local_batch: int
+    """Samples of one worker from then on."""
+
+    def __post_init__(self) -> None:
+        _positive(self.epoch, "plan.epoch")
+        _positive(self.count, "plan.count")
+        _positive(self.local_batch, "plan.local_batch")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """The update rule; fields of other rules are ignored."""
+
+    name: Literal["sgd", "lars", "rmsprop_warmup", "adagrad"] = "sgd"
+    """sgd (with momentum), lars (You et al.), rmsprop_warmup (Akiba et al.) or adagrad (after aggregation)."""
+    momentum: float = 0.9
+    """How much of the velocity is kept from step to step."""
+    nesterov: bool = False
+    """Nesterov's form of the momentum (sgd and lars)."""
+    weight_decay: float = 0.0
+    """L2 decay, inside the gradient; biases and norm parameters get none unless decay_all is set."""
+    decay_all: bool = False
+    """Decay biases and norm parameters too."""
+    trust_coefficient: float = 0.001
+    """LARS: eta of the paper, the size of a layer's step relative to its weights."""
+    eps: float = 1e-9
+    """Added to denominators (lars, rmsprop_warmup, adagrad)."""
+    rms_decay: float = 0.99
+    """RMSprop warm-up: mu2, how much of the squared-gradient average is kept."""
+    rms_lr: float = 3e-4
+    """RMSprop warm-up: eta_RMS, the rate of the pure RMSprop phase."""
+    blend_center: float = 10.0
+    """RMSprop warm-up: the epoch at which SGD has half the weight."""
+    blend_period: float = 5.0
+    """RMSprop warm-up: the length of the transition in epochs."""
+
+    def __post_init__(self) -> None:
+        _fraction(self.momentum, "optimizer.momentum")
+        _fraction(self.rms_decay, "optimizer.rms_decay")
+        require(
+            self.weight_decay >= 0,
+            f"optimizer.weight_decay is {self.weight_decay}, but it must not be negative.",
+        )
+        require(self.eps >= 0, f"optimizer.eps is {self.eps}, but it must not be negative.")
+        _positive(self.trust_coefficient, "optimizer.trust_coefficient")
+        _positive(self.rms_lr, "optimizer.rms_lr")
+        _positive(self.blend_period, "optimizer.blend_period")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """One piece of a schedule; values are multiples of the scaled learning rate."""
+
+    shape: Literal["constant", "warmup", "linear", "polynomial", "cosine", "step", "table"]
+    """The curve: warmup and linear run straight from start to end, step multiplies by factor at each epoch of `at`."""
+    until: float
+    """The epoch at which the next piece takes over."""
+    start: float | Literal["base"] = 1.0
+    """Value at the beginning; `base` means the rate before scaling by the batch."""
+    end: float = 1.0
+    """Value at `until` (warmup, linear, polynomial, cosine)."""
+    power: float = 2.0
+    """Exponent of a polynomial."""
+    at: tuple[float, ...] = ()
+    """Epochs of the changes of step and table."""
+    factor: float = 0.1
+    """What step multiplies by at each epoch of `at`."""
+    values: tuple[float, ...] = ()
+    """The values of a table: one more than epochs in `at`."""
+
+    def __post_init__(self) -> None:
+        _positive(self.until, "lr.schedule.until")
+        require(
+            list(self.at) == sorted(set(self.at)),
+            f"lr.schedule.at must rise, but it is {list(self.at)}.",
+        )
+        require(
+            self.shape != "table" or len(self.values) == len(self.at) + 1,
+            f"A table needs one more value than epochs in lr.schedule.at, but it has {len(self.values)} values "
+            f"for {len(self.at)} epochs.",
+        )
+        if self.shape == "polynomial":
+            _positive(self.power, "lr.schedule.power")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LrConfig:
+    """The learning rate: base, scaled by the batch, times the schedule."""
+
+    base: float
+    """The rate at base_batch."""
+    scaling: Literal["linear", "sqrt", "none"] = "linear"
+    """How the rate grows with the global batch: linear, with its square root, or not at all."""
+    base_batch: int = 256
+    """The batch that `base` is meant for."""
+    schedule: tuple[Piece, ...] = ()
+    """Pieces of the schedule, each until its epoch; empty for a constant rate."""
+    follow_plan: bool = False
+    """Scale the rate again when the batch plan changes the batch; otherwise growth replaces decay."""
+
+    def __post_init__(self) -> None:
+        _positive(self.base, "lr.base")
+        _positive(self.base_batch, "lr.base_batch")
+        ends = [piece.until for piece in self.schedule]
+        require(
+            ends == sorted(set(ends)),
+            f"The pieces of lr.schedule must follow one another, but end at {ends}.",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossConfig:
+    """Cross-entropy and its smoothing."""
+
+    label_smoothing: float = 0.0
+    """Weight epsilon of the uniform distribution in the target."""
+
+    def __post_init__(self) -> None:
+        _fraction(self.label_smoothing, "loss.label_smoothing")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormConfig:
+    """Batch norm: which statistics an evaluation uses, and how the residual branches start."""
+
+    statistics: Literal["moving", "last_batch"] = "moving"
+    """moving averages over steps, or those of the last batch alone; both are averaged over all workers."""
+    momentum: float = 0.9
+    """How much of a moving average is kept from step to step."""
+    zero_gamma: bool = False
+    """Start the last batch norm of each residual branch at gamma = 0."""
+
+    def __post_init__(self) -> None:
+        _fraction(self.momentum, "norm.momentum")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangeConfig:
+    """How gradients travel between ranks: a collective and a codec."""
+
+    collective: Literal["ring", "hierarchical", "torus", "halving", "gather"] = "ring"
+    """ring (the backend's own), hierarchical, torus, halving (and doubling), or gather for codes that cannot be summed."""
+    codec: Literal["none", "fp16", "bf16", "onebit", "powersgd"] = "none"
+    """How a gradient is written on the wire."""
+    grid: Literal["auto"] | tuple[int, ...] = "auto"
+    """The torus as [X, Y]; auto takes it from nodes and ranks."""
+    bucket_mb: Literal["auto"] | float = 4.0
+    """Gradients are grouped until a group holds this many megabytes; auto tries sizes in the first steps."""
+    warmup_steps: int = 0
+    """Dense steps before the first quantised one."""
+    double_buffer: bool = False
+    """Exchange one half of the batch while the next is computed on weights half a batch old (onebit)."""
+    error_feedback: bool = True
+    """Carry what a lossy codec lost into the next step."""
+    rank: int = 2
+    """Rank of the approximation (powersgd)."""
+
+    def __post_init__(self) -> None:
+        require(
+            (self.codec == "onebit") == (self.collective == "gather"),
+            "1-bit codes cannot be summed on the wire and the owner-per-slice exchange carries nothing else: use "
+            f"collective=gather with codec=onebit, and only there (got collective={self.collective}, "
+            f"codec={self.codec}).",
+        )
+        require(
+            self.codec != "powersgd" or self.collective == "ring",
+            f"powersgd brings its own all-reduce: use collective=ring (got {self.collective}).",
+        )
+        require(
+            self.grid == "auto" or (len(self.grid) == 2 and min(self.grid) > 0),
+            f"exchange.grid is {self.grid}, but it must be auto or two positive numbers [X, Y].",
+        )
+        if self.bucket_mb != "auto":
+            _positive(self.bucket_mb, "exchange.bucket_mb")
+        require(
+            self.warmup_steps >= 0,
+            f"exchange.warmup_steps is {self.warmup_steps}, but it must not be negative.",
+        )
+        require(
+            not self.double_buffer or self.codec == "onebit",
+            f"exchange.double_buffer goes with codec=onebit (got {self.codec}).",
+        )
+        _positive(self.rank, "exchange.rank")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """When the state of a run is written."""
+
+    every: float = 1.0
+    """Epochs between checkpoints; fractions are fine, 0 writes only the last one."""
+    keep: int = 2
+    """How many checkpoints stay on disk."""
+
+    def __post_init__(self) -> None:
+        require(self.every >= 0, f"checkpoint.every is {self.every}, but it must not be negative.")
+        _positive(self.keep, "checkpoint.keep")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Everything that decides the path of a run."""
+
+    recipe: str = "custom"
+    """The published system this configuration came from."""
+    preset: str = "custom"
+    """Which variant of the recipe: paper, mini, cifar10, or custom."""
+    model: str = "small"
+    """small, resnet9, resnet18, resnet34, resnet50, alexnet, mlp, timm:NAME, or package.module:function."""
+    data: DataConfig = field(default_factory=DataConfig)
+    """The data set."""
+    workers: WorkersConfig
+    """The logical workers of the first stage."""
+    plan: tuple[Stage, ...] = ()
+    """Later stages of batch-size control, as a list of {epoch, count, local_batch}; empty for most."""
+    epochs: float
+    """Passes over the training set."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    """The update rule."""
+    lr: LrConfig
+    """The learning rate."""
+    loss: LossConfig = field(default_factory=LossConfig)
+    """The loss."""
+    norm: NormConfig = field(default_factory=NormConfig)
+    """Batch norm."""
+    exchange: ExchangeConfig = field(default_factory=ExchangeConfig)
+    """The exchange of gradients."""
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    """Checkpoints."""
+    evaluate_every: float = 1.0
+    """Epochs between evaluations; the last epoch is always evaluated."""
+    precision: Literal["float64", "float32", "bf16", "fp16"] = "float32"
+    """Arithmetic of forward and backward; bf16 and fp16 keep float32 weights, fp16 scales the loss."""
+    seed: int = 0
+    """Decides initial weights, sample order, augmentation and dropout."""
+
+    def __post_init__(self) -> None:
+        _positive(self.epochs, "epochs")
+        _positive(self.evaluate_every, "evaluate_every")
+        require(0 <= self.seed < 2**31, f"seed is {self.seed}, but it must lie between 0 and 2147483647.")
+        starts = [stage.epoch for stage in self.plan]
+        require(
+            starts == sorted(set(starts)),
+            f"The stages of plan must have rising epochs, but they are {starts}.",
+        )
+
+    @property
+    def batch(self) -> int:
+        """The global batch of the first stage."""
+        return self.workers.count * self.workers.local_batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """What a paper reported, to stand beside what is measured here."""
+
+    system: str
+    """Short name of the system."""
+    source: str
+    """Authors, title, year, arXiv number."""
+    hardware: str
+    """Processors and network."""
+    batch: str
+    """Global batch as printed, with its stages."""
+    accuracy: float | None
+    """Top-1 accuracy on ImageNet as a fraction; None where the paper reports something else."""
+    seconds: float | None
+    """Time of the whole run; None where it is only in a figure."""
+    note: str = ""
+    """What a reader must know before comparing."""

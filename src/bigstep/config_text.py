@@ -1,0 +1,202 @@
+"""Configurations as text: mappings, YAML with the field's sentence as comment, and `a.b=c`.
+
+An unknown field names its nearest neighbour; a value of the wrong kind names the field and what it takes.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import inspect
+import textwrap
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+import yaml
+
+from bigstep.config import RunConfig
+from bigstep.errors import ConfigError, nearest
+
+__all__ = ["apply_settings", "config_from_mapping", "config_from_yaml", "config_to_mapping", "config_to_yaml"]
+
+
+def config_from_mapping(mapping: Any) -> RunConfig:
+    """Build a `RunConfig` from plain dicts, lists and scalars.
+
+    >>> config_from_mapping({"workers": {"count": 8, "local_batch": 32}, "epochs": 2, "lr": {"base": 0.1}}).batch
+    256
+    """
+    return typing.cast(RunConfig, _build(RunConfig, mapping, ""))
+
+
+def config_to_mapping(config: RunConfig) -> dict[str, Any]:
+    """Return `config` as plain dicts and lists, ready for JSON."""
+    return typing.cast(dict[str, Any], _plain(dataclasses.asdict(config)))
+
+
+def config_from_yaml(text: str, origin: str) -> RunConfig:
+    """Read a configuration from YAML; `origin` names the file in messages."""
+    return config_from_mapping(_parse_yaml(text, origin))
+
+
+def config_to_yaml(config: RunConfig) -> str:
+    """Write a configuration as YAML, with the sentence of each field as a comment."""
+    return "\n".join(_yaml_lines(config, config_to_mapping(config), 0)) + "\n"
+
+
+def apply_settings(config: RunConfig, settings: Iterable[str]) -> RunConfig:
+    """Return `config` with `a.b=c` settings applied in order; values are read as YAML.
+
+    >>> base = config_from_mapping({"workers": {"count": 8, "local_batch": 32}, "epochs": 2, "lr": {"base": 0.1}})
+    >>> apply_settings(base, ["workers.count=16", "optimizer.name=lars"]).optimizer.name
+    'lars'
+    """
+    mapping = config_to_mapping(config)
+    for setting in settings:
+        path, equals, text = setting.partition("=")
+        if not equals or not path.strip():
+            raise ConfigError(f"--set takes FIELD=VALUE, as in --set lr.base=0.2 (got {setting!r}).")
+        _set(mapping, path.strip(), _parse_yaml(text, f"--set {setting}"))
+    return config_from_mapping(mapping)
+
+
+def _set(mapping: dict[str, Any], path: str, value: Any) -> None:
+    *parents, last = path.split(".")
+    place = mapping
+    for depth, name in enumerate([*parents, last]):
+        if not isinstance(place, dict):
+            raise ConfigError(
+                f"{'.'.join(path.split('.')[:depth])} has no fields of its own (got --set {path}=…)."
+            )
+        if name not in place:
+            where = ".".join([*parents, last][:depth])
+            field_names = [f"{where}.{key}" if where else key for key in place]
+            raise ConfigError(f"Unknown field {path!r}: {nearest(path, field_names)}")
+        if depth < len(parents):
+            place = place[name]
+    place[last] = value
+
+
+def _parse_yaml(text: str, origin: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or "it cannot be parsed"
+        raise ConfigError(f"{origin}{line} is not valid YAML: {problem}.") from None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def _build(cls: type, mapping: Any, where: str) -> Any:
+    name = where or "the configuration"
+    if not isinstance(mapping, Mapping):
+        raise ConfigError(f"{name} must be a mapping of fields to values (got {mapping!r:.60}).")
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    arguments = {}
+    for key, value in mapping.items():
+        path = f"{where}.{key}" if where else str(key)
+        if key not in fields:
+            prefix = f"{where}." if where else ""
+            raise ConfigError(f"Unknown field {path!r}: {nearest(path, [prefix + name for name in fields])}")
+        arguments[key] = _convert(_hints(cls)[key], value, path)
+    missing = [
+        name
+        for name, field in fields.items()
+        if name not in arguments
+        and field.default is dataclasses.MISSING
+        and field.default_factory is dataclasses.MISSING
+    ]
+    if missing:
+        raise ConfigError(f"{name} lacks the field {missing[0]!r}; add it.")
+    return cls(**arguments)
+
+
+def _convert(hint: Any, value: Any, path: str) -> Any:
+    """Convert a YAML value to the type of a field, or say what the field takes."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if dataclasses.is_dataclass(hint):
+        return _build(typing.cast(type, hint), value, path)
+    if origin is tuple:
+        if not isinstance(value, (list, tuple)):
+            raise ConfigError(f"{path} takes a list (got {value!r:.60}).")
+        return tuple(_convert(arguments[0], item, path) for item in value)
+    if origin is Literal:
+        if value in arguments and isinstance(value, str):
+            return value
+        raise ConfigError(f"{path} is {value!r:.60}, but {nearest(str(value), arguments)}")
+    if origin in (typing.Union, types.UnionType):
+        for alternative in arguments:
+            try:
+                return _convert(alternative, value, path)
+            except ConfigError:
+                continue
+        raise ConfigError(f"{path} takes {' or '.join(map(_spoken, arguments))} (got {value!r:.60}).")
+    return _scalar(hint, value, path)
+
+
+def _scalar(hint: Any, value: Any, path: str) -> Any:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if hint is float and isinstance(value, str):  # YAML 1.1 reads 1e-4 as a string
+        try:
+            value, is_number = float(value), True
+        except ValueError:
+            pass
+    finite = is_number and abs(value) < float("inf")  # NaN compares false
+    if hint is bool and isinstance(value, bool):
+        return value
+    if hint is int and finite and int(value) == value:
+        return int(value)
+    if hint is float and finite:
+        return float(value)
+    if hint is str and isinstance(value, (str, int, float)) and not isinstance(value, bool):
+        return str(value)
+    raise ConfigError(f"{path} takes {_spoken(hint)} (got {value!r:.60}).")
+
+
+def _spoken(hint: Any) -> str:
+    if typing.get_origin(hint) is Literal:
+        return " or ".join(map(str, typing.get_args(hint)))
+    if typing.get_origin(hint) is tuple:
+        return "a list"
+    return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(hint, str(hint))
+
+
+@functools.cache
+def _sentences(cls: type) -> dict[str, str]:
+    """The string under each field, read from the source of the class."""
+    body = typing.cast(ast.ClassDef, ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]).body
+    sentences = {}
+    for statement, follower in zip(body, body[1:], strict=False):
+        if isinstance(statement, ast.AnnAssign) and isinstance(follower, ast.Expr):
+            name = typing.cast(ast.Name, statement.target).id
+            sentences[name] = str(typing.cast(ast.Constant, follower.value).value)
+    return sentences
+
+
+def _yaml_lines(config: Any, mapping: dict[str, Any], indent: int) -> list[str]:
+    lines, space = [], " " * indent
+    sentences = _sentences(type(config))
+    for name, value in mapping.items():
+        if dataclasses.is_dataclass(getattr(config, name)):
+            lines += ["", f"{space}# {sentences[name]}", f"{space}{name}:"]
+            lines += _yaml_lines(getattr(config, name), value, indent + 2)
+        else:
+            text = yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("...\n").strip()
+            lines.append(f"{space}{name}: {text}".ljust(46) + f"  # {sentences[name]}")
+    return lines

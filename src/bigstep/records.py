@@ -1,0 +1,230 @@
+"""The run folder: run.json (what was run, on what) and metrics.jsonl (what was seen); one writer, one reader.
+
+A training row has at least step, epoch, samples, loss, lr, batch and images_per_s; an evaluation row epoch, samples,
+accuracy and eval_loss. Accuracies are fractions. Rows carry `kind`: train, eval or note.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import bigstep
+from bigstep.errors import ConfigError, DataError
+
+__all__ = ["FORMAT", "Run", "RunWriter", "describe_machine", "read_run", "write_atomically"]
+
+FORMAT = 1
+"""Version of the run folder's layout; a reader refuses newer ones and upgrades older ones."""
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file so that a crash leaves either the old content or the new, never a torn one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # the rename itself must survive a power cut
+        finally:
+            os.close(folder)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def describe_machine() -> dict[str, Any]:
+    """Describe hardware, versions and the code's commit, without importing torch."""
+    versions = {"python": platform.python_version(), "bigstep": bigstep.__version__}
+    for package in ("torch", "numpy", "numba", "triton"):
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return {
+        "hardware": {"processor": _processor(), "cores": os.cpu_count() or 1, "system": platform.platform()},
+        "versions": versions,
+        "commit": _commit(),
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+    }
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _commit() -> str:
+    """Return the commit of the source checkout, with + if it was changed; empty for an installed package."""
+    folder = Path(__file__).resolve().parent
+    try:
+        found = subprocess.run(
+            ["git", "-C", str(folder), "describe", "--always", "--dirty=+", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return found.stdout.strip() if found.returncode == 0 else ""
+
+
+class RunWriter:
+    """Writes one run folder; rows are appended as whole lines and flushed.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     writer = RunWriter(Path(folder) / "run", {"recipe": "plain"})
+    ...     writer.add([{"kind": "eval", "epoch": 1.0, "samples": 10, "accuracy": 0.5, "eval_loss": 1.0}])
+    ...     writer.finish({"accuracy": 0.5})
+    ...     read_run(writer.folder).result["accuracy"]
+    0.5
+    """
+
+    def __init__(
+        self, folder: Path, config: Mapping[str, Any], *, keep_until_step: int | None = None, **facts: Any
+    ):
+        """Start a run folder, or go on with one: rows after `keep_until_step` are dropped, since they will come again."""
+        self.folder = folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            kept = [] if keep_until_step is None else _rows_until(folder / "metrics.jsonl", keep_until_step)
+            write_atomically(folder / "metrics.jsonl", "".join(map(_line, kept)).encode())
+            self._facts: dict[str, Any] = {
+                "format": FORMAT,
+                "config": dict(config),
+                "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+                **describe_machine(),
+                **facts,
+            }
+            self._write_facts()
+            self._metrics = open(folder / "metrics.jsonl", "a", encoding="utf-8")  # noqa: SIM115 - open for the run
+        except OSError as error:
+            raise ConfigError(
+                f"The run folder {folder} cannot be written ({error.strerror}); choose another with --out."
+            ) from None
+
+    def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Append rows to metrics.jsonl."""
+        self._metrics.write("".join(map(_line, rows)))
+        self._metrics.flush()
+
+    def note(self, text: str, **facts: Any) -> None:
+        """Append a remark that a reader of the run should see."""
+        self.add([{"kind": "note", "text": text, **facts}])
+
+    def update(self, **facts: Any) -> None:
+        """Add facts to run.json."""
+        self._facts.update(facts)
+        self._write_facts()
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        """Write the result and close the folder."""
+        self.update(result=dict(result), finished=time.strftime("%Y-%m-%dT%H:%M:%S%z"))
+        self.close()
+
+    def close(self) -> None:
+        """Close the metrics file; the run counts as unfinished unless `finish` was called."""
+        self._metrics.close()
+
+    def _write_facts(self) -> None:
+        write_atomically(self.folder / "run.json", (json.dumps(self._facts, indent=1) + "\n").encode())
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    # JSON has no NaN or infinity: a loss that is not finite is written as null, and readers show it as such
+    clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
+    return json.dumps(clean) + "\n"
+
+
+def _rows_until(path: Path, step: int) -> list[dict[str, Any]]:
+    return [row for row in _read_rows(path) if row.get("step", 0) <= step] if path.exists() else []
+
+
+def _read_rows(path: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    lines = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            if number == len(lines):  # without its newline: the writer was killed within this row
+                continue
+            raise DataError(f"{path}, line {number} is not a JSON object; remove that line.") from None
+        if not isinstance(row, dict):
+            raise DataError(f"{path}, line {number} is not a JSON object; remove that line.")
+        rows.append(row)
+    return rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One run as it was recorded."""
+
+    folder: Path
+    facts: dict[str, Any]
+    rows: list[dict[str, Any]]
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The resolved configuration, as plain dicts."""
+        return dict(self.facts.get("config", {}))
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """The result, empty while the run is unfinished."""
+        return dict(self.facts.get("result", {}))
+
+    @property
+    def train(self) -> list[dict[str, Any]]:
+        """The training rows, in order."""
+        return [row for row in self.rows if row.get("kind") == "train"]
+
+    @property
+    def evaluations(self) -> list[dict[str, Any]]:
+        """The evaluation rows, in order."""
+        return [row for row in self.rows if row.get("kind") == "eval"]
+
+    @property
+    def notes(self) -> list[str]:
+        """Remarks written during the run."""
+        return [str(row["text"]) for row in self.rows if row.get("kind") == "note"]
+
+
+def read_run(folder: Path) -> Run:
+    """Read a run folder, or say in one sentence why it is none."""
+    try:
+        facts = json.loads((folder / "run.json").read_bytes())
+    except OSError as error:
+        raise DataError(f"{folder} is no run folder: run.json cannot be read ({error.strerror}).") from None
+    except (ValueError, RecursionError):
+        raise DataError(f"{folder / 'run.json'} is not valid JSON.") from None
+    version = facts.get("format") if isinstance(facts, dict) else None
+    if not isinstance(version, int) or version > FORMAT:
+        raise DataError(
+            f"{folder / 'run.json'} has format {version!r}, and this bigstep {bigstep.__version__} reads up to "
+            f"{FORMAT}; use the version that wrote it or a newer one."
+        )
+    metrics = folder / "metrics.jsonl"
+    return Run(folder, facts, _read_rows(metrics) if metrics.exists() else [])

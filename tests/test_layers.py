@@ -1,0 +1,104 @@
+"""The layers of docs/architecture.md, enforced: a file imports only from groups above its own."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import bigstep
+
+SOURCE = Path(bigstep.__file__).parent
+
+# group -> (its layer, what it may import of bigstep besides layer 0)
+ALLOWED: dict[str, set[str]] = {
+    # 0 facts
+    "__init__": set(),
+    "errors": set(),
+    "config": set(),
+    "config_text": set(),
+    "records": set(),
+    "wire": set(),
+    # 1 mathematics: no process groups, no config
+    "schedules": set(),
+    "kernels": set(),
+    "optim": {"kernels"},
+    "norm": {"kernels"},
+    "models": {"norm", "kernels"},
+    "data": {"kernels"},
+    # 2 communication
+    "comm": {"kernels"},
+    # 3 engines
+    "train": {"schedules", "optim", "norm", "models", "data", "kernels", "comm"},
+    "asynchronous": {"schedules", "optim", "norm", "models", "data", "kernels", "comm", "train"},
+    "sparse": {"kernels"},
+    # 4 studies
+    "report": set(),
+    "plan": set(),
+    "check": {"schedules", "optim", "norm", "models", "data", "kernels", "comm", "train", "asynchronous"},
+    "bench": {
+        "comm",
+        "kernels",
+        "train",
+        "asynchronous",
+        "sparse",
+        "plan",
+        "report",
+        "data",
+        "models",
+        "recipes",
+    },
+    # 5 choices
+    "recipes": set(),
+}
+FACTS = {"errors", "records", "wire", "config", "config_text"}
+NO_CONFIG = {"schedules", "optim", "norm", "models", "data", "kernels", "comm"}
+NO_TORCH = {"__init__", "errors", "config", "config_text", "records", "wire", "plan", "report", "recipes"}
+DOOR = {"cli", "__main__"}
+
+
+def group_of(path: Path) -> str:
+    relative = path.relative_to(SOURCE)
+    return relative.parts[0] if len(relative.parts) > 1 else relative.stem
+
+
+def imports_of(path: Path) -> set[str]:
+    """Every module that a file imports, at the top or inside a function."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} uses a relative import; write it out"
+            names.add(node.module or "")
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+FILES = sorted(SOURCE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_point_one_way(path: Path) -> None:
+    group = group_of(path)
+    if group in DOOR or group.startswith("cli"):
+        return
+    assert group in ALLOWED, (
+        f"{path}: the group {group!r} has no layer; give it one here and in docs/architecture.md"
+    )
+    facts = FACTS - {"config", "config_text"} if group in NO_CONFIG else FACTS
+    allowed = ALLOWED[group] | facts | {group, "__version__"}
+    modules = imports_of(path)
+    used = {name.split(".")[1] for name in modules if name.startswith("bigstep.")}
+    assert used <= allowed, f"{path.name} may not import {sorted(used - allowed)}"
+    if group in NO_TORCH:
+        torch_names = {name for name in modules if name.split(".")[0] == "torch"}
+        assert not torch_names, f"{path.name} may not import torch"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_no_file_escapes(path: Path) -> None:
+    lines = len(path.read_text().splitlines())
+    assert lines <= 400, f"{path.name} has {lines} lines; split it by idea"
+    assert path.stem not in {"utils", "helpers", "common"}, f"{path.name} says nothing about what it holds"

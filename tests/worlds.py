@@ -1,0 +1,136 @@
+"""A pool of rank processes for tests: spawned once, reused by every test, replaced after a failure.
+
+A fresh world costs seconds (each rank imports torch); a reused one costs milliseconds. `world(n)` takes the first n
+processes of the pool and gives them a Gloo group of their own.
+"""
+
+from __future__ import annotations
+
+import datetime
+import multiprocessing
+import os
+import tempfile
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+COLLECTIVE_TIMEOUT_S = 20
+
+
+def _serve(connection: Connection) -> None:
+    """What a rank process does: join the group it is told to, run functions, send back results."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    while True:
+        message = connection.recv()
+        if message is None:
+            break
+        try:
+            if message[0] == "join":
+                _, rank, size, store = message
+                if dist.is_initialized():
+                    dist.destroy_process_group()
+                dist.init_process_group(
+                    "gloo",
+                    init_method=f"file://{store}",
+                    rank=rank,
+                    world_size=size,
+                    timeout=datetime.timedelta(seconds=COLLECTIVE_TIMEOUT_S),
+                )
+                connection.send(("ok", None))
+            else:
+                _, function, args = message
+                connection.send(("ok", function(*args)))
+        except BaseException:
+            connection.send(("error", traceback.format_exc()))
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@dataclass
+class Pool:
+    """Rank processes, grown as wider worlds are asked for."""
+
+    ranks: list[tuple[BaseProcess, Connection]] = field(default_factory=list)
+    size: int = 0  # of the group that the first `size` processes are in now; 0 for none
+    folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="bigstep-worlds-")))
+    groups: int = 0
+
+    def world(self, size: int) -> World:
+        context = multiprocessing.get_context("spawn")
+        while len(self.ranks) < size:
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs,), daemon=True)
+            process.start()
+            theirs.close()
+            self.ranks.append((process, ours))
+        if self.size != size:
+            self.groups += 1
+            store = str(self.folder / f"store-{self.groups}")
+            self.size = size
+            World(self, size).call([("join", rank, size, store) for rank in range(size)], timeout=60)
+        return World(self, size)
+
+    def replace(self) -> None:
+        """End every process; the next world starts fresh ones."""
+        for process, connection in self.ranks:
+            connection.close()
+            process.kill()
+            process.join()
+        self.ranks.clear()
+        self.size = 0
+
+    def close(self) -> None:
+        for process, connection in self.ranks:
+            connection.send(None)
+            process.join(timeout=10)
+            process.kill()
+        for path in self.folder.glob("*"):
+            path.unlink()
+        self.folder.rmdir()
+
+
+@dataclass
+class World:
+    """The first `size` processes of a pool, joined in one group."""
+
+    pool: Pool
+    size: int
+
+    def run(self, function: Callable[..., Any], *args: Any, timeout: float = 45) -> list[Any]:
+        """Run `function(*args)` on every rank; the function must be importable (defined at the top of a module)."""
+        return self.call([("run", function, args)] * self.size, timeout)
+
+    def run_each(
+        self, function: Callable[..., Any], args: list[tuple[Any, ...]], timeout: float = 45
+    ) -> list[Any]:
+        """Run `function` on every rank, each with its own arguments."""
+        return self.call([("run", function, mine) for mine in args], timeout)
+
+    def call(self, messages: list[Any], timeout: float) -> list[Any]:
+        connections = [connection for _, connection in self.pool.ranks[: self.size]]
+        for connection, message in zip(connections, messages, strict=True):
+            connection.send(message)
+        results, errors = [], []
+        for rank, connection in enumerate(connections):
+            try:
+                if not connection.poll(timeout):
+                    errors.append(f"rank {rank} did not answer within {timeout} s")
+                    break
+                status, value = connection.recv()
+            except (EOFError, ConnectionResetError):
+                status, value = "error", "the process died"
+            if status == "error":
+                errors.append(f"rank {rank}:\n{value}")
+            results.append(value)
+        if errors:
+            self.pool.replace()
+            raise AssertionError("\n".join(errors))
+        return results
