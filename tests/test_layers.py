@@ -84,9 +84,7 @@ def test_imports_point_one_way(path: Path) -> None:
     group = group_of(path)
     if group in DOOR or group.startswith("cli"):
         return
-    assert group in ALLOWED, (
-        f"{path}: the group {group!r} has no layer; give it one here and in docs/architecture.md"
-    )
+    assert group in ALLOWED, f"{path}: the group {group!r} has no layer; give it one here and in docs/architecture.md"
     facts = FACTS - {"config", "config_text"} if group in NO_CONFIG else FACTS
     allowed = ALLOWED[group] | facts | {group, "__version__"}
     modules = imports_of(path)

@@ -108,9 +108,7 @@ class World:
         """Run `function(*args)` on every rank; the function must be importable (defined at the top of a module)."""
         return self.call([("run", function, args)] * self.size, timeout)
 
-    def run_each(
-        self, function: Callable[..., Any], args: list[tuple[Any, ...]], timeout: float = 45
-    ) -> list[Any]:
+    def run_each(self, function: Callable[..., Any], args: list[tuple[Any, ...]], timeout: float = 45) -> list[Any]:
         """Run `function` on every rank, each with its own arguments."""
         return self.call([("run", function, mine) for mine in args], timeout)
 

@@ -6,6 +6,7 @@ An unknown field names its nearest neighbour; a value of the wrong kind names th
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -68,9 +69,7 @@ def _set(mapping: dict[str, Any], path: str, value: Any) -> None:
     place = mapping
     for depth, name in enumerate([*parents, last]):
         if not isinstance(place, dict):
-            raise ConfigError(
-                f"{'.'.join(path.split('.')[:depth])} has no fields of its own (got --set {path}=…)."
-            )
+            raise ConfigError(f"{'.'.join(path.split('.')[:depth])} has no fields of its own (got --set {path}=…).")
         if name not in place:
             where = ".".join([*parents, last][:depth])
             field_names = [f"{where}.{key}" if where else key for key in place]
@@ -153,10 +152,8 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
 def _scalar(hint: Any, value: Any, path: str) -> Any:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if hint is float and isinstance(value, str):  # YAML 1.1 reads 1e-4 as a string
-        try:
+        with contextlib.suppress(ValueError):
             value, is_number = float(value), True
-        except ValueError:
-            pass
     finite = is_number and abs(value) < float("inf")  # NaN compares false
     if hint is bool and isinstance(value, bool):
         return value

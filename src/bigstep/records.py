@@ -100,9 +100,7 @@ class RunWriter:
     0.5
     """
 
-    def __init__(
-        self, folder: Path, config: Mapping[str, Any], *, keep_until_step: int | None = None, **facts: Any
-    ):
+    def __init__(self, folder: Path, config: Mapping[str, Any], *, keep_until_step: int | None = None, **facts: Any):
         """Start a run folder, or go on with one: rows after `keep_until_step` are dropped, since they will come again."""
         self.folder = folder
         try:
