@@ -26,7 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "optim": {"kernels"},
     "norm": {"kernels"},
     "models": {"norm", "kernels"},
-    "data": {"kernels"},
+    "data": {"kernels", "schedules"},
     # 2 communication
     "comm": {"kernels"},
     # 3 engines
