@@ -1,0 +1,9 @@
+"""Update rules of the large-batch papers, as ordinary `torch.optim` optimizers."""
+
+from __future__ import annotations
+
+from bigstep.optim.lars import LARS
+from bigstep.optim.parameter_groups import parameter_groups
+from bigstep.optim.rmsprop_warmup import RMSpropWarmup
+
+__all__ = ["LARS", "RMSpropWarmup", "parameter_groups"]

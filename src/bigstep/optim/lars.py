@@ -1,0 +1,180 @@
+"""LARS: a learning rate for each layer, from the norms of its weights and its gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
+
+from bigstep.errors import ConfigError
+from bigstep.optim.gather import by_device_and_dtype, with_gradient
+
+__all__ = ["LARS", "lars", "lars_reference"]
+
+
+class LARS(Optimizer):
+    """Layer-wise adaptive rate scaling, as Algorithm 1 of the paper: the rate is inside the velocity.
+
+    ::
+
+        lambda = trust_coefficient * |w| / (|g| + weight_decay * |w| + eps)      1 where |w| or |g| is 0
+        v <- momentum * v + lr * lambda * (g + weight_decay * w)
+        w <- w - v                                                               nesterov: w - (momentum * v + u),
+                                                                                 u being what was added to v
+
+    A parameter group with `adapt=False` takes lambda = 1, which is momentum SGD; `parameter_groups` makes such a group
+    of biases and norm parameters. All norms of a group are computed together and stay on the device: a step never
+    waits for it. Gradients are read, never changed.
+
+    Args:
+        params: Parameters or groups of them.
+        lr: The global rate; a float or a 0-dim tensor, and free to change in `param_groups` between steps.
+        momentum: How much of the velocity is kept.
+        weight_decay: L2 decay, inside the gradient and inside lambda.
+        trust_coefficient: Size of a layer's step relative to its weights (eta of the paper).
+        eps: Added to the denominator of lambda.
+        nesterov: Step along the velocity that the next step would have.
+
+    >>> weight = torch.nn.Parameter(torch.tensor([[3.0, 4.0]]))  # |w| = 5
+    >>> optimizer = LARS([weight], lr=1.0, trust_coefficient=0.1, momentum=0.0, eps=0.0)
+    >>> for scale in (1.0, 1000.0):  # whatever the size of the gradient, a step is a tenth of the weights' norm
+    ...     before = weight.detach().clone()
+    ...     weight.grad = scale * torch.tensor([[1.0, 0.0]])
+    ...     _ = optimizer.step()
+    ...     print(round(float((weight.detach() - before).norm() / before.norm()), 4))
+    0.1
+    0.1
+
+    Reference: You, Gitman, Ginsburg, Large Batch Training of Convolutional Networks, 2017, Algorithm 1.
+
+    Differs from the paper: eps, lambda = 1 at a zero norm, groups that are not adapted, and the Nesterov form are
+    additions that public implementations agree on. With a scaled loss, unscale the gradients before the step: eps and
+    the decay are not scaled with them.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        trust_coefficient: float = 0.001,
+        eps: float = 1e-9,
+        nesterov: bool = False,
+    ) -> None:
+        """See the class."""
+        for name, value in (("lr", lr), ("weight_decay", weight_decay), ("eps", eps)):
+            if isinstance(value, float) and value < 0:
+                raise ConfigError(f"LARS was given {name}={value}, but it must not be negative.")
+        if not 0 <= momentum < 1:
+            raise ConfigError(f"LARS was given momentum={momentum}, but it must be at least 0 and less than 1.")
+        if trust_coefficient <= 0:
+            raise ConfigError(f"LARS was given trust_coefficient={trust_coefficient}, but it must be greater than 0.")
+        if nesterov and momentum == 0:
+            raise ConfigError("LARS was given nesterov=True with momentum=0, but Nesterov's form needs a momentum.")
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+            "trust_coefficient": trust_coefficient,
+            "eps": eps,
+            "nesterov": nesterov,
+            "adapt": True,
+        }
+        super().__init__(params, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]  # one form
+        """Take one step; `closure`, if given, computes the loss and the gradients first."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            settings = {name: group[name] for name in self.defaults}
+            for params, grads in by_device_and_dtype(with_gradient(group["params"])):
+                lars(params, grads, [self._velocity(param) for param in params], **settings)
+        return loss
+
+    def _velocity(self, param: Tensor) -> Tensor:
+        state = self.state[param]
+        if not state:
+            state["momentum_buffer"] = torch.zeros_like(param, memory_format=torch.preserve_format)
+        velocity: Tensor = state["momentum_buffer"]
+        return velocity
+
+
+def lars(
+    params: list[Tensor],
+    grads: list[Tensor],
+    velocities: list[Tensor],
+    *,
+    lr: float | Tensor,
+    momentum: float,
+    weight_decay: float,
+    trust_coefficient: float,
+    eps: float,
+    nesterov: bool,
+    adapt: bool,
+) -> None:
+    """Update `params` and `velocities` in place, all tensors together; they share one device and dtype.
+
+    Equal to `lars_reference`, which is the specification; the arguments are those of `LARS`.
+
+    >>> weight, velocity = torch.ones(2, 2), torch.zeros(2, 2)
+    >>> settings = dict(lr=1.0, momentum=0.9, weight_decay=0.0, eps=0.0, nesterov=False, adapt=True)
+    >>> lars([weight], [torch.ones(2, 2)], [velocity], trust_coefficient=0.25, **settings)
+    >>> weight
+    tensor([[0.7500, 0.7500],
+            [0.7500, 0.7500]])
+    """
+    updates = torch._foreach_add(grads, params, alpha=weight_decay)  # new tensors: gradients are not ours to change
+    if adapt:
+        weight_norms = torch.stack(torch._foreach_norm(params))
+        grad_norms = torch.stack(torch._foreach_norm(grads))
+        trust = trust_coefficient * weight_norms / (grad_norms + weight_decay * weight_norms + eps)
+        rates = lr * torch.where((weight_norms > 0) & (grad_norms > 0), trust, 1.0)
+        torch._foreach_mul_(updates, rates.unbind())
+    else:
+        torch._foreach_mul_(updates, lr)
+    torch._foreach_mul_(velocities, momentum)
+    torch._foreach_add_(velocities, updates)
+    if nesterov:
+        torch._foreach_add_(updates, velocities, alpha=momentum)
+        torch._foreach_sub_(params, updates)
+    else:
+        torch._foreach_sub_(params, velocities)
+
+
+def lars_reference(
+    params: list[Tensor],
+    grads: list[Tensor],
+    velocities: list[Tensor],
+    *,
+    lr: float | Tensor,
+    momentum: float,
+    weight_decay: float,
+    trust_coefficient: float,
+    eps: float,
+    nesterov: bool,
+    adapt: bool,
+) -> None:
+    """The specification of `lars`: one tensor after another, in the order of the equations.
+
+    >>> weight, velocity = torch.ones(2, 2), torch.zeros(2, 2)
+    >>> settings = dict(lr=1.0, momentum=0.9, weight_decay=0.0, eps=0.0, nesterov=False, adapt=True)
+    >>> lars_reference([weight], [torch.ones(2, 2)], [velocity], trust_coefficient=0.25, **settings)
+    >>> weight
+    tensor([[0.7500, 0.7500],
+            [0.7500, 0.7500]])
+    """
+    for weight, grad, velocity in zip(params, grads, velocities, strict=True):
+        trust: float | Tensor = 1.0
+        if adapt and weight.norm() > 0 and grad.norm() > 0:
+            trust = trust_coefficient * weight.norm() / (grad.norm() + weight_decay * weight.norm() + eps)
+        update = lr * trust * (grad + weight_decay * weight)
+        velocity.mul_(momentum).add_(update)
+        weight.sub_(update + momentum * velocity if nesterov else velocity)

@@ -1,0 +1,179 @@
+"""RMSprop warm-up: start as RMSprop, end as momentum SGD."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
+
+from bigstep.errors import ConfigError
+from bigstep.optim.gather import by_device_and_dtype, with_gradient
+
+__all__ = ["RMSpropWarmup", "rmsprop_warmup", "rmsprop_warmup_reference"]
+
+
+class RMSpropWarmup(Optimizer):
+    """A blend of RMSprop and momentum SGD that the caller moves from one to the other.
+
+    ::
+
+        a_SGD = blend,    a_RMS = (1 - blend) * rms_lr / lr
+        m     <- rms_decay * m + (1 - rms_decay) * g^2
+        delta <- momentum * delta - (a_SGD + a_RMS / (sqrt(m) + eps)) * g
+        w     <- w + lr * delta
+
+    Before each step set the `blend` of every parameter group, as one sets `lr`: `elu_blend(epoch)` of
+    `bigstep.schedules`. At blend = 1 a step is momentum SGD, at blend = 0 RMSprop with the rate `rms_lr`, whatever `lr`
+    is. A new optimizer has blend = 1: who forgets to set it has no warm-up, which at a large rate shows at once,
+    where a forgotten 0 would only be slow.
+
+    Args:
+        params: Parameters or groups of them.
+        lr: Rate of SGD (eta), greater than 0; a float or a 0-dim tensor, free to change between steps.
+        momentum: How much of delta is kept (mu1).
+        rms_decay: How much of the average of squared gradients is kept (mu2).
+        rms_lr: Rate of the pure RMSprop phase (eta_RMS).
+        eps: Added to the root of that average.
+        weight_decay: L2 decay, added to the gradient before all else.
+
+    >>> weight = torch.nn.Parameter(torch.zeros(2))
+    >>> optimizer = RMSpropWarmup([weight], lr=1.0, momentum=0.0, rms_decay=0.0, rms_lr=0.01)
+    >>> for blend in (0.0, 1.0):  # RMSprop evens out the two gradients, SGD does not
+    ...     optimizer.param_groups[0]["blend"] = blend
+    ...     weight.data.zero_()
+    ...     weight.grad = torch.tensor([0.5, 100.0])
+    ...     _ = optimizer.step()
+    ...     print([round(value, 4) for value in weight.tolist()])
+    tensor([0., 0.])
+    [-0.01, -0.01]
+    tensor([0., 0.])
+    [-0.5, -100.0]
+
+    Reference: Akiba, Suzuki, Fukuda, Extremely Large Minibatch SGD, 2017, section 3.1.
+
+    Differs from the paper: the rule for a_RMS and rms_lr = 3e-4 come from public implementations. As published, m
+    starts at 0 without a correction, so the first steps of RMSprop are up to 1 / sqrt(1 - rms_decay) times rms_lr.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor,
+        momentum: float = 0.9,
+        rms_decay: float = 0.99,
+        rms_lr: float = 3e-4,
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        """See the class."""
+        if not isinstance(lr, Tensor) and lr <= 0:
+            raise ConfigError(f"RMSpropWarmup was given lr={lr}, but it must be greater than 0: a_RMS divides by it.")
+        for name, value in (("momentum", momentum), ("rms_decay", rms_decay)):
+            if not 0 <= value < 1:
+                raise ConfigError(f"RMSpropWarmup was given {name}={value}, but it must be at least 0 and less than 1.")
+        for name, value in (("rms_lr", rms_lr), ("eps", eps), ("weight_decay", weight_decay)):
+            if value < 0:
+                raise ConfigError(f"RMSpropWarmup was given {name}={value}, but it must not be negative.")
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "rms_decay": rms_decay,
+            "rms_lr": rms_lr,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "blend": 1.0,
+        }
+        super().__init__(params, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]  # one form
+        """Take one step; `closure`, if given, computes the loss and the gradients first."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            settings = {name: group[name] for name in self.defaults}
+            for params, grads in by_device_and_dtype(with_gradient(group["params"])):
+                deltas, squares = zip(*map(self._buffers, params), strict=True)
+                rmsprop_warmup(params, grads, list(deltas), list(squares), **settings)
+        return loss
+
+    def _buffers(self, param: Tensor) -> tuple[Tensor, Tensor]:
+        state = self.state[param]
+        if not state:
+            state["momentum_buffer"] = torch.zeros_like(param, memory_format=torch.preserve_format)
+            state["square_average"] = torch.zeros_like(param, memory_format=torch.preserve_format)
+        return state["momentum_buffer"], state["square_average"]
+
+
+def rmsprop_warmup(
+    params: list[Tensor],
+    grads: list[Tensor],
+    deltas: list[Tensor],
+    squares: list[Tensor],
+    *,
+    lr: float | Tensor,
+    momentum: float,
+    rms_decay: float,
+    rms_lr: float,
+    eps: float,
+    weight_decay: float,
+    blend: float | Tensor,
+) -> None:
+    """Update `params`, `deltas` and `squares` in place, all tensors together; they share one device and dtype.
+
+    Equal to `rmsprop_warmup_reference`, which is the specification; the arguments are those of `RMSpropWarmup`.
+
+    >>> weight, delta, square = torch.zeros(1), torch.zeros(1), torch.zeros(1)
+    >>> settings = dict(momentum=0.9, rms_decay=0.0, eps=0.0, weight_decay=0.0, blend=0.5)
+    >>> rmsprop_warmup([weight], [torch.tensor([4.0])], [delta], [square], lr=0.5, rms_lr=0.25, **settings)
+    >>> weight  # half a step of SGD, 0.5 * 4, and half a step of RMSprop, 0.25
+    tensor([-1.1250])
+    """
+    decayed = torch._foreach_add(grads, params, alpha=weight_decay)  # new tensors: gradients are not ours to change
+    torch._foreach_mul_(squares, rms_decay)
+    torch._foreach_addcmul_(squares, decayed, decayed, value=1 - rms_decay)
+    steps = torch._foreach_mul(decayed, blend)
+    if isinstance(blend, Tensor) or blend != 1.0:  # at 1 RMSprop has no weight, and lr may have decayed to 0
+        roots = torch._foreach_sqrt(squares)
+        torch._foreach_add_(roots, eps)
+        torch._foreach_div_(decayed, roots)
+        torch._foreach_mul_(decayed, (1 - blend) * rms_lr / lr)
+        torch._foreach_add_(steps, decayed)
+    torch._foreach_mul_(deltas, momentum)
+    torch._foreach_sub_(deltas, steps)
+    torch._foreach_add_(params, torch._foreach_mul(deltas, lr))
+
+
+def rmsprop_warmup_reference(
+    params: list[Tensor],
+    grads: list[Tensor],
+    deltas: list[Tensor],
+    squares: list[Tensor],
+    *,
+    lr: float | Tensor,
+    momentum: float,
+    rms_decay: float,
+    rms_lr: float,
+    eps: float,
+    weight_decay: float,
+    blend: float | Tensor,
+) -> None:
+    """The specification of `rmsprop_warmup`: one tensor after another, in the order of the equations.
+
+    >>> weight, delta, square = torch.zeros(1), torch.zeros(1), torch.zeros(1)
+    >>> settings = dict(momentum=0.9, rms_decay=0.0, eps=0.0, weight_decay=0.0, blend=0.5)
+    >>> rmsprop_warmup_reference([weight], [torch.tensor([4.0])], [delta], [square], lr=0.5, rms_lr=0.25, **settings)
+    >>> weight
+    tensor([-1.1250])
+    """
+    for weight, grad, delta, square in zip(params, grads, deltas, squares, strict=True):
+        decayed = grad + weight_decay * weight
+        square.mul_(rms_decay).add_((1 - rms_decay) * decayed**2)
+        rms = (1 - blend) * rms_lr / lr
+        delta.mul_(momentum).sub_((blend + rms / (square.sqrt() + eps)) * decayed)
+        weight.add_(lr * delta)

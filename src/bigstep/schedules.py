@@ -1,0 +1,379 @@
+"""Epoch -> number: learning rates, blends and batches as pure functions of how much of the data has been seen.
+
+A schedule is any callable that takes an absolute epoch (a float: samples seen / size of the training set) and returns
+a number. Counting in epochs, not in steps or calls, keeps a schedule right when the batch, the number of ranks or the
+gradient accumulation changes. Every schedule here holds its first value before its beginning and its last value after
+its end, so pieces can be joined without gaps.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from bigstep.errors import ConfigError
+
+__all__ = [
+    "BatchPlan", "BatchStage", "Schedule", "constant", "cosine", "elu_blend", "join", "linear", "momentum_correction",
+    "polynomial", "scale_lr", "slow_start", "step_decay", "table", "warmup",
+]  # fmt: skip
+
+Schedule = Callable[[float], float]
+"""A function from an absolute epoch to a number."""
+
+
+def constant(value: float) -> Schedule:
+    """The same value at every epoch.
+
+    >>> constant(0.1)(57.0)
+    0.1
+    """
+    return lambda epoch: value
+
+
+def linear(start: float, end: float, begin: float, until: float) -> Schedule:
+    """A straight line: start + (end - start) * t, with t = (epoch - begin) / (until - begin) kept within 0 and 1.
+
+    Args:
+        start: Value at `begin` and before.
+        end: Value at `until` and after.
+        begin: First epoch of the line.
+        until: Last epoch of the line.
+
+    Returns:
+        The schedule.
+
+    >>> lr = linear(1.0, 0.0, begin=10, until=20)
+    >>> [lr(epoch) for epoch in (0, 10, 15, 20, 90)]
+    [1.0, 1.0, 0.5, 0.0, 0.0]
+    """
+    return _curve(lambda t: t, start, end, begin, until)
+
+
+def warmup(start: float, end: float, until: float, begin: float = 0.0) -> Schedule:
+    """Gradual warm-up: a straight line from `start` to `end`, which stays at `end` afterwards.
+
+    Args:
+        start: Value at `begin`.
+        end: Value at `until` and after.
+        until: Epoch at which the warm-up is over.
+        begin: Epoch at which it starts.
+
+    Returns:
+        The schedule.
+
+    >>> lr = warmup(0.1, 3.2, until=5)
+    >>> [round(lr(epoch), 2) for epoch in (0, 2.5, 5, 20)]
+    [0.1, 1.65, 3.2, 3.2]
+
+    Reference: Goyal et al., Accurate, Large Minibatch SGD, 2017, section 2.2 (gradual warm-up).
+    """
+    return linear(start, end, begin, until)
+
+
+def polynomial(start: float, end: float, begin: float, until: float, power: float = 2.0) -> Schedule:
+    """Polynomial decay: end + (start - end) * (1 - t)**power, with t from 0 at `begin` to 1 at `until`.
+
+    Args:
+        start: Value at `begin` and before.
+        end: Value at `until` and after.
+        begin: First epoch of the decay.
+        until: Last epoch of the decay.
+        power: Exponent; 2 in the LARS papers, 1 is a straight line.
+
+    Returns:
+        The schedule.
+
+    >>> lr = polynomial(8.0, 0.0, begin=10, until=90)
+    >>> [lr(epoch) for epoch in (10, 50, 90)]
+    [8.0, 2.0, 0.0]
+
+    Reference: You, Gitman, Ginsburg, Large Batch Training of Convolutional Networks, 2017.
+    """
+    _require(power > 0, f"The power of a polynomial is {power}, but it must be greater than 0.")
+    return _curve(lambda t: 1 - (1 - t) ** power, start, end, begin, until)
+
+
+def cosine(start: float, end: float, begin: float, until: float) -> Schedule:
+    """Half a cosine: end + (start - end) * (1 + cos(pi * t)) / 2, with t from 0 at `begin` to 1 at `until`.
+
+    Args:
+        start: Value at `begin` and before.
+        end: Value at `until` and after.
+        begin: First epoch of the decay.
+        until: Last epoch of the decay.
+
+    Returns:
+        The schedule.
+
+    >>> lr = cosine(1.0, 0.0, begin=0, until=90)
+    >>> [round(lr(epoch), 3) for epoch in (0, 30, 45, 90)]
+    [1.0, 0.75, 0.5, 0.0]
+
+    Reference: Loshchilov, Hutter, SGDR, 2016, equation 5, with one period and no restart.
+    """
+    return _curve(lambda t: (1 - math.cos(math.pi * t)) / 2, start, end, begin, until)
+
+
+def table(at: Sequence[float], values: Sequence[float]) -> Schedule:
+    """A list of values: `values[i]` holds from `at[i - 1]` up to, but not including, `at[i]`.
+
+    Args:
+        at: Epochs of the changes, rising.
+        values: One value more than changes.
+
+    Returns:
+        The schedule.
+
+    >>> lr = table(at=(40, 70), values=(0.5, 0.075, 0.01))
+    >>> [lr(epoch) for epoch in (0, 39.99, 40, 89)]
+    [0.5, 0.5, 0.075, 0.01]
+    """
+    edges, held = list(at), list(values)
+    _require(edges == sorted(set(edges)), f"The epochs of a table must rise, but they are {edges}.")
+    _require(
+        len(held) == len(edges) + 1,
+        f"A table needs one more value than epochs, but it has {len(held)} values for {len(edges)} epochs.",
+    )
+    return lambda epoch: held[bisect.bisect_right(edges, epoch)]
+
+
+def step_decay(value: float, at: Sequence[float], factor: float = 0.1) -> Schedule:
+    """Multiply by `factor` at each epoch of `at`: value * factor**(number of epochs of `at` that have passed).
+
+    Args:
+        value: Value before the first drop.
+        at: Epochs of the drops, rising.
+        factor: What each drop multiplies by.
+
+    Returns:
+        The schedule.
+
+    >>> lr = step_decay(3.2, at=(30, 60, 80))
+    >>> [round(lr(epoch), 4) for epoch in (29.9, 30, 60, 80)]
+    [3.2, 0.32, 0.032, 0.0032]
+
+    Reference: Goyal et al., Accurate, Large Minibatch SGD, 2017, section 5.1.
+    """
+    return table(at, [value * factor**drops for drops in range(len(at) + 1)])
+
+
+def slow_start(peak: float, epochs: float = 90.0) -> Schedule:
+    """The rate that follows the RMSprop warm-up: half of `peak` for long, then three steep drops.
+
+    ::
+
+        epochs 0-39: 0.5 * peak    40-69: 0.075 * peak    70-84: 0.01 * peak    85-89: 0.001 * peak
+
+    Args:
+        peak: The rate of the linear scaling rule, 0.1 * batch / 256; the schedule itself starts at half of it.
+        epochs: Length of the run; the edges of the published 90 epochs are scaled to it.
+
+    Returns:
+        The schedule.
+
+    >>> lr = slow_start(scale_lr(0.1, batch=32768))
+    >>> [round(lr(epoch), 4) for epoch in (0, 40, 70, 85)]
+    [6.4, 0.96, 0.128, 0.0128]
+    >>> round(slow_start(12.8, epochs=9)(4.0), 4)
+    0.96
+
+    Reference: Akiba, Suzuki, Fukuda, Extremely Large Minibatch SGD, 2017, section 3.2.
+
+    Differs from the paper: edges for other numbers of epochs are scaled in proportion; the paper has 90 only.
+    """
+    _require(epochs > 0, f"slow_start was given {epochs} epochs, but a run must be longer than 0.")
+    edges = [edge * epochs / 90 for edge in (40, 70, 85)]
+    return table(edges, [peak * factor for factor in (0.5, 0.075, 0.01, 0.001)])
+
+
+def join(*pieces: tuple[float, Schedule]) -> Schedule:
+    """Put schedules one after another: each rules until its epoch, the last one beyond its own as well.
+
+    Args:
+        pieces: Pairs of (epoch at which the next piece takes over, schedule). Schedules are called with the
+            absolute epoch, so a piece says itself where it begins.
+
+    Returns:
+        The schedule.
+
+    >>> lr = join((5, warmup(0.1, 3.2, until=5)), (90, step_decay(3.2, at=(30, 60, 80))))
+    >>> [round(lr(epoch), 4) for epoch in (0, 5, 30, 90)]
+    [0.1, 3.2, 0.32, 0.0032]
+    """
+    _require(len(pieces) > 0, "join was given no pieces, but it needs at least one (until, schedule).")
+    ends = [until for until, _ in pieces]
+    _require(ends == sorted(set(ends)), f"The pieces of a schedule must follow one another, but end at {ends}.")
+    # the end of the last piece is no change: it rules beyond
+    return lambda epoch: pieces[bisect.bisect_right(ends[:-1], epoch)][1](epoch)
+
+
+def scale_lr(
+    base: float, batch: int, base_batch: int = 256, rule: Literal["linear", "sqrt", "none"] = "linear"
+) -> float:
+    """Carry a learning rate from the batch it was tuned for to another batch.
+
+    ::
+
+        linear: base * batch / base_batch      sqrt: base * sqrt(batch / base_batch)      none: base
+
+    Args:
+        base: The rate at `base_batch`.
+        batch: Global batch: workers x local batch.
+        base_batch: The batch that `base` is meant for.
+        rule: How the rate grows with the batch.
+
+    Returns:
+        The rate for `batch`.
+
+    >>> scale_lr(0.1, batch=8192)
+    3.2
+    >>> round(scale_lr(0.1, batch=8192, rule="sqrt"), 3)
+    0.566
+
+    Reference: Goyal et al., Accurate, Large Minibatch SGD, 2017, section 2.1 (linear; table 2 compares the rules).
+    """
+    _require(batch > 0 and base_batch > 0, f"Batches must be greater than 0, but are {batch} and {base_batch}.")
+    ratio = batch / base_batch
+    factors = {"linear": ratio, "sqrt": math.sqrt(ratio), "none": 1.0}
+    _require(rule in factors, f"The scaling rule is {rule!r}, but it must be linear, sqrt or none.")
+    return base * factors[rule]
+
+
+def elu_blend(epoch: float, center: float = 10.0, period: float = 5.0) -> float:
+    """Weight of SGD (a_SGD) in the RMSprop warm-up: an exponential rise, a straight line, then 1.
+
+    ::
+
+        epoch < center                        0.5 * exp(2 * (epoch - center) / period)
+        center <= epoch < center + period/2   0.5 + (epoch - center) / period
+        otherwise                             1
+
+    Args:
+        epoch: Absolute epoch.
+        center: Epoch at which SGD and RMSprop weigh the same.
+        period: Length of the transition in epochs.
+
+    Returns:
+        The weight of SGD, rising from nearly 0 to 1.
+
+    >>> [round(elu_blend(epoch), 4) for epoch in (0, 5, 10, 11, 12.5, 90)]
+    [0.0092, 0.0677, 0.5, 0.7, 1.0, 1.0]
+
+    Reference: Akiba, Suzuki, Fukuda, Extremely Large Minibatch SGD, 2017, section 3.1.
+
+    Differs from the paper: the line is printed with the slope 2 / period. With it the weight would climb to 1.5 and
+    fall back to 1, and RMSprop's weight would turn negative on the way. The values that the text describes (1/2 at
+    the center, 1 at center + period/2) and a slope without a break at the center both ask for 1 / period.
+    """
+    _require(period > 0, f"The period of elu_blend is {period}, but it must be greater than 0.")
+    if epoch < center:
+        return 0.5 * math.exp(2 * (epoch - center) / period)
+    return min(0.5 + (epoch - center) / period, 1.0)
+
+
+def momentum_correction(lr: float, previous_lr: float) -> float:
+    """Factor for the momentum of a step whose learning rate differs from the last step's: lr / previous_lr.
+
+    Where the rate is inside the velocity, v <- m * v + lr * g, the old velocity still carries the old rate. For one
+    step, multiply the momentum by this factor: v <- m * (lr / previous_lr) * v + lr * g. LARS is of that form and is
+    published without the correction; torch.optim.SGD keeps the rate outside its velocity and needs none.
+
+    Args:
+        lr: Rate of this step.
+        previous_lr: Rate of the step before.
+
+    Returns:
+        The factor; 1 where the rate before was 0, since the velocity then holds nothing to correct.
+
+    >>> momentum_correction(lr=0.25, previous_lr=2.5)  # a drop by 10 shrinks the old velocity by 10
+    0.1
+
+    Reference: Goyal et al., Accurate, Large Minibatch SGD, 2017, section 3, remark 2 and equation 10.
+    """
+    return lr / previous_lr if previous_lr else 1.0
+
+
+@dataclass(frozen=True)
+class BatchStage:
+    """From `epoch` on, this many workers, each with this local batch.
+
+    >>> BatchStage(epoch=0, workers=2176, local_batch=16).batch
+    34816
+    """
+
+    epoch: float
+    """First epoch of the stage."""
+    workers: int
+    """Logical workers that take part."""
+    local_batch: int
+    """Samples of one worker in one step."""
+
+    def __post_init__(self) -> None:
+        _require(
+            self.workers > 0 and self.local_batch > 0,
+            f"A batch stage needs at least one worker and one sample each, but has {self.workers} workers "
+            f"with {self.local_batch} samples.",
+        )
+
+    @property
+    def batch(self) -> int:
+        """The global batch: workers x local batch."""
+        return self.workers * self.local_batch
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """Batch-size control: which workers and local batch rule at an epoch.
+
+    Args:
+        stages: Stages by rising epoch; the first begins at epoch 0, each rules until the next begins.
+
+    >>> plan = BatchPlan((BatchStage(0, 2176, 16), BatchStage(30, 2176, 32)))
+    >>> plan.at(29.9).batch, plan.at(30.0).batch, plan.largest.batch
+    (34816, 69632, 69632)
+
+    Reference: Mikami et al., Massively Distributed SGD, 2018 (batch-size control); Smith et al., Don't Decay the
+    Learning Rate, Increase the Batch Size, 2017.
+    """
+
+    stages: tuple[BatchStage, ...]
+
+    def __post_init__(self) -> None:
+        epochs = [stage.epoch for stage in self.stages]
+        _require(
+            epochs[:1] == [0] and epochs == sorted(set(epochs)),
+            f"The stages of a batch plan must begin at epoch 0 and rise, but begin at {epochs}.",
+        )
+
+    def at(self, epoch: float) -> BatchStage:
+        """The stage that rules at `epoch`."""
+        after = bisect.bisect_right(self.stages, epoch, key=lambda stage: stage.epoch)
+        return self.stages[max(after - 1, 0)]
+
+    @property
+    def largest(self) -> BatchStage:
+        """The stage with the largest global batch, the first of them if there are several."""
+        return max(self.stages, key=lambda stage: stage.batch)
+
+
+def _curve(shape: Schedule, start: float, end: float, begin: float, until: float) -> Schedule:
+    """From `start` to `end` along `shape`, which runs from 0 to 1 as its argument does."""
+    _require(begin < until, f"A schedule must end after it begins, but it begins at epoch {begin} and ends at {until}.")
+
+    def value(epoch: float) -> float:
+        if epoch <= begin:
+            return start
+        if epoch >= until:
+            return end  # exactly: start + (end - start) may miss it by a rounding
+        return start + (end - start) * shape((epoch - begin) / (until - begin))
+
+    return value
+
+
+def _require(holds: bool, sentence: str) -> None:
+    if not holds:
+        raise ConfigError(sentence)
