@@ -1,0 +1,184 @@
+"""Runs grouped over their seeds, and whether two groups can be told apart.
+
+Runs belong together when they differ in nothing but the seed (and in settings that cannot change the result, such as
+where checkpoints go). Two groups are **told apart** when an exact two-sided permutation test on the difference of their
+mean accuracies gives p <= 0.05. Three seeds against three (or four) cannot reach 0.05 whatever they show; there, all
+of one group must lie above all of the other, and the medians must differ by more than the wider of the two ranges:
+with normal noise, two equal recipes pass that in 4.5 % of cases. Fewer than three seeds on a side decide nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from bigstep.report.outcome import Outcome
+
+__all__ = ["RULE", "Group", "Verdict", "group_runs", "permutation_p", "told_apart"]
+
+RULE = (
+    "Two groups count as told apart when an exact two-sided permutation test on their mean accuracies gives p ≤ 0.05. "
+    "Three seeds against three or four cannot reach that; there, every run of one must beat every run of the other and "
+    "the medians must differ by more than the wider range (equal recipes pass this in 4.5 % of cases). With fewer than "
+    "three seeds on a side nothing is claimed. Each pair is judged alone, so among many pairs a few false claims are "
+    "to be expected."
+)
+
+Verdict = Literal["apart", "alike", "too few"]
+EXACT_SPLITS = 20_000
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in nothing but the seed."""
+
+    label: str
+    outcomes: tuple[Outcome, ...]
+
+    @cached_property
+    def accuracies(self) -> list[float]:
+        """One accuracy a seed, in rising order; repeats of a seed are not independent, so their median counts once."""
+        seeds: dict[object, list[float]] = {}
+        for position, outcome in enumerate(self.outcomes):
+            if outcome.accuracy is not None:
+                key = ("unknown", position) if outcome.seed is None else outcome.seed
+                seeds.setdefault(key, []).append(outcome.accuracy)
+        return sorted(statistics.median(values) for values in seeds.values())
+
+    @property
+    def n(self) -> int:
+        """Seeds with an accuracy."""
+        return len(self.accuracies)
+
+    @property
+    def median(self) -> float | None:
+        """Median accuracy over seeds."""
+        return statistics.median(self.accuracies) if self.accuracies else None
+
+    @property
+    def spread(self) -> float:
+        """Largest accuracy less the smallest."""
+        return self.accuracies[-1] - self.accuracies[0] if self.accuracies else 0.0
+
+    @property
+    def failures(self) -> int:
+        """Runs that diverged or did not finish."""
+        return sum(outcome.status != "finished" for outcome in self.outcomes)
+
+    def median_of(self, name: str) -> float | None:
+        """Median over the runs of one figure of `Outcome`."""
+        values = [value for outcome in self.outcomes if (value := getattr(outcome, name)) is not None]
+        return statistics.median(values) if values else None
+
+    def seconds_to(self, target: float) -> float | None:
+        """Median time to the target; None unless more than half of the runs reached it."""
+        times = [math.inf if (s := outcome.seconds_to(target)) is None else s for outcome in self.outcomes]
+        middle = statistics.median_high(times)
+        return None if math.isinf(middle) else statistics.median(t for t in times if not math.isinf(t))
+
+
+def group_runs(outcomes: Sequence[Outcome]) -> list[Group]:
+    """Group runs over seeds and name the groups, best median accuracy first.
+
+    A group is named by its recipe and, where several groups share it, by the settings in which they differ.
+    """
+    found: dict[tuple[object, ...], list[Outcome]] = {}
+    for outcome in outcomes:
+        key = (outcome.recipe, outcome.preset, *sorted(outcome.settings.items()))
+        found.setdefault(key, []).append(outcome)
+    namesakes: dict[str, list[list[Outcome]]] = {}
+    for members in found.values():
+        namesakes.setdefault(members[0].recipe, []).append(members)
+    groups, used = [], set()
+    for recipe, variants in namesakes.items():
+        differing = _differing([members[0] for members in variants])
+        for members in variants:
+            label = base = _label(recipe, members[0], differing)
+            for copy in itertools.count(2):
+                if label not in used:
+                    break
+                label = f"{base} #{copy}"
+            used.add(label)
+            groups.append(Group(label, tuple(sorted(members, key=lambda o: (o.seed or 0, str(o.folder))))))
+    return sorted(groups, key=lambda group: -1.0 if group.median is None else group.median, reverse=True)
+
+
+def _differing(outcomes: list[Outcome]) -> list[str]:
+    values: dict[str, set[str]] = {}
+    for position, outcome in enumerate(outcomes):
+        for name, value in {"preset": outcome.preset, **outcome.settings}.items():
+            # a setting that some runs lack (records of another version) differs too
+            values.setdefault(name, set() if position == 0 else {""}).add(value)
+        for name in values.keys() - outcome.settings.keys() - {"preset"}:
+            values[name].add("")
+    return [name for name, seen in values.items() if len(seen) > 1]
+
+
+def _label(recipe: str, outcome: Outcome, differing: list[str], most: int = 3) -> str:
+    """Recipe · what sets this group apart from others of the recipe; the batch says more than its two factors."""
+    parts = []
+    if any(name in ("workers.count", "workers.local_batch", "plan") for name in differing):
+        parts.append(f"batch {outcome.batches}")
+    for name in differing:
+        if name == "preset":
+            parts.append(outcome.preset)
+        elif name not in ("workers.count", "workers.local_batch", "plan"):
+            value = outcome.settings.get(name, "")
+            parts.append(f"{name.rpartition('.')[2]} {value if len(value) <= 24 else value[:23] + '…'}")
+    if len(parts) > most:
+        parts = [*parts[:most], f"{len(parts) - most} more"]
+    return " · ".join([recipe, *parts])
+
+
+def permutation_p(a: Sequence[float], b: Sequence[float]) -> float:
+    """Two-sided permutation test: how often a random split of the pooled values differs as much as the real one.
+
+        p = #{splits with |mean - mean'| >= |mean(a) - mean(b)|} / #splits
+
+    All splits are counted where there are at most 20,000; beyond, as many drawn ones with a fixed seed.
+
+    >>> permutation_p([0.91, 0.92, 0.93], [0.81, 0.82, 0.83])
+    0.1
+    >>> permutation_p([0.91, 0.92, 0.93, 0.94], [0.81, 0.82, 0.83, 0.84]) < 0.05
+    True
+
+    Reference: Fisher, The Design of Experiments, 1935, section 21.
+    """
+    pooled, n = [*a, *b], len(a)
+    total = sum(pooled)
+
+    def difference(part: Sequence[float]) -> float:
+        return abs(sum(part) / n - (total - sum(part)) / len(b))
+
+    observed = difference(a) - 1e-12  # equal differences must count as equal in spite of rounding
+    if math.comb(len(pooled), n) <= EXACT_SPLITS:
+        found = [difference(part) >= observed for part in itertools.combinations(pooled, n)]
+        return sum(found) / len(found)
+    draw = random.Random(0)
+    hits = sum(difference(draw.sample(pooled, n)) >= observed for _ in range(EXACT_SPLITS))
+    return (hits + 1) / (EXACT_SPLITS + 1)
+
+
+def told_apart(a: Sequence[float], b: Sequence[float]) -> Verdict:
+    """Judge whether two sets of accuracies differ by more than their seeds do (the rule is this module's docstring).
+
+    >>> told_apart([0.88, 0.881, 0.882], [0.80, 0.801, 0.802])
+    'apart'
+    >>> told_apart([0.88, 0.881, 0.882], [0.879, 0.881, 0.883])
+    'alike'
+    >>> told_apart([0.88], [0.1])
+    'too few'
+    """
+    if min(len(a), len(b)) < 3:
+        return "too few"
+    if 2 / math.comb(len(a) + len(b), len(a)) <= 0.05:
+        return "apart" if permutation_p(a, b) <= 0.05 else "alike"
+    gap = abs(statistics.median(a) - statistics.median(b))
+    separate = min(a) > max(b) or min(b) > max(a)
+    return "apart" if separate and gap > max(max(a) - min(a), max(b) - min(b)) else "alike"

@@ -1,0 +1,199 @@
+"""One run as reports see it: names, settings and figures from its records, with gaps where they are silent."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from bigstep.records import Run
+from bigstep.report.words import clean, number
+
+__all__ = ["PARTS", "Outcome", "flatten", "outcome_of"]
+
+PARTS = ("compute", "exchange", "data")
+"""Where the time of a step goes; exchange is the part that computation does not hide."""
+
+INCIDENTAL = ("recipe", "preset", "seed", "data.path", "data.loaders", "checkpoint.")
+"""Settings that do not make two runs different experiments (the recipe and preset are named apart)."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A run in figures; None means that the record does not tell."""
+
+    run: Run
+    recipe: str
+    preset: str
+    model: str
+    data: str
+    seed: int | None
+    settings: dict[str, str]
+    status: Literal["finished", "diverged", "unfinished"]
+    accuracy: float | None
+    loss: float | None
+    seconds: float | None
+    epochs: float | None
+    steps: int | None
+    samples: int | None
+    batch: int | None
+    batches: str
+    workers: int | None
+    ranks: int | None
+    images_per_s: float | None
+    per_1000: dict[str, float]
+    """Seconds that 1,000 images take, by part."""
+    bytes_sent: float | None
+    hardware: str
+    evaluations: list[dict[str, Any]]
+    train: list[dict[str, Any]]
+
+    @property
+    def folder(self) -> Path:
+        """Where the run was recorded."""
+        return self.run.folder
+
+    def seconds_to(self, target: float) -> float | None:
+        """Return the time of the first evaluation that reached the target accuracy, or None if none did."""
+        for row in self.evaluations:
+            accuracy = number(row.get("accuracy"))
+            if accuracy is not None and accuracy >= target:
+                return number(row.get("seconds"))
+        return None
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Walk through a nested mapping as dotted names.
+
+    >>> dict(flatten({"a": {"b": 1, "c": [1, 2]}}))
+    {'a.b': 1, 'a.c': [1, 2]}
+    """
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def outcome_of(run: Run) -> Outcome:
+    """Take from a run's records what reports show."""
+    config, result = _mapping(run.facts.get("config")), _mapping(run.facts.get("result"))
+    evaluations, train = run.evaluations, run.train
+    last = evaluations[-1] if evaluations else {}
+    final = train[-1] if train else {}
+    workers = _mapping(config.get("workers"))
+    ranks = _first(result.get("ranks"), run.facts.get("ranks"))
+    diverged = bool(train) and number(final.get("loss")) is None
+    accuracy = _first(result.get("accuracy"), last.get("accuracy"))
+    seconds = _first(result.get("seconds"), last.get("seconds"), final.get("seconds"))
+    samples = _first(result.get("samples"), last.get("samples"), final.get("samples"))
+    seed = number(config.get("seed"))
+    batch, batches = _batches(config)
+    batch = batch if batch is not None else _first(result.get("batch"), final.get("batch"))
+    return Outcome(
+        run=run,
+        recipe=clean(config.get("recipe", "custom"), 60) or "custom",
+        preset=clean(config.get("preset", ""), 60),
+        model=clean(config.get("model", ""), 80),
+        data=clean(_mapping(config.get("data")).get("name", ""), 80),
+        seed=None if seed is None else int(seed),
+        settings=_settings(config, ranks, run.facts.get("device")),
+        status="diverged" if diverged else "finished" if result else "unfinished",
+        accuracy=accuracy,
+        loss=_first(result.get("loss"), last.get("eval_loss")),
+        seconds=seconds,
+        epochs=_first(config.get("epochs"), last.get("epoch"), final.get("epoch")),
+        steps=_whole(_first(result.get("steps"), last.get("step"), final.get("step"))),
+        samples=_whole(samples),
+        batch=_whole(batch),
+        batches=batches or (f"{int(batch):,}" if batch is not None else "–"),
+        workers=_whole(_first(result.get("workers"), workers.get("count"))),
+        ranks=_whole(ranks),
+        images_per_s=_rate(train, samples, seconds),
+        per_1000=_split(train),
+        bytes_sent=_bytes(result, train),
+        hardware=_hardware(run.facts),
+        evaluations=evaluations,
+        train=train,
+    )
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    return dict(value) if isinstance(value, Mapping) else {}
+
+
+def _first(*values: object) -> float | None:
+    return next((found for value in values if (found := number(value)) is not None), None)
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)
+
+
+def _settings(config: Mapping[str, Any], ranks: object, device: object) -> dict[str, str]:
+    """Everything that makes two runs different experiments, written short."""
+    facts = {"ranks": ranks, "device": device}
+    pairs = [*flatten(config), *((name, value) for name, value in facts.items() if value is not None)]
+    return {
+        clean(name, 80): _short(value)
+        for name, value in pairs
+        if not any(name == skip or (skip[-1] == "." and name.startswith(skip)) for skip in INCIDENTAL)
+    }
+
+
+def _short(value: object) -> str:
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, float):
+        return f"{value:g}"
+    return clean(json.dumps(value, default=str), 2_000)
+
+
+def _batches(config: Mapping[str, Any]) -> tuple[float | None, str]:
+    """The first global batch, and all stages of batch-size control as text."""
+    stages = [_mapping(config.get("workers"))]
+    later = config.get("plan")
+    stages += [_mapping(stage) for stage in later] if isinstance(later, list | tuple) else []
+    found = []
+    for stage in stages:
+        workers, local = number(stage.get("count")), number(stage.get("local_batch"))
+        if workers is None or local is None:
+            return None, ""
+        found.append(workers * local)
+    return found[0], " → ".join(f"{batch:,.0f}" for batch in found)
+
+
+def _rate(train: list[dict[str, Any]], samples: float | None, seconds: float | None) -> float | None:
+    rates = sorted(rate for row in train if (rate := number(row.get("images_per_s"))) is not None)
+    if rates:
+        return rates[len(rates) // 2]
+    return samples / seconds if samples and seconds else None
+
+
+def _split(train: list[dict[str, Any]]) -> dict[str, float]:
+    images = sum(number(row.get("batch")) or 0.0 for row in train)
+    spent = {part: sum(number(row.get(f"{part}_s")) or 0.0 for row in train) for part in PARTS}
+    return {part: 1_000 * s / images for part, s in spent.items()} if images and any(spent.values()) else {}
+
+
+def _bytes(result: Mapping[str, Any], train: list[dict[str, Any]]) -> float | None:
+    """Bytes that a rank sent: the result's figure, or the mean of the recorded steps times all steps."""
+    told = number(result.get("bytes_sent"))
+    if told is not None:
+        return told
+    rows = [sent for row in train if (sent := number(row.get("bytes_sent"))) is not None]
+    steps = _first(result.get("steps"), train[-1].get("step") if train else None)
+    return sum(rows) / len(rows) * steps if rows and steps else None
+
+
+def _hardware(facts: Mapping[str, Any]) -> str:
+    hardware = facts.get("hardware")
+    if not isinstance(hardware, Mapping):
+        return clean(hardware or "–", 120)
+    gpu = next((hardware[name] for name in ("gpus", "gpu", "accelerator") if hardware.get(name)), None)
+    if gpu:
+        return clean(", ".join(map(str, gpu)) if isinstance(gpu, list) else gpu, 120)
+    processor, cores = clean(hardware.get("processor", ""), 80), hardware.get("cores")
+    return ", ".join(part for part in (processor, f"{cores} cores" if cores else "") if part) or "–"

@@ -1,0 +1,67 @@
+"""A run beside the figure its paper printed, and what differs between the two."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from bigstep.report.outcome import Outcome
+from bigstep.report.words import clean, count, duration, number, percent
+
+__all__ = ["Published", "published_of"]
+
+
+@dataclass(frozen=True)
+class Published:
+    """Rows (what, here, published) and the differences that forbid or permit a comparison."""
+
+    system: str
+    source: str
+    link: str
+    rows: tuple[tuple[str, str, str], ...]
+    differences: tuple[str, ...]
+
+
+def published_of(outcome: Outcome) -> Published | None:
+    """Lay a run beside the published result of its recipe; None where the record names none."""
+    facts = outcome.run.facts.get("published")
+    if not isinstance(facts, Mapping) or not facts:
+        return None
+    text = {name: clean(facts.get(name) or "–") for name in ("system", "source", "hardware", "batch", "note")}
+    accuracy, seconds = number(facts.get("accuracy")), number(facts.get("seconds"))
+    on_imagenet = outcome.data == "imagenet"
+    rows = (
+        ("accuracy", percent(outcome.accuracy), percent(accuracy)),
+        ("data", outcome.data or "–", "ImageNet" if accuracy is not None else "–"),
+        ("batch", outcome.batches, text["batch"]),
+        ("workers", count(outcome.workers), "–"),
+        ("time", duration(outcome.seconds), duration(seconds)),
+        ("hardware", outcome.hardware, text["hardware"]),
+    )
+    differences = []
+    if not on_imagenet:
+        differences.append(
+            f"Data and model: {outcome.data or 'another set'} with {outcome.model or 'another model'} here, ImageNet "
+            "in the paper. The accuracies are not comparable with each other, only each with others on the same data."
+        )
+    if outcome.preset not in ("paper", ""):
+        differences.append(f"Preset {outcome.preset}: batch, epochs and rates are fitted to it, not the paper's own.")
+    if outcome.ranks is not None and outcome.workers is not None and outcome.ranks < outcome.workers:
+        differences.append(
+            f"{count(outcome.workers)} logical workers shared {count(outcome.ranks)} "
+            f"rank{'' if outcome.ranks == 1 else 's'}: the mathematics of many workers, not their speed."
+        )
+    if text["note"] != "–":
+        differences.append(text["note"])
+    return Published(text["system"], text["source"], _link(text["source"]), rows, tuple(differences))
+
+
+def _link(source: str) -> str:
+    """The paper's address, from its arXiv number if it has one.
+
+    >>> _link("You et al., 2017, arXiv 1708.03888"), _link("a thesis")
+    ('https://arxiv.org/abs/1708.03888', '')
+    """
+    found = re.search(r"\b(\d{4}\.\d{4,5})\b", source)
+    return f"https://arxiv.org/abs/{found[1]}" if found else ""

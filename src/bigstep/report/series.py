@@ -1,0 +1,81 @@
+"""Curves of a group of runs: one line a group, the median over its seeds with their range, on few points."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bigstep.report.outcome import Outcome
+from bigstep.report.words import number
+
+__all__ = ["Line", "curve", "group_line"]
+
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Line:
+    """Points of one curve; low and high span the seeds and are empty for a single one."""
+
+    x: list[float]
+    y: list[float]
+    low: list[float]
+    high: list[float]
+
+
+def curve(rows: Sequence[dict[str, Any]], x: str, y: str, most: int) -> tuple[Array, Array, Array]:
+    """Take (samples, x, y) of the rows that have all three, averaged in runs of neighbours down to `most` points."""
+    points = []
+    for row in rows:
+        position, across, value = number(row.get("samples")), number(row.get(x)), number(row.get(y))
+        if position is not None and across is not None and value is not None:
+            points.append((position, across, value))
+    table = np.array(points, dtype=np.float64).reshape(-1, 3)
+    if len(table) > most:
+        edges = np.linspace(0, len(table), most + 1).astype(int)
+        table = np.add.reduceat(table, edges[:-1]) / np.diff(edges)[:, None]
+    return table[:, 0], table[:, 1], table[:, 2]
+
+
+def group_line(outcomes: Sequence[Outcome], kind: str, x: str, y: str, most: int) -> Line | None:
+    """Draw a group as one line: at equal numbers of samples, the median of x and y over its runs.
+
+    Args:
+        outcomes: Runs that differ in the seed only.
+        kind: Which rows: "train" or "evaluations".
+        x: Column for the horizontal axis.
+        y: Column for the vertical axis.
+        most: Points at most; neighbours are averaged beyond.
+
+    Returns:
+        The line, or None where no run has both columns.
+    """
+    found = [curve(getattr(outcome, kind), x, y, most) for outcome in outcomes]
+    found = [run for run in found if len(run[0])]
+    if not found:
+        return None
+    if len(found) == 1:
+        return Line(_short(found[0][1]), _short(found[0][2]), [], [])
+    grid = max((run[0] for run in found), key=len)
+    # a run that stopped early counts only as far as it came; before its first row it has nothing to say either
+    across, values = (
+        np.array([np.interp(grid, run[0], run[column], left=np.nan, right=np.nan) for run in found])
+        for column in (1, 2)
+    )
+    known = ~np.isnan(values).all(axis=0)
+    across, values = across[:, known], values[:, known]
+    return Line(
+        _short(np.nanmedian(across, axis=0)),
+        _short(np.nanmedian(values, axis=0)),
+        _short(np.nanmin(values, axis=0)),
+        _short(np.nanmax(values, axis=0)),
+    )
+
+
+def _short(values: Array) -> list[float]:
+    """Five digits are more than a chart shows, and compress well."""
+    return [float(f"{value:.5g}") for value in values]

@@ -1,0 +1,193 @@
+"""All runs of a report as one study, and what it says in words: what was reached, what won, how sure that is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from bigstep.errors import DataError
+from bigstep.records import Run
+from bigstep.report.compare import Group, Verdict, group_runs, told_apart
+from bigstep.report.outcome import Outcome, outcome_of
+from bigstep.report.published import Published, published_of
+from bigstep.report.words import count, duration, listing, percent, points
+
+__all__ = ["Study", "study_of"]
+
+FAR_BEHIND = 0.05
+
+
+@dataclass(frozen=True)
+class Study:
+    """The runs of one report, grouped over seeds, best group first."""
+
+    outcomes: tuple[Outcome, ...]
+    groups: tuple[Group, ...]
+    target: float | None
+    """Accuracy for the time-to-accuracy figures."""
+
+    @property
+    def title(self) -> str:
+        """One line that could stand on a poster."""
+        best = self.groups[0]
+        if len(self.outcomes) == 1:
+            outcome = self.outcomes[0]
+            name = f"{outcome.recipe} ({outcome.preset})" if outcome.preset not in ("", "custom") else outcome.recipe
+            if outcome.accuracy is None:
+                return f"{name}: no evaluation recorded"
+            return f"{name}: {percent(outcome.accuracy)} in {duration(outcome.seconds)}"
+        if best.median is None:
+            return f"{count(len(self.outcomes))} runs, none evaluated"
+        if len(self.groups) == 1:
+            return f"{best.label}: {percent(best.median)} over {count(best.n)} seeds"
+        alike = self.peers("alike")
+        if alike and len(alike) == len(self.groups) - 1:
+            return f"{len(self.groups)} ways to train that cannot be told apart"
+        if alike:
+            return f"{best.label} leads with {percent(best.median)}, level with {listing(alike, 2)}"
+        return f"{best.label} leads with {percent(best.median)}"
+
+    @cached_property
+    def verdicts(self) -> list[Verdict]:
+        """How each group stands to the first; the first entry is the first group itself."""
+        best = self.groups[0].accuracies
+        return ["alike", *(told_apart(best, group.accuracies) for group in self.groups[1:])]
+
+    def peers(self, verdict: Verdict) -> list[str]:
+        """Names of the groups that stand so to the first."""
+        pairs = zip(self.groups[1:], self.verdicts[1:], strict=True)
+        return [group.label for group, found in pairs if found == verdict and group.median is not None]
+
+    def sentences(self) -> list[str]:
+        """The summary: what was run, what it reached, how sure that is, and what a reader must know."""
+        return self._one() if len(self.outcomes) == 1 else self._several()
+
+    @property
+    def published(self) -> list[tuple[Outcome, Published]]:
+        """One run a recipe that has a published figure, with that figure."""
+        found: dict[str, tuple[Outcome, Published]] = {}
+        for group in self.groups:
+            outcome = group.outcomes[0]
+            if outcome.recipe not in found and (published := published_of(outcome)) is not None:
+                found[outcome.recipe] = (outcome, published)
+        return list(found.values())
+
+    def _one(self) -> list[str]:
+        run = self.outcomes[0]
+        hosted = f" on {_plural(run.ranks, 'rank')}" if run.ranks else ""
+        said = [
+            f"The recipe {run.recipe} trained {run.model or 'a model'} on {run.data or 'its data'} for "
+            f"{run.epochs if run.epochs is not None else 0:g} epochs with a batch of {run.batches} images from "
+            f"{_plural(run.workers, 'worker')}{hosted} ({run.hardware})."
+        ]
+        if run.accuracy is not None:
+            speed = f", at {count(run.images_per_s)} images a second" if run.images_per_s else ""
+            said.append(f"It reached {percent(run.accuracy)} in {duration(run.seconds)}{speed}.")
+        if run.status == "diverged":
+            said.append("The loss was not finite at the end: the run diverged.")
+        elif run.status == "unfinished":
+            said.append("The run did not finish; what follows is what it recorded.")
+        if run.per_1000:
+            total = sum(run.per_1000.values())
+            parts = [f"{100 * seconds / total:.0f} % {part}" for part, seconds in run.per_1000.items()]
+            said.append(f"Its time went into {listing(parts)} (exchange that computation does not hide).")
+        said.append("One seed cannot say how much of this is luck; run it with several to know.")
+        return said
+
+    def _several(self) -> list[str]:
+        best, groups = self.groups[0], self.groups
+        fewest, most = min(group.n for group in groups), max(group.n for group in groups)
+        seeds = _plural(most, "seed") if fewest == most else f"{fewest} to {most} seeds"
+        said = [f"{count(len(self.outcomes))} runs in {_plural(len(groups), 'group')}, {seeds} each."]
+        if best.median is None:
+            return [*said, "None of them has an evaluation."]
+        if len(groups) == 1:
+            low, high = best.accuracies[0], best.accuracies[-1]
+            said.append(f"The median is {percent(best.median)}, from {percent(low)} to {percent(high)}.")
+        else:
+            said += self._ranking()
+        said += self._speed() + self._cautions()
+        return said
+
+    def _ranking(self) -> list[str]:
+        best, runner = self.groups[0], self.groups[1]
+        assert best.median is not None
+        said = []
+        if runner.median is None:
+            said.append(f"{best.label} reached {percent(best.median)}; no other group has an evaluation.")
+        else:
+            said.append(
+                f"{best.label} has the highest median accuracy, {percent(best.median)} "
+                f"(range {points(best.spread)} over {_plural(best.n, 'seed')}), "
+                f"{points(best.median - runner.median)} above {runner.label}."
+            )
+        alike, apart, few = self.peers("alike"), self.peers("apart"), self.peers("too few")
+        if alike:
+            said.append(f"Not distinguishable from it with these seeds: {listing(alike, 10)}.")
+        if apart:
+            said.append(f"Behind it by more than the seeds explain: {listing(apart, 10)}.")
+        if few:
+            said.append(f"Too few seeds (fewer than three) to rank against it: {listing(few, 10)}.")
+        far = [
+            f"{group.label} ({percent(group.median)})"
+            for group in self.groups[1:]
+            if group.median is not None and best.median - group.median > FAR_BEHIND
+        ]
+        if far:
+            said.append(f"More than {100 * FAR_BEHIND:g} points behind: {listing(far, 10)}.")
+        return said
+
+    def _speed(self) -> list[str]:
+        if self.target is None:
+            return []
+        timed = [(s, group.label) for group in self.groups if (s := group.seconds_to(self.target)) is not None]
+        goal = f"{100 * self.target:g} %"
+        if not timed:
+            return []
+        seconds, label = min(timed)
+        if len(self.groups) == 1:
+            return [f"It took {duration(seconds)} to {goal}."]
+        missing = [group.label for group in self.groups if group.label not in {name for _, name in timed}]
+        never = f" Not reached by {listing(missing)}." if missing else ""
+        return [f"First to {goal}: {label}, after {duration(seconds)}.{never}"]
+
+    def _cautions(self) -> list[str]:
+        said = []
+        broken = [group.label for group in self.groups if group.failures]
+        if broken:
+            failures = sum(group.failures for group in self.groups)
+            verb = "run" if failures == 1 else "runs"
+            said.append(f"{count(failures)} {verb} diverged or did not finish: {listing(broken, 10)}.")
+        seen: dict[int, list[str]] = {}
+        for group in self.groups:
+            samples = group.median_of("samples")
+            if samples is not None:
+                seen.setdefault(round(samples), []).append(group.label)
+        if len(seen) > 1 and min(seen) < 0.99 * max(seen):
+            usual = max(seen, key=lambda samples: len(seen[samples]))
+            odd = [
+                f"{name} ({count(s)})" for s, names in seen.items() if abs(s - usual) > 0.01 * usual for name in names
+            ]
+            said.append(f"Not on equal terms: most groups saw {count(usual)} samples, but {listing(odd, 10)} did not.")
+        for name, what in (("model", "models"), ("data", "data sets"), ("hardware", "machines")):
+            kinds = sorted({getattr(outcome, name) for outcome in self.outcomes})
+            if len(kinds) > 1:
+                said.append(f"The runs used different {what}: {listing(kinds)}.")
+        return said
+
+
+def _plural(number: float | None, noun: str) -> str:
+    return f"{count(number)} {noun}{'' if number == 1 else 's'}"
+
+
+def study_of(runs: Sequence[Run], target: float | None = None) -> Study:
+    """Group runs and choose the accuracy for time-to-accuracy: one point under the best median, as a whole percent."""
+    if not runs:
+        raise DataError("A report needs at least one run folder (one that holds run.json), but none was given.")
+    outcomes = tuple(outcome_of(run) for run in runs)
+    groups = tuple(group_runs(outcomes))
+    if target is None and (best := groups[0].median) is not None:
+        target = max(1, math.floor(100 * best - 1 + 1e-9)) / 100
+    return Study(outcomes, groups, target)

@@ -1,0 +1,95 @@
+"""All runs as rows: for Markdown, CSV and JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from typing import Any
+
+from bigstep.records import Run
+from bigstep.report.outcome import PARTS
+from bigstep.report.study import Study, study_of
+from bigstep.report.words import clean, count, duration, percent, points, size
+
+__all__ = ["as_rows", "rows_of", "to_csv", "to_markdown"]
+
+
+def as_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Return one flat row a run, best group first; plain numbers in SI units, accuracies as fractions."""
+    return rows_of(study_of(runs))
+
+
+def rows_of(study: Study) -> list[dict[str, Any]]:
+    """Return the rows of a study that is already grouped."""
+    rows = []
+    for group in study.groups:
+        for outcome in group.outcomes:
+            facts, result = outcome.run.facts, outcome.run.facts.get("result")
+            versions = facts.get("versions")
+            rows.append(
+                {
+                    "group": group.label,
+                    "recipe": outcome.recipe,
+                    "preset": outcome.preset,
+                    "seed": outcome.seed,
+                    "status": outcome.status,
+                    "accuracy": outcome.accuracy,
+                    "loss": outcome.loss,
+                    "seconds": outcome.seconds,
+                    "target": study.target,
+                    "seconds_to_target": None if study.target is None else outcome.seconds_to(study.target),
+                    "epochs": outcome.epochs,
+                    "steps": outcome.steps,
+                    "samples": outcome.samples,
+                    "batch": outcome.batch,
+                    "workers": outcome.workers,
+                    "ranks": outcome.ranks,
+                    "images_per_s": outcome.images_per_s,
+                    **{f"{part}_s_per_1000": outcome.per_1000.get(part) for part in PARTS},
+                    "bytes_sent": outcome.bytes_sent,
+                    "model": outcome.model,
+                    "data": outcome.data,
+                    "hardware": outcome.hardware,
+                    "torch": clean(versions.get("torch", ""), 40) if isinstance(versions, dict) else "",
+                    "commit": clean(facts.get("commit") or "", 60),
+                    "weights_sha256": clean(result.get("weights_sha256", ""), 64) if isinstance(result, dict) else "",
+                    "run": clean(outcome.folder),
+                }
+            )
+    return rows
+
+
+def to_csv(runs: Sequence[Run]) -> str:
+    """Write all runs as CSV with a header; gaps are empty cells."""
+    rows = as_rows(runs)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    # a spreadsheet would run a cell that starts like a formula
+    writer.writerows(
+        {k: f"'{v}" if isinstance(v, str) and v[:1] in "=+-@" and v else v for k, v in r.items()} for r in rows
+    )
+    return text.getvalue()
+
+
+def to_markdown(runs: Sequence[Run]) -> str:
+    """Write the groups as a Markdown table for a paper or a pull request, with the summary above it."""
+    study = study_of(runs)
+    goal = f"time to {100 * study.target:g} %" if study.target is not None else "time to target"
+    head = ["group", "seeds", "accuracy (median)", "range", goal, "time", "batch", "images/s", "sent by a rank"]
+    lines = [" ".join(study.sentences()), "", f"| {' | '.join(head)} |", f"|---|{'---:|' * (len(head) - 1)}"]
+    for group in study.groups:
+        cells = [
+            group.label + (f" ({group.failures} failed)" if group.failures else ""),
+            count(group.n),
+            percent(group.median),
+            points(group.spread) if group.n > 1 else "–",
+            duration(None if study.target is None else group.seconds_to(study.target)),
+            duration(group.median_of("seconds")),
+            group.outcomes[0].batches,
+            count(group.median_of("images_per_s")),
+            size(group.median_of("bytes_sent")),
+        ]
+        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+    return "\n".join(lines) + "\n"

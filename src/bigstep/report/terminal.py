@@ -1,0 +1,126 @@
+"""Reports for a terminal: summary, this run beside the published result, groups side by side, small charts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from bigstep.records import Run
+from bigstep.report.compare import Verdict
+from bigstep.report.plots import COLORS, draw
+from bigstep.report.study import Study, study_of
+from bigstep.report.words import clean, count, duration, percent, points
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+
+__all__ = ["print_summary", "summary"]
+
+SHOWN = 30
+DRAWN = len(COLORS)
+STANDING: dict[Verdict, str] = {"alike": "level", "apart": "behind", "too few": "unsure"}
+
+
+def print_summary(runs: Sequence[Run], console: Console | None = None) -> None:
+    """Print the report of the runs; to standard output unless another console is given."""
+    from rich.console import Console
+
+    console = console or Console()
+    console.print(summary(runs, width=console.width))
+
+
+def summary(runs: Sequence[Run], *, width: int = 80) -> RenderableType:
+    """Return the report of the runs as one thing that rich prints, for a terminal of `width` columns."""
+    from rich.console import Group
+    from rich.text import Text
+
+    study = study_of(runs)
+    parts: list[RenderableType] = [Text(study.title, style="bold"), *map(Text, study.sentences()), Text()]
+    if len(study.outcomes) > 1:
+        parts += [_groups(study, width), Text()]
+    else:
+        parts += [table for table in (_published(study),) if table is not None]
+        for note in study.outcomes[0].run.notes[:5]:
+            parts.append(Text(f"Note: {clean(note)}", style="yellow"))
+    parts += _charts(study, min(width, 100))
+    return Group(*parts)
+
+
+def _published(study: Study) -> RenderableType | None:
+    from rich import box
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    if not study.published:
+        return None
+    _, published = study.published[0]
+    table = Table(box=box.SIMPLE_HEAD, title="This run beside the published result", title_justify="left")
+    table.add_column("")
+    table.add_column("here", style="bold")
+    table.add_column(Text(published.system))
+    for what, here, there in published.rows:
+        table.add_row(Text(what), Text(here), Text(there))
+    differs = [Text(f"• {text}", style="dim") for text in (*published.differences, f"Source: {published.source}")]
+    return Group(table, Text("What differs"), *differs, Text())
+
+
+def _groups(study: Study, width: int) -> Table:
+    """Groups best first; columns that explain least are left out until the rest fits."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    goal = "to target" if study.target is None else f"to {100 * study.target:g} %"
+    columns: dict[str, list[str]] = {}
+    for position, (group, verdict) in enumerate(zip(study.groups[:SHOWN], study.verdicts, strict=False)):
+        standing = "best" if position == 0 else STANDING[verdict] if group.median is not None else "no result"
+        cells = {
+            "group": group.label,
+            "seeds": count(group.n),
+            "accuracy": percent(group.median),
+            "range": points(group.spread).removesuffix(" points") if group.n > 1 else "–",
+            goal: duration(None if study.target is None else group.seconds_to(study.target)),
+            "time": duration(group.median_of("seconds")),
+            "batch": group.outcomes[0].batches,
+            "images/s": count(group.median_of("images_per_s")),
+            "standing": f"{group.failures} failed" if group.failures else standing,
+        }
+        for name, cell in cells.items():
+            columns.setdefault(name, []).append(cell)
+    for name in ("images/s", "batch", "time", "range", "seeds", goal):
+        if sum(max(len(name), *map(len, cells)) + 3 for name, cells in columns.items()) <= width:
+            break
+        del columns[name]
+    table = Table(box=box.SIMPLE_HEAD, caption=_rest(study), caption_justify="left")
+    for name in columns:
+        left = name in ("group", "standing")
+        table.add_column(Text(name), justify="left" if left else "right", no_wrap=name != "group", overflow="fold")
+    for position, row in enumerate(zip(*columns.values(), strict=True)):
+        style = "bold green" if position == 0 else "red" if study.groups[position].failures else ""
+        table.add_row(*map(Text, row), style=style)
+    return table
+
+
+def _rest(study: Study) -> str | None:
+    hidden = len(study.groups) - SHOWN
+    return f"{count(hidden)} more groups are in --csv, --json and the page." if hidden > 0 else None
+
+
+def _charts(study: Study, width: int) -> list[RenderableType]:
+    from rich.text import Text
+
+    from bigstep.report.series import group_line  # numpy, only where something is drawn
+
+    charts: list[RenderableType] = []
+    for title, kind, y, write in (
+        ("accuracy", "evaluations", "accuracy", "{:.1%}".format),
+        ("training loss", "train", "loss", "{:.3g}".format),
+    ):
+        drawn = [(group.label, group_line(group.outcomes, kind, "epoch", y, 200)) for group in study.groups[:DRAWN]]
+        lines = [(name, line.x, line.y) for name, line in drawn if line is not None and len(line.x) > 1]
+        if lines:
+            more = f" (the best {DRAWN} groups)" if len(study.groups) > DRAWN else ""
+            charts += [draw(title + more, lines, width=width, write=write), Text()]
+    return charts
