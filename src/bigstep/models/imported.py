@@ -1,0 +1,74 @@
+"""Models from elsewhere: timm by name, a user's own by import path."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+from typing import Any
+
+from torch import nn
+
+from bigstep.errors import ConfigError, nearest
+
+__all__ = ["model_from_path", "model_from_timm"]
+
+
+def model_from_timm(name: str, *, classes: int, channels: int) -> nn.Module:
+    """Build a model of the timm library, without pretrained weights."""
+    try:
+        timm = importlib.import_module("timm")
+    except ImportError:
+        raise ConfigError(
+            f"model: timm:{name} needs the timm library, which is not installed; "
+            "run pip install 'bigstep[extras]' or pip install timm."
+        ) from None
+    if not timm.is_model(name):
+        raise ConfigError(f"timm has no model {name!r}: {nearest(name, timm.list_models())}.")
+    model: nn.Module = timm.create_model(name, pretrained=False, num_classes=classes, in_chans=channels)
+    return model
+
+
+def model_from_path(path: str, **facts: int) -> nn.Module:
+    """Call the function at `package.module:function` with those of `facts` that it accepts, and return its model.
+
+    The current folder is searched too, so a file `mynet.py` beside the user is reached as `mynet:build`.
+
+    Args:
+        path: an import path with a colon before the function.
+        facts: classes, channels and image_size; a function that does not name one of them does not get it.
+
+    >>> model_from_path("torch.nn:Identity", classes=10)  # accepts any keyword
+    Identity()
+    """
+    module_name, _, function_name = path.partition(":")
+    if not module_name or not function_name:
+        raise ConfigError(f"model: {path} is not an import path; write package.module:function.")
+    module = _import(module_name, path)
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        public = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+        raise ConfigError(f"model: {path}: {module_name} has no function {function_name!r}: "
+                          f"{nearest(function_name, public)}.")  # fmt: skip
+    parameters = inspect.signature(function).parameters.values()
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    named = {parameter.name for parameter in parameters if parameter.kind is not parameter.POSITIONAL_ONLY}
+    model = function(**{name: value for name, value in facts.items() if takes_all or name in named})
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"model: {path} returned {type(model).__name__}, but a torch.nn.Module is needed.")
+    return model
+
+
+def _import(module_name: str, path: str) -> Any:
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.append(here)  # last, so that a user's file never hides an installed package
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            raise ConfigError(
+                f"model: {path}: there is no module {error.name!r}; install it or run from the folder that holds it."
+            ) from None
+        raise  # a module that the user's own file imports is missing: that traceback is theirs to read
