@@ -1,0 +1,199 @@
+"""The door: every command of `bigstep`, as thin as it can be.
+
+Nothing here imports torch before a command needs it, so that help, recipes and reports answer at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import bigstep
+from bigstep.errors import BigstepError
+
+__all__ = ["main"]
+
+app = typer.Typer(
+    help="Distributed SGD for PyTorch: train with many workers, prove that N give the result of one, compare the "
+    "published systems side by side, and predict a run before a cluster is rented.",
+    epilog="Start with `bigstep train`: it trains on data that ships with the package, in about a minute.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
+Config = Annotated[Path | None, typer.Option(help="A YAML file, as `bigstep recipes NAME --yaml` writes it.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="FIELD=VALUE", help="Change one field, as in --set lr.base=0.2; may be repeated."),
+]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"bigstep {bigstep.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    pass
+
+
+def _print_json(value: Any) -> None:
+    typer.echo(json.dumps(value))
+
+
+@app.command()
+def train(
+    context: typer.Context,
+    recipe: Annotated[str, typer.Argument(help="A published system; `bigstep recipes` lists them.")] = "plain",
+    preset: Annotated[
+        str, typer.Option(help="mini (embedded data, a minute on two cores), paper (ImageNet), or another.")
+    ] = "mini",
+    config: Config = None,
+    settings: Settings = None,
+    data: Annotated[str | None, typer.Option(help="A data set by name (cifar10, …) or the folder of one.")] = None,
+    epochs: Annotated[float | None, typer.Option(help="Passes over the training set.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Stop after this many steps.")] = None,
+    procs: Annotated[int, typer.Option(min=1, help="Ranks to start on this machine; they share the workers.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="The run folder; by default a new one under runs/.")] = None,
+    resume: Annotated[bool, typer.Option(help="Go on with the run in --out (or the newest one of this recipe).")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    tensorboard: Annotated[bool, typer.Option(help="Write TensorBoard events into the run folder too.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Train with a published system, on one process or many, and write a report.
+
+    The run is defined by its logical workers, so it takes the same path on any number of ranks:
+
+        bigstep train                             # a tuned baseline on embedded data
+        bigstep train sony --procs 2              # Sony's recipe, two processes
+        bigstep train lars --set workers.count=64 # a larger batch
+        torchrun --nproc-per-node 8 -m bigstep train fair --preset paper --data /data/imagenet
+    """
+    from bigstep.train import launch
+    from bigstep.train.command import TrainRequest, train_command
+
+    request = TrainRequest(
+        recipe=recipe,
+        recipe_given=context.get_parameter_source("recipe").name != "DEFAULT",  # type: ignore[union-attr]
+        preset=preset,
+        config=config,
+        settings=tuple(settings or ()),
+        data=data,
+        epochs=epochs,
+        steps=steps,
+        out=out,
+        resume=resume,
+        device=device,
+        tensorboard=tensorboard,
+        as_json=as_json,
+    )
+    resolved = request.resolve()  # a user's mistake is told here, before any process is started
+    if procs > 1 and not launch.is_rank():
+        raise typer.Exit(launch.launch(procs, sys.argv[1:]))
+    launch.die_with_launcher()
+    result = train_command(request, resolved)
+    if as_json and result is not None:
+        _print_json(result)
+
+
+@app.command()
+def recipes(
+    name: Annotated[str | None, typer.Argument(help="One recipe, explained; without it all are listed.")] = None,
+    preset: Annotated[str, typer.Option(help="Which preset --yaml and --json show.")] = "mini",
+    yaml: Annotated[bool, typer.Option("--yaml", help="Print the whole configuration, ready to edit.")] = False,
+    as_json: Json = False,
+) -> None:
+    """List the recipes, or explain one with its evidence.
+
+        bigstep recipes sony                   # the paper, what is known, what was chosen
+        bigstep recipes sony --yaml > run.yaml # edit it, then: bigstep train --config run.yaml
+    """
+    from bigstep import recipes as shelf
+    from bigstep.config_text import config_to_mapping, config_to_yaml
+
+    if name is None:
+        descriptions = [shelf.describe(each) for each in shelf.NAMES]
+        if as_json:
+            _print_json({"recipes": [dataclasses.asdict(each) for each in descriptions]})
+        else:
+            from bigstep.report.shelf import print_shelf
+
+            print_shelf(descriptions)
+        return
+    config = shelf.load(name, preset)
+    if yaml:
+        typer.echo(config_to_yaml(config), nl=False)
+    elif as_json:
+        _print_json({**dataclasses.asdict(shelf.describe(name)), "config": config_to_mapping(config)})
+    else:
+        from bigstep.report.shelf import print_recipe
+
+        print_recipe(shelf.describe(name), config_to_mapping(config))
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of run folders.")],
+    html: Annotated[Path | None, typer.Option(help="Write one self-contained page to this file.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Write a row a run to this file.")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table instead of plots.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an output file that is there already.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show what runs reached, side by side: in the terminal, as a page, or as a table."""
+    from bigstep.report.command import report_command
+
+    result = report_command(runs, html=html, csv=csv, markdown=markdown, force=force, quiet=as_json)
+    if as_json:
+        _print_json(result)
+
+
+@app.command()
+def data(
+    name: Annotated[str, typer.Argument(help="embedded, cifar10, …, or a folder.")] = "embedded",
+    sheet: Annotated[Path | None, typer.Option(help="Write a contact sheet (PNG) to this file.")] = None,
+    verify: Annotated[bool, typer.Option("--verify", help="Decode every file and name the corrupt ones.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a contact sheet that is there already.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Look at a data set: counts, classes, sizes, a contact sheet, corrupt files."""
+    from bigstep.data.command import data_command
+
+    result = data_command(name, sheet=sheet, verify=verify, force=force, quiet=as_json)
+    if as_json:
+        _print_json(result)
+
+
+def main() -> None:
+    """Run the program; every expected failure is one sentence on stderr."""
+    try:
+        app(standalone_mode=True)
+    except BigstepError as error:
+        if error.exit_status == 1 or os.environ.get("RANK", "0") == "0":  # all ranks make the same mistake; one tells
+            _complain(str(error))
+        sys.exit(error.exit_status)
+    except BrokenPipeError:  # the reader of a pipe left, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except KeyboardInterrupt:
+        _complain("interrupted; a run that was under way goes on with --resume.")
+        sys.exit(130)
+
+
+def _complain(sentence: str) -> None:
+    print(f"bigstep: {sentence}", file=sys.stderr)

@@ -1,0 +1,49 @@
+"""What a person may call a data set: a name, a path, or a function of their own. Imports no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bigstep.errors import DataError, nearest
+
+__all__ = ["SETS", "name_of_set"]
+
+SETS = ("embedded", "fashion-mnist", "mnist", "cifar10", "imagenet", "folder")
+"""Sets that are known by name; `folder` and `imagenet` are ImageNet-style folders of images."""
+
+
+def name_of_set(given: str, current: str = "embedded") -> tuple[str, str]:
+    """Return (name, path) for what was given to `--data`.
+
+    Args:
+        given: A known name, `package.module:function`, or a path.
+        current: The set that the configuration names; a path that looks like nothing else belongs to it.
+
+    >>> name_of_set("cifar10")
+    ('cifar10', '')
+    """
+    if given in SETS:
+        return given, ""
+    path = Path(given).expanduser()
+    if not path.exists():
+        module, colon, function = given.partition(":")
+        if colon and function.isidentifier() and all(part.isidentifier() for part in module.split(".")):
+            return given, ""
+        raise DataError(f"--data {given!r} is neither a known set nor a path that exists: {nearest(given, SETS)}")
+    return _kind(path, current), str(path)
+
+
+def _kind(path: Path, current: str) -> str:
+    """Recognise a set by the files it has."""
+    if (path / "train").is_dir():
+        return "imagenet" if current == "imagenet" else "folder"
+    if any(path.glob("*data_batch_1*")) or any(path.glob("cifar-10-*")):
+        return "cifar10"
+    if any(path.glob("train-images-idx3-ubyte*")):
+        return current if current in ("mnist", "fashion-mnist") else "fashion-mnist"
+    if current in ("embedded", "folder", "imagenet"):
+        raise DataError(
+            f"{path} is no data set: it has neither train/ with a folder a class, nor the files of CIFAR-10 "
+            "(data_batch_1), nor those of MNIST (train-images-idx3-ubyte)."
+        )
+    return current

@@ -1,0 +1,233 @@
+"""The only place where names become objects: a configuration in, the parts of a run out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from bigstep.comm import Exchange
+from bigstep.config import LrConfig, OptimizerConfig, Piece, RunConfig, require
+from bigstep.data.catalog import open_data
+from bigstep.data.feed import Feed
+from bigstep.data.sampler import Sampler
+from bigstep.models import build_model
+from bigstep.norm import WorkerStatistics, ghost_batch_norm, zero_gamma
+from bigstep.optim import LARS, RMSpropWarmup, parameter_groups
+from bigstep.schedules import (
+    BatchPlan,
+    BatchStage,
+    Schedule,
+    constant,
+    cosine,
+    join,
+    linear,
+    polynomial,
+    scale_lr,
+    step_decay,
+    table,
+    warmup,
+)
+from bigstep.train.checkpoint import weights_hash
+from bigstep.train.ranks import Ranks
+
+__all__ = ["Loss", "Parts", "WorkerLoss", "assemble", "batch_plan", "learning_rate"]
+
+Loss = Callable[[Any, Any], Tensor]
+"""(output, target) -> the mean loss over the samples of a forward."""
+
+GPU_SAMPLES_PER_FORWARD = 2048
+"""Workers are joined into one forward up to this many samples on a GPU; larger forwards gain nothing there."""
+
+
+class WorkerLoss(nn.Module):
+    """Model and loss as one module, so that DDP sees one forward whatever the rank has to do."""
+
+    def __init__(self, model: nn.Module, loss: Loss):
+        super().__init__()
+        self.model, self.loss = model, loss
+
+    def forward(self, inputs: Any, target: Any, weight: float) -> Tensor:
+        """Return the weighted mean loss; with `inputs` None, a zero that depends on every weight.
+
+        The zero lets a rank without samples take part in the exchange: its gradient is 0, and nobody waits for it.
+        """
+        if inputs is None:
+            zeros = [parameter.sum() * 0 for parameter in self.model.parameters() if parameter.requires_grad]
+            return torch.stack(zeros).sum()
+        loss: Tensor = self.loss(self.model(inputs), target) * weight
+        return loss
+
+
+@dataclass
+class Parts:
+    """Everything the loop works with."""
+
+    config: RunConfig
+    ranks: Ranks
+    model: nn.Module
+    objective: WorkerLoss
+    evaluation_loss: Loss
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    learning_rate: Callable[[float, int], float]
+    sampler: Sampler
+    train_feed: Feed
+    test_feed: Feed
+    statistics: WorkerStatistics
+    samples_per_forward: int
+    parallel: DistributedDataParallel | None = None
+    exchange: Exchange | None = None
+
+
+def assemble(
+    config: RunConfig,
+    ranks: Ranks,
+    *,
+    model: nn.Module | None = None,
+    data: tuple[Any, Any] | None = None,
+    loss: Loss | None = None,
+) -> Parts:
+    """Build the parts of a run; `model`, `data` and `loss` stand in for those that the configuration names."""
+    on_gpu = ranks.device.type == "cuda"
+    require(
+        config.precision != "fp16" or on_gpu,
+        "precision is fp16, which needs a GPU; use --set precision=bf16 or precision=float32 on a CPU.",
+    )
+    plan = batch_plan(config)
+    for stage in plan.stages:
+        require(
+            ranks.size <= stage.workers,
+            f"{ranks.size} ranks were started for {stage.workers} workers, but each rank needs a worker: start at "
+            f"most {stage.workers} ranks or set workers.count={ranks.size}.",
+        )
+    train_feed, test_feed = _feeds(config, ranks, data)
+    require(
+        plan.largest.batch <= len(train_feed),
+        f"The batch of {plan.largest.batch} samples ({plan.largest.workers} workers x {plan.largest.local_batch}) is "
+        f"larger than the training set of {len(train_feed)}; lower workers.count or workers.local_batch.",
+    )
+    torch.manual_seed(config.seed)  # every rank builds the same weights itself: nothing is broadcast
+    if model is None:
+        model = build_model(
+            config.model,
+            classes=train_feed.num_classes,
+            channels=train_feed.channels,
+            image_size=train_feed.image_size,
+        )
+    if config.norm.zero_gamma:
+        zero_gamma(model)
+    model.to(ranks.device, torch.float64 if config.precision == "float64" else torch.float32)
+    ranks.require_same(weights_hash(model), "The initial weights")
+    if on_gpu:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub lacks this form
+        ghost_batch_norm(model, 1)
+    smoothing = config.loss.label_smoothing
+    return Parts(
+        config=config,
+        ranks=ranks,
+        model=model,
+        objective=WorkerLoss(model, loss or nn.CrossEntropyLoss(label_smoothing=smoothing)),
+        evaluation_loss=loss or nn.CrossEntropyLoss(),
+        optimizer=_optimizer(config.optimizer, model),
+        scaler=torch.amp.GradScaler(ranks.device.type, enabled=config.precision == "fp16"),
+        learning_rate=learning_rate(config.lr, config.batch),
+        sampler=Sampler(len(train_feed), config.seed, plan),
+        train_feed=train_feed,
+        test_feed=test_feed,
+        statistics=WorkerStatistics(model, 0.0 if config.norm.statistics == "last_batch" else config.norm.momentum),
+        samples_per_forward=GPU_SAMPLES_PER_FORWARD if on_gpu else 1,
+    )
+
+
+def batch_plan(config: RunConfig) -> BatchPlan:
+    """Return the stages of a run as a `BatchPlan`."""
+    first = BatchStage(0.0, config.workers.count, config.workers.local_batch)
+    return BatchPlan([first, *(BatchStage(stage.epoch, stage.count, stage.local_batch) for stage in config.plan)])
+
+
+def learning_rate(config: LrConfig, first_batch: int) -> Callable[[float, int], float]:
+    """Return the learning rate as a function of the epoch and the batch of the current stage."""
+
+    def scaled(batch: int) -> float:
+        return scale_lr(config.base, batch, base_batch=config.base_batch, rule=config.scaling)
+
+    begins = [0.0, *(piece.until for piece in config.schedule)]
+    unscaled = config.base / scaled(first_batch)
+    pieces = [
+        (piece.until, _schedule(piece, begin, unscaled))
+        for piece, begin in zip(config.schedule, begins, strict=False)
+    ]
+    multiple = join(*pieces) if pieces else constant(1.0)
+    return lambda epoch, batch: scaled(batch if config.follow_plan else first_batch) * multiple(epoch)
+
+
+def _schedule(piece: Piece, begin: float, unscaled: float) -> Schedule:
+    start = unscaled if piece.start == "base" else piece.start
+    match piece.shape:
+        case "constant":
+            return constant(start)
+        case "warmup":
+            return warmup(start, piece.end, piece.until, begin)
+        case "linear":
+            return linear(start, piece.end, begin, piece.until)
+        case "polynomial":
+            return polynomial(start, piece.end, begin, piece.until, piece.power)
+        case "cosine":
+            return cosine(start, piece.end, begin, piece.until)
+        case "step":
+            return step_decay(start, piece.at, piece.factor)
+        case "table":
+            return table(piece.at, piece.values)
+
+
+def _optimizer(config: OptimizerConfig, model: nn.Module) -> torch.optim.Optimizer:
+    groups = (
+        [{"params": list(model.parameters()), "weight_decay": config.weight_decay}]
+        if config.decay_all
+        else parameter_groups(model, config.weight_decay)
+    )
+    lr = 1.0  # the loop sets the rate of every step
+    match config.name:
+        case "sgd":
+            return torch.optim.SGD(groups, lr, config.momentum, nesterov=config.nesterov)
+        case "lars":
+            return LARS(
+                groups,
+                lr,
+                config.momentum,
+                trust_coefficient=config.trust_coefficient,
+                eps=config.eps,
+                nesterov=config.nesterov,
+            )
+        case "rmsprop_warmup":
+            return RMSpropWarmup(
+                groups, lr, config.momentum, rms_decay=config.rms_decay, rms_lr=config.rms_lr, eps=config.eps
+            )
+        case "adagrad":
+            return torch.optim.Adagrad(groups, lr, eps=config.eps)
+
+
+def _feeds(config: RunConfig, ranks: Ranks, data: tuple[Any, Any] | None) -> tuple[Feed, Feed]:
+    if data is None:
+        pair = open_data(config.data.name, config.data.path, config.data.holdout, config.seed)
+        data = pair.train, pair.test
+    dtype = torch.float64 if config.precision == "float64" else torch.float32
+
+    def feed(source: Any, train: bool) -> Feed:
+        return Feed(
+            source,
+            train=train,
+            seed=config.seed,
+            augment=config.data.augment if train else "none",
+            image_size=config.data.image_size,
+            device=ranks.device,
+            dtype=dtype,
+            loaders=config.data.loaders,
+        )
+
+    return feed(data[0], True), feed(data[1], False)

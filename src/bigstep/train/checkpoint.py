@@ -1,0 +1,77 @@
+"""Checkpoints: everything that decides the path of a run, in one file that is either whole or refused.
+
+A file is a magic number, the SHA-256 of what follows, and a `torch.save` archive of tensors and plain values. It is
+written to a temporary name, synced and renamed, and read with `weights_only=True`, so a checkpoint never runs code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from bigstep.errors import DataError
+from bigstep.records import write_atomically
+
+__all__ = ["load_checkpoint", "load_latest", "save_checkpoint", "weights_hash"]
+
+_MAGIC = b"bigstep1"
+_HEADER_BYTES = len(_MAGIC) + hashlib.sha256().digest_size
+
+
+def weights_hash(model: nn.Module) -> str:
+    """Return the SHA-256 over all parameters and buffers, by name; equal weights give equal hashes on any rank."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def save_checkpoint(folder: Path, step: int, state: dict[str, Any], keep: int) -> Path:
+    """Write a checkpoint and remove all but the newest `keep`."""
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    payload = buffer.getbuffer()
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"step-{step:09d}.ckpt"
+    write_atomically(path, b"".join([_MAGIC, hashlib.sha256(payload).digest(), payload]))
+    for old in _newest_first(folder)[keep:]:
+        old.unlink(missing_ok=True)
+    return path
+
+
+def load_checkpoint(path: Path, map_location: torch.device | str = "cpu") -> dict[str, Any]:
+    """Read one checkpoint, or say in one sentence what is wrong with it."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"The checkpoint {path} cannot be read ({error.strerror}).") from None
+    if content[: len(_MAGIC)] != _MAGIC:
+        raise DataError(f"{path} is no checkpoint of bigstep.")
+    payload = memoryview(content)[_HEADER_BYTES:]
+    if hashlib.sha256(payload).digest() != content[len(_MAGIC) : _HEADER_BYTES]:
+        raise DataError(f"The checkpoint {path} is torn or corrupt: its checksum does not match.")
+    state = torch.load(io.BytesIO(payload), map_location=map_location, weights_only=True)
+    if not isinstance(state, dict):
+        raise DataError(f"{path} holds a {type(state).__name__} instead of the state of a run.")
+    return state
+
+
+def load_latest(folder: Path, map_location: torch.device | str = "cpu") -> tuple[dict[str, Any] | None, list[str]]:
+    """Return the newest checkpoint that is whole (or None), and a sentence about each newer one that is not."""
+    problems = []
+    for path in _newest_first(folder):
+        try:
+            return load_checkpoint(path, map_location), problems
+        except DataError as error:
+            problems.append(str(error))
+    return None, problems
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    return sorted(folder.glob("step-*.ckpt"), reverse=True) if folder.is_dir() else []

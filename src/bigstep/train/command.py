@@ -1,0 +1,225 @@
+"""`bigstep train`: from what was typed to a finished run with its report.
+
+Resolving imports no torch, so that a mistake is told before anything is started.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from bigstep.config import RunConfig
+from bigstep.config_text import apply_settings, config_from_mapping, config_from_yaml
+from bigstep.errors import BigstepError, ConfigError
+
+if TYPE_CHECKING:
+    from bigstep.train.ranks import DeviceChoice
+    from bigstep.train.run import Audience
+
+__all__ = ["Resolved", "TrainRequest", "stretched", "train_command"]
+
+RUNS = Path("runs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolved:
+    """A complete configuration; `folder` is None where rank 0 is to choose a new one."""
+
+    config: RunConfig
+    folder: Path | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainRequest:
+    """What was typed."""
+
+    recipe: str
+    recipe_given: bool
+    preset: str
+    config: Path | None
+    settings: tuple[str, ...]
+    data: str | None
+    epochs: float | None
+    steps: int | None
+    out: Path | None
+    resume: bool
+    device: str
+    tensorboard: bool
+    as_json: bool
+
+    def resolve(self) -> Resolved:
+        """Build the configuration and find the folder, or say in one sentence why not."""
+        if self.device not in ("auto", "cpu", "cuda"):
+            raise ConfigError(f"--device is {self.device!r}, but it must be auto, cpu or cuda.")
+        folder = self._folder()
+        config = self._base(folder)
+        if self.epochs is not None:
+            config = stretched(config, self.epochs)
+        config = apply_settings(config, [*self._data_settings(config), *self.settings])
+        return Resolved(config=config, folder=folder)
+
+    def _folder(self) -> Path | None:
+        if self.out is None:
+            return _newest_unfinished(f"{self.recipe}-{self.preset}") if self.resume else None
+        if self.out.exists() and not self.out.is_dir():
+            raise ConfigError(f"--out {self.out} is a file; name a folder.")
+        if not self.resume and self.out.is_dir() and any(self.out.iterdir()):
+            raise ConfigError(f"--out {self.out} is not empty; add --resume to go on with its run, or name a new folder.")
+        return self.out
+
+    def _base(self, folder: Path | None) -> RunConfig:
+        if self.config is not None:
+            if self.recipe_given:
+                raise ConfigError(f"Both the recipe {self.recipe!r} and --config {self.config} were given; give one.")
+            try:
+                return config_from_yaml(self.config.read_text(encoding="utf-8"), str(self.config))
+            except OSError as error:
+                raise ConfigError(f"--config {self.config} cannot be read ({error.strerror}).") from None
+            except UnicodeDecodeError:
+                raise ConfigError(f"--config {self.config} is not a text file.") from None
+        if self.resume and folder is not None and not self.recipe_given and (folder / "run.json").exists():
+            from bigstep.records import read_run
+
+            return config_from_mapping(read_run(folder).config)
+        from bigstep import recipes
+
+        return recipes.load(self.recipe, self.preset)
+
+    def _data_settings(self, config: RunConfig) -> list[str]:
+        if self.data is None:
+            return []
+        from bigstep.data.names import name_of_set
+
+        name, path = name_of_set(self.data, config.data.name)
+        return [f"data.name={json.dumps(name)}", f"data.path={json.dumps(path)}"]
+
+
+def stretched(config: RunConfig, epochs: float) -> RunConfig:
+    """Return `config` with every epoch in it scaled, so that a shorter run still warms up, decays and ends."""
+    if not 0 < epochs < float("inf"):
+        raise ConfigError(f"--epochs is {epochs}, but it must be greater than 0.")
+    ratio = epochs / config.epochs
+    pieces = tuple(
+        replace(piece, until=piece.until * ratio, at=tuple(at * ratio for at in piece.at))
+        for piece in config.lr.schedule
+    )
+    return replace(
+        config,
+        epochs=epochs,
+        lr=replace(config.lr, schedule=pieces),
+        plan=tuple(replace(stage, epoch=stage.epoch * ratio) for stage in config.plan),
+        data=replace(
+            config.data, sizes=tuple(replace(size, epoch=size.epoch * ratio) for size in config.data.sizes)
+        ),
+        optimizer=replace(
+            config.optimizer,
+            blend_center=config.optimizer.blend_center * ratio,
+            blend_period=config.optimizer.blend_period * ratio,
+        ),
+    )
+
+
+def train_command(request: TrainRequest, resolved: Resolved) -> dict[str, Any] | None:
+    """Train on this rank; on rank 0 show progress, write the report and return the result."""
+    from bigstep.train.progress import Progress
+    from bigstep.train.ranks import joined_ranks
+    from bigstep.train.run import Order, run
+
+    config = resolved.config
+    with joined_ranks(cast("DeviceChoice", request.device)) as ranks:
+        order = Order(
+            config=config,
+            folder=ranks.from_first(resolved.folder or _new_folder(f"{config.recipe}-{config.preset}")),
+            resume=request.resume,
+            max_steps=request.steps,
+            published=_published(config.recipe),
+        )
+        if not ranks.first:
+            run(order, ranks, _Nobody())
+            return None
+        if not request.as_json:
+            _announce(config, ranks.size, order.folder)
+        with Progress(config.recipe, config.epochs) as progress:
+            audience: Audience = progress
+            if request.tensorboard:
+                from bigstep.train.tensorboard import TensorBoard
+
+                audience = TensorBoard(progress, order.folder)
+            result = run(order, ranks, audience)
+    _report(order.folder, quiet=request.as_json)
+    return result
+
+
+class _Nobody:
+    """The audience of a rank other than 0."""
+
+    def train(self, row: Mapping[str, Any]) -> None:
+        """Rank 0 shows it."""
+
+    def evaluation(self, row: Mapping[str, Any]) -> None:
+        """Rank 0 shows it."""
+
+    def note(self, text: str) -> None:
+        """Rank 0 shows it."""
+
+
+def _announce(config: RunConfig, ranks: int, folder: Path) -> None:
+    stages = [config.workers, *config.plan]
+    batches = " → ".join(f"{stage.count * stage.local_batch:,} ({stage.count} × {stage.local_batch})" for stage in stages)
+    plural = "" if ranks == 1 else "s"
+    print(
+        f"{config.recipe} · {config.model} on {config.data.name} · batch {batches} · {config.epochs:g} epochs · "
+        f"{ranks} rank{plural} · {folder}",
+        file=sys.stderr,
+    )
+
+
+def _report(folder: Path, *, quiet: bool) -> None:
+    """Write report.html and show the run beside the published result; a missing plotting package is no failure."""
+    from bigstep.records import read_run
+    from bigstep.report.html import write_html
+    from bigstep.report.terminal import print_summary
+
+    finished = read_run(folder)
+    if not quiet:
+        print_summary([finished])
+    try:
+        write_html([finished], folder / "report.html")
+    except BigstepError as error:
+        print(f"No report was written: {error}", file=sys.stderr)
+        return
+    if not quiet:
+        print(f"Report: {folder / 'report.html'}")
+
+
+def _published(recipe: str) -> dict[str, Any] | None:
+    from bigstep import recipes
+
+    return dataclasses.asdict(recipes.describe(recipe).published) if recipe in recipes.NAMES else None
+
+
+def _new_folder(name: str) -> Path:
+    """Return a folder under runs/ that does not exist yet."""
+    candidate, number = RUNS / name, 2
+    while candidate.exists():
+        candidate, number = RUNS / f"{name}-{number}", number + 1
+    return candidate
+
+
+def _newest_unfinished(name: str) -> Path | None:
+    """Return the newest run of a recipe that has not finished, if there is one."""
+    from bigstep.records import read_run
+
+    candidates = sorted(
+        (folder for folder in RUNS.glob(f"{name}*") if (folder / "run.json").exists()),
+        key=lambda folder: (folder / "run.json").stat().st_mtime,
+    )
+    for folder in reversed(candidates):
+        if not read_run(folder).result:
+            return folder
+    return None

@@ -1,0 +1,127 @@
+"""One step's gradient: the mean over all workers, whichever ranks host them.
+
+Rank r runs its workers' samples, each weighted by ranks / batch, and the exchange inside the last backward takes the
+mean over ranks; so every sample counts 1 / batch, in a full batch and in the incomplete last one of an epoch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from bigstep.comm import Exchange
+from bigstep.data.feed import Request
+from bigstep.data.sampler import Step
+from bigstep.norm import set_workers
+from bigstep.train.assemble import Parts
+from bigstep.train.forwards import Forward, forwards_of
+
+__all__ = ["connect", "gradient_of", "requests_of"]
+
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def requests_of(parts: Parts, steps: list[Step]) -> Iterator[Request]:
+    """Yield what this rank asks of its feed for some steps of one epoch: one request a forward."""
+    for step in steps:
+        order = parts.sampler.order(step.position.epoch)
+        for forward in _forwards(parts, step):
+            yield Request(step.position.epoch, order[forward.start : forward.stop])
+
+
+def gradient_of(parts: Parts, step: Step, batches: Iterator[tuple[Any, Any]]) -> tuple[Tensor, float]:
+    """Leave the mean gradient of a step in the weights' `.grad`; return this rank's part of the loss and data wait.
+
+    All ranks must call this for every step, also those that have no samples in it.
+    """
+    forwards = _forwards(parts, step)
+    objective = parts.parallel or parts.objective
+    loss, waited_s, seen = torch.zeros((), device=parts.ranks.device), 0.0, 0
+    for index, forward in enumerate(forwards):
+        asked = time.perf_counter()
+        inputs, target = next(batches)
+        waited_s += time.perf_counter() - asked
+        parts.statistics.begin_forward(seen, forward.workers)
+        set_workers(parts.model, forward.workers)
+        _seed(parts.config.seed, step, forward)
+        is_last = index == len(forwards) - 1
+        with contextlib.nullcontext() if is_last or parts.parallel is None else parts.parallel.no_sync():
+            with _autocast(parts):
+                weighted = objective(inputs, target, parts.ranks.size * forward.size / step.size)
+            parts.scaler.scale(weighted).backward()
+        loss += weighted.detach()
+        seen += forward.workers
+    if not forwards and parts.parallel is not None:
+        parts.scaler.scale(objective(None, None, 0.0)).backward()
+    parts.statistics.end_step(seen / step.active)
+    return loss / parts.ranks.size, waited_s
+
+
+def connect(parts: Parts) -> None:
+    """Put the gradients of several ranks under DDP and the configured exchange; every rank must call this.
+
+    DDP regroups its buckets after its first backward. A sum over ranks is rounded in an order that depends on where
+    a gradient lies in its bucket, so the regrouping is provoked here, with a backward whose gradient is thrown away:
+    every step of the run, resumed or not, then sees the same buckets and gives the same bits.
+    """
+    if parts.ranks.size == 1:
+        return
+    exchange = parts.config.exchange
+    bucket_mb = 4.0 if exchange.bucket_mb == "auto" else exchange.bucket_mb
+    parts.parallel = DistributedDataParallel(
+        parts.objective,
+        device_ids=[parts.ranks.device] if parts.ranks.device.type == "cuda" else None,
+        bucket_cap_mb=bucket_mb,
+        broadcast_buffers=False,
+        init_sync=False,  # weights come from the seed; their hash was compared
+        gradient_as_bucket_view=True,
+    )
+    _rehearse(parts, parts.parallel)
+    parts.exchange = Exchange(
+        collective=exchange.collective,
+        codec=exchange.codec,
+        grid=exchange.grid if exchange.grid == "auto" else (exchange.grid[0], exchange.grid[1]),
+        warmup_steps=exchange.warmup_steps,
+        error_feedback=exchange.error_feedback,
+        double_buffer=exchange.double_buffer,
+        rank=exchange.rank,
+    )
+    parts.exchange.attach(parts.parallel)
+
+
+def _rehearse(parts: Parts, parallel: DistributedDataParallel) -> None:
+    """Run one small forward and backward on every rank and undo what it changed."""
+    buffers = [buffer.clone() for buffer in parts.model.buffers()]
+    count = min(8, len(parts.train_feed))
+    inputs, target = next(parts.train_feed(iter([Request(0, torch.arange(count))])))
+    parts.model.train()
+    set_workers(parts.model, 1)
+    with _autocast(parts):
+        loss = parallel(inputs, target, 1.0)
+    loss.backward()
+    parts.optimizer.zero_grad()
+    with torch.no_grad():
+        for buffer, before in zip(parts.model.buffers(), buffers, strict=True):
+            buffer.copy_(before)
+
+
+def _forwards(parts: Parts, step: Step) -> list[Forward]:
+    return forwards_of(step, parts.ranks.rank, parts.ranks.size, parts.samples_per_forward)
+
+
+def _seed(seed: int, step: Step, forward: Forward) -> None:
+    """Tie dropout and the like to (seed, step, worker), so that they do not depend on the number of ranks."""
+    torch.manual_seed((seed * 1_000_003 + step.position.step) * 1_000_003 + forward.first_worker)
+
+
+def _autocast(parts: Parts) -> contextlib.AbstractContextManager[Any]:
+    dtype = _AUTOCAST.get(parts.config.precision)
+    return contextlib.nullcontext() if dtype is None else torch.autocast(parts.ranks.device.type, dtype)
+
+

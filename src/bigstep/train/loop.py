@@ -1,0 +1,157 @@
+"""The training loop, straight from top to bottom: rate, gradient, update, notes, evaluation, checkpoint."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from bigstep.data.sampler import Position, Step
+from bigstep.errors import RunError
+from bigstep.schedules import elu_blend
+from bigstep.train.assemble import Parts
+from bigstep.train.evaluate import Evaluation, evaluate
+from bigstep.train.gradient import gradient_of, requests_of
+from bigstep.train.meter import Meter, StepCost
+
+__all__ = ["Ending", "Listener", "train"]
+
+
+class Listener(Protocol):
+    """Hears rows as they come; rank 0 writes records and shows progress, the others are silent."""
+
+    def train(self, row: dict[str, Any]) -> None:
+        """Take a training row."""
+
+    def evaluation(self, row: dict[str, Any]) -> None:
+        """Take an evaluation row."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Where a run ended and what it reached."""
+
+    position: Position
+    evaluation: Evaluation
+    loss: float
+    seconds: float
+
+
+def train(
+    parts: Parts,
+    listener: Listener,
+    save: Callable[[Position, float], None],
+    *,
+    begin: Position = Position(),  # noqa: B008 - frozen
+    seconds_before: float = 0.0,
+    max_steps: int | None = None,
+) -> Ending:
+    """Train from `begin` to the end of the run, or until `max_steps` steps were taken in all.
+
+    Every rank calls this; all of them reach every collective in the same order, since each decision below depends
+    on the position alone.
+    """
+    config, sampler = parts.config, parts.sampler
+    meter = Meter(parts.ranks, seconds_before)
+    position, evaluation, loss = begin, None, math.nan
+    parts.model.train()
+    for steps in _by_epoch(parts, begin, max_steps):
+        _resize(parts, steps[0].position.epoch)
+        batches = iter(parts.train_feed(requests_of(parts, steps)))
+        for step in steps:
+            started = time.perf_counter()
+            exposed_before = parts.exchange.exposed_seconds if parts.exchange else 0.0
+
+            lr = _set_rates(parts, step)
+            step_loss, data_s = gradient_of(parts, step, batches)
+            parts.scaler.step(parts.optimizer)
+            parts.scaler.update()
+            parts.optimizer.zero_grad()
+
+            position = sampler.after(step)
+            exchange_s = parts.exchange.exposed_seconds - exposed_before if parts.exchange else 0.0
+            cost = StepCost(time.perf_counter() - started, data_s, exchange_s)
+            where = {"step": position.step, "epoch": _epochs(parts, position), "samples": _samples(parts, position)}
+            meter.add(step_loss, cost, **where, lr=lr, batch=step.size, **_traffic(parts))
+
+            is_last = where["samples"] >= config.epochs * sampler.size or position.step == max_steps
+            evaluation_due = is_last or _crossed(parts, step, position, config.evaluate_every)
+            save_due = is_last or _crossed(parts, step, position, config.checkpoint.every)
+            if meter.due or evaluation_due or save_due:
+                for row in meter.flush():
+                    loss = _finite(row, parts)
+                    listener.train(row)
+            if evaluation_due:
+                paused = time.perf_counter()
+                evaluation = evaluate(parts)
+                facts = {"accuracy": evaluation.accuracy, "eval_loss": evaluation.loss}
+                listener.evaluation({"kind": "eval", **where, "seconds": meter.seconds, **facts})
+                meter.pause(time.perf_counter() - paused)
+            if save_due:
+                paused = time.perf_counter()
+                save(position, meter.seconds)
+                meter.pause(time.perf_counter() - paused)
+    return Ending(position, evaluation or evaluate(parts), loss, meter.seconds)
+
+
+def _by_epoch(parts: Parts, begin: Position, max_steps: int | None) -> Iterator[list[Step]]:
+    steps = parts.sampler.steps(parts.config.epochs, begin)
+    if max_steps is not None:
+        steps = itertools.takewhile(lambda step: step.position.step < max_steps, steps)
+    for _, group in itertools.groupby(steps, key=lambda step: step.position.epoch):
+        yield list(group)
+
+
+def _set_rates(parts: Parts, step: Step) -> float:
+    """Set what changes from step to step in the optimizer, as a function of the epoch, and return the rate."""
+    epoch = _epochs(parts, step.position)
+    lr = parts.learning_rate(epoch, step.workers * step.local_batch)
+    settings = {"lr": lr}
+    if parts.config.optimizer.name == "rmsprop_warmup":
+        optimizer = parts.config.optimizer
+        settings["blend"] = elu_blend(epoch, optimizer.blend_center, optimizer.blend_period)
+    for group in parts.optimizer.param_groups:
+        group.update(settings)
+    return lr
+
+
+def _resize(parts: Parts, epoch: int) -> None:
+    """Progressive resizing: take the size that the recipe lists for this epoch."""
+    listed = [size for size in parts.config.data.sizes if size.epoch <= epoch]
+    if listed:
+        parts.train_feed.resize(listed[-1].image_size, listed[-1].min_scale)
+
+
+def _samples(parts: Parts, position: Position) -> int:
+    return position.epoch * parts.sampler.size + position.offset
+
+
+def _epochs(parts: Parts, position: Position) -> float:
+    return position.epoch + position.offset / parts.sampler.size
+
+
+def _crossed(parts: Parts, step: Step, position: Position, every: float) -> bool:
+    """Whether a step went past a multiple of `every` epochs; 1e-9 forgives the rounding of fractions."""
+    if not every:
+        return False
+    before, after = _epochs(parts, step.position), _epochs(parts, position)
+    return math.floor(after / every + 1e-9) > math.floor(before / every + 1e-9)
+
+
+def _traffic(parts: Parts) -> dict[str, Any]:
+    return {"bytes_sent": parts.exchange.bytes_sent} if parts.exchange else {}
+
+
+def _finite(row: dict[str, Any], parts: Parts) -> float:
+    """Return the loss of a row, or stop the run where it is none."""
+    loss = float(row["loss"])
+    if not math.isfinite(loss) and not parts.scaler.is_enabled():
+        raise RunError(
+            f"The loss is {loss} at step {row['step']} (epoch {row['epoch']:.2f}, learning rate {row['lr']:.4g}); lower "
+            "lr.base, lengthen the warm-up or shrink the batch."
+        )
+    return loss
+

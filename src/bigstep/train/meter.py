@@ -1,0 +1,102 @@
+"""What each step cost and gave, collected without slowing the step down.
+
+Losses stay on the device until a flush, which sums them over ranks in one small message together with each rank's
+times. The number of steps between flushes follows from those sums, so that all ranks flush at the same step.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bigstep.train.ranks import Ranks
+
+__all__ = ["Meter", "StepCost"]
+
+_SECONDS_BETWEEN_FLUSHES = 0.5
+_MOST_STEPS_BETWEEN_FLUSHES = 100
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """Seconds of one step on this rank."""
+
+    total_s: float
+    data_s: float
+    exchange_s: float
+
+    @property
+    def compute_s(self) -> float:
+        """What is left for forward, backward and update."""
+        return max(0.0, self.total_s - self.data_s - self.exchange_s)
+
+
+class Meter:
+    """Collects training rows until they are due."""
+
+    def __init__(self, ranks: Ranks, seconds_before: float = 0.0):
+        """`seconds_before`: what the run took before it was resumed."""
+        self._ranks = ranks
+        self._losses: list[Tensor] = []
+        self._rows: list[dict[str, Any]] = []
+        self._costs: list[StepCost] = []
+        self._started = self._flushed = time.perf_counter()
+        self._seconds_before = seconds_before
+        self._interval = 1
+        self._paused_s = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the start of the run, those before an interruption included."""
+        return self._seconds_before + time.perf_counter() - self._started
+
+    @property
+    def due(self) -> bool:
+        """Whether enough steps have gathered; the same on all ranks."""
+        return len(self._rows) >= self._interval
+
+    def add(self, loss: Tensor, cost: StepCost, **row: Any) -> None:
+        """Note one step; `loss` is this rank's part of the mean and may still be on its way."""
+        self._losses.append(loss)
+        self._costs.append(cost)
+        self._rows.append({"kind": "train", **row})
+
+    def pause(self, seconds: float) -> None:
+        """Leave out time between two flushes that no step used, such as an evaluation."""
+        self._paused_s += seconds
+
+    def flush(self) -> list[dict[str, Any]]:
+        """Return the gathered rows with global losses; every rank must call this at the same step."""
+        if not self._rows:
+            return []
+        steps, size = len(self._rows), self._ranks.size
+        computed = torch.zeros(size, dtype=torch.float64)
+        computed[self._ranks.rank] = sum(cost.compute_s for cost in self._costs)
+        losses = torch.stack(self._losses).double()
+        sums = self._ranks.sum_(torch.cat([losses, computed.to(losses.device)])).tolist()  # waits for the device
+        now = time.perf_counter()
+        elapsed = max(now - self._flushed - self._paused_s, 1e-9)
+        images_per_s = sum(row["batch"] for row in self._rows) / elapsed
+        compute_by_rank = sums[steps:]
+        slowest = max(range(size), key=compute_by_rank.__getitem__)
+        for row, loss, cost in zip(self._rows, sums[:steps], self._costs, strict=True):
+            row |= {
+                "loss": loss,
+                "images_per_s": images_per_s,
+                "seconds": self._seconds_before + now - self._started,
+                "compute_s": cost.compute_s,
+                "exchange_s": cost.exchange_s,
+                "data_s": cost.data_s,
+            }
+            if size > 1:
+                row["slowest_rank"] = slowest
+        mean_step_s = sum(compute_by_rank) / (steps * size)
+        wanted = _SECONDS_BETWEEN_FLUSHES / max(mean_step_s, 1e-9)
+        self._interval = int(min(max(wanted, 1), _MOST_STEPS_BETWEEN_FLUSHES))
+        rows, self._rows, self._losses, self._costs = self._rows, [], [], []
+        self._flushed, self._paused_s = now, 0.0
+        return rows

@@ -1,0 +1,124 @@
+"""The ranks of a run: joining them, summing over them, and agreeing.
+
+Everything above takes a `Ranks` as an argument; with one rank every method is free and no process group exists.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from bigstep.errors import ConfigError, RunError
+
+__all__ = ["STORE_VARIABLE", "DeviceChoice", "Ranks", "joined_ranks"]
+
+STORE_VARIABLE = "BIGSTEP_STORE"
+"""Set by `bigstep train --procs N`: a file through which the ranks of one machine find each other."""
+
+DeviceChoice = Literal["auto", "cpu", "cuda"]
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among its peers.
+
+    >>> Ranks().sum_(torch.ones(2))
+    tensor([1., 1.])
+    """
+
+    rank: int = 0
+    size: int = 1
+    device: torch.device = torch.device("cpu")
+
+    @property
+    def first(self) -> bool:
+        """Whether this rank writes files and speaks to the user."""
+        return self.rank == 0
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        """Sum a tensor over all ranks in place and return it; every rank must call this at the same point."""
+        if self.size > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the values of all ranks, on all ranks; every rank must call this at the same point."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
+
+    def from_first(self, value: Any) -> Any:
+        """Return rank 0's value on all ranks; every rank must call this at the same point."""
+        if self.size == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def require_same(self, value: str, what: str) -> None:
+        """Stop the run, naming the ranks that differ from rank 0, unless all ranks hold the same value."""
+        values = self.gather(value)
+        different = [rank for rank, other in enumerate(values) if other != values[0]]
+        if different:
+            names = ", ".join(map(str, different))
+            raise RunError(
+                f"{what} of rank {names} differs from rank 0's ({values[different[0]][:12]} instead of "
+                f"{values[0][:12]}); give every rank the same code, seed and library versions."
+            )
+
+
+def _device(choice: DeviceChoice, local_rank: int, local_size: int) -> torch.device:
+    available = torch.cuda.is_available()
+    if choice == "cpu" or (choice == "auto" and not available):
+        return torch.device("cpu")
+    if not available:
+        raise ConfigError("--device cuda was given, but torch sees no GPU here; use --device cpu.")
+    if local_size > torch.cuda.device_count():
+        raise ConfigError(
+            f"{local_size} ranks were asked for on this machine, but it has {torch.cuda.device_count()} GPU(s); "
+            "start one rank a GPU (a rank hosts any number of workers), or use --device cpu."
+        )
+    return torch.device("cuda", local_rank)
+
+
+@contextlib.contextmanager
+def joined_ranks(device: DeviceChoice = "auto", timeout_s: float = 600) -> Iterator[Ranks]:
+    """Join the ranks that torchrun or `bigstep train --procs` started; alone, be the only rank."""
+    rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    chosen = _device(device, int(os.environ.get("LOCAL_RANK", "0")), local_size)
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)
+    else:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // local_size))
+    if dist.is_initialized():  # somebody else's program: use its group and leave it alive
+        yield Ranks(dist.get_rank(), dist.get_world_size(), chosen)
+        return
+    if size == 1:
+        yield Ranks(device=chosen)
+        return
+    store = os.environ.get(STORE_VARIABLE)
+    if store:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group(
+        "nccl" if chosen.type == "cuda" else "gloo",
+        init_method=f"file://{store}" if store else "env://",
+        rank=rank,
+        world_size=size,
+        timeout=datetime.timedelta(seconds=timeout_s),
+        device_id=chosen if chosen.type == "cuda" else None,
+    )
+    try:
+        yield Ranks(rank, size, chosen)
+    finally:
+        dist.destroy_process_group()

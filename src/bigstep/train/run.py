@@ -1,0 +1,224 @@
+"""One run with its folder: start or resume it, keep its records and checkpoints, sum it up."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from bigstep.config import RunConfig
+from bigstep.config_text import config_to_mapping
+from bigstep.data.sampler import Position
+from bigstep.errors import BigstepError, ConfigError, RunError
+from bigstep.records import RunWriter
+from bigstep.train.assemble import Parts, assemble
+from bigstep.train.checkpoint import load_latest, save_checkpoint, weights_hash
+from bigstep.train.gradient import connect
+from bigstep.train.loop import Ending, train
+from bigstep.train.ranks import Ranks
+
+__all__ = ["Audience", "Order", "run"]
+
+_FREE_TO_CHANGE = {"data.path", "data.loaders", "checkpoint.every", "checkpoint.keep"}
+"""Fields that do not decide the path, so a resumed run may change them."""
+
+
+class Audience(Protocol):
+    """Whoever watches a run."""
+
+    def train(self, row: Mapping[str, Any]) -> None:
+        """See a training row."""
+
+    def evaluation(self, row: Mapping[str, Any]) -> None:
+        """See an evaluation row."""
+
+    def note(self, text: str) -> None:
+        """See a remark."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Order:
+    """What to run, and where its folder is."""
+
+    config: RunConfig
+    folder: Path
+    resume: bool = False
+    max_steps: int | None = None
+    published: dict[str, Any] | None = None
+
+
+@dataclasses.dataclass
+class _Scribe:
+    """Rank 0's listener: rows go to the records and to the audience."""
+
+    writer: RunWriter
+    audience: Audience
+
+    def train(self, row: dict[str, Any]) -> None:
+        self.writer.add([row])
+        self.audience.train(row)
+
+    def evaluation(self, row: dict[str, Any]) -> None:
+        self.writer.add([row])
+        self.audience.evaluation(row)
+
+    def note(self, text: str) -> None:
+        self.writer.note(text)
+        self.audience.note(text)
+
+
+class _Silent:
+    """The listener of every other rank."""
+
+    def train(self, row: dict[str, Any]) -> None:
+        """Rank 0 tells."""
+
+    def evaluation(self, row: dict[str, Any]) -> None:
+        """Rank 0 tells."""
+
+
+def run(order: Order, ranks: Ranks, audience: Audience, **own: Any) -> dict[str, Any]:
+    """Carry out an order on all ranks and return the result; `own` are a user's model, data and loss.
+
+    Every rank calls this. Only rank 0 touches the folder, so it need not be shared between machines.
+    """
+    checkpoints = order.folder / "checkpoints"
+    state, problems = _state_of_first(order, ranks, checkpoints)
+    parts = assemble(order.config, ranks, **own)
+    connect(parts)
+    begin, seconds_before = Position(), 0.0
+    if state is not None:
+        begin, seconds_before = _restore(parts, state)
+    scribe: _Scribe | None = None
+    if ranks.first:
+        writer = RunWriter(
+            order.folder,
+            config_to_mapping(order.config),
+            keep_until_step=begin.step,
+            ranks=ranks.size,
+            device=_device_name(ranks.device),
+            published=order.published,
+        )
+        scribe = _Scribe(writer, audience)
+        for problem in problems:
+            scribe.note(f"{problem} The one before it is used.")
+        if order.resume:
+            scribe.note(f"Resumed at step {begin.step}." if begin.step else "Nothing to resume: started anew.")
+
+    def save(position: Position, seconds: float) -> None:
+        captured = _capture(parts, position, seconds)
+        if ranks.first:
+            save_checkpoint(checkpoints, position.step, captured, order.config.checkpoint.keep)
+
+    try:
+        ending = train(
+            parts,
+            scribe or _Silent(),
+            save,
+            begin=begin,
+            seconds_before=seconds_before,
+            max_steps=order.max_steps,
+        )
+        result = _result(parts, ending, order)
+    except BigstepError:
+        raise
+    except Exception as error:
+        # the traceback is for whoever wrote the model; the sentence is for whoever runs it
+        details = traceback.format_exc()
+        print(details, file=sys.stderr) if own else _leave_details(order.folder, ranks, details)
+        raise RunError(f"Rank {ranks.rank} failed: {type(error).__name__}: {str(error).splitlines()[0]}") from error
+    finally:
+        if scribe is not None:
+            scribe.writer.close()
+    if scribe is not None:
+        scribe.writer.finish(result)
+    return result
+
+
+def _state_of_first(order: Order, ranks: Ranks, checkpoints: Path) -> tuple[dict[str, Any] | None, list[str]]:
+    """Load rank 0's newest whole checkpoint and give it to every rank."""
+    if not order.resume:
+        return None, []
+    state, problems, refusal = None, [], None
+    if ranks.first:
+        state, problems = load_latest(checkpoints)
+        if state is not None:
+            refusal = _changed_field(state["config"], config_to_mapping(order.config))
+    state, problems, refusal = ranks.from_first((state, problems, refusal))
+    if refusal:
+        raise ConfigError(f"The run in {order.folder} {refusal}; take it back, or start a new run with another --out.")
+    return state, problems
+
+
+def _changed_field(old: Any, new: Any, path: str = "") -> str | None:
+    """Name the first field that differs, unless it is free to change."""
+    if path in _FREE_TO_CHANGE or old == new:
+        return None
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in [*old, *(key for key in new if key not in old)]:
+            change = _changed_field(old.get(key), new.get(key), f"{path}.{key}" if path else key)
+            if change:
+                return change
+        return None
+    return f"was started with {path}={old!r}, but now {path}={new!r} is asked for"
+
+
+def _capture(parts: Parts, position: Position, seconds: float) -> dict[str, Any]:
+    """Collect everything that decides the path; every rank must call this at the same step."""
+    parts.statistics.synchronize(parts.ranks.sum_)
+    return {
+        "config": config_to_mapping(parts.config),
+        "position": dataclasses.asdict(position),
+        "seconds": seconds,
+        "model": parts.model.state_dict(),
+        "optimizer": parts.optimizer.state_dict(),
+        "scaler": parts.scaler.state_dict(),
+        "statistics": parts.statistics.state_dict(),
+        "exchange": parts.exchange.gather_state() if parts.exchange else None,
+    }
+
+
+def _restore(parts: Parts, state: dict[str, Any]) -> tuple[Position, float]:
+    parts.model.load_state_dict(state["model"])
+    parts.optimizer.load_state_dict(state["optimizer"])
+    parts.scaler.load_state_dict(state["scaler"])
+    parts.statistics.load_state_dict(state["statistics"])
+    if parts.exchange is not None and state["exchange"] is not None:
+        parts.exchange.load_state_dict(state["exchange"])
+    return Position(**state["position"]), float(state["seconds"])
+
+
+def _result(parts: Parts, ending: Ending, order: Order) -> dict[str, Any]:
+    digest = weights_hash(parts.model)
+    parts.ranks.require_same(digest, "The final weights")
+    position, config = ending.position, order.config
+    return {
+        "accuracy": ending.evaluation.accuracy,
+        "loss": ending.loss,
+        "eval_loss": ending.evaluation.loss,
+        "seconds": ending.seconds,
+        "steps": position.step,
+        "samples": position.epoch * parts.sampler.size + position.offset,
+        "batch": config.batch,
+        "workers": config.workers.count,
+        "ranks": parts.ranks.size,
+        "weights_sha256": digest,
+        "run": str(order.folder),
+    }
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def _leave_details(folder: Path, ranks: Ranks, details: str) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"error-rank-{ranks.rank}.txt").write_text(details)
+    except OSError:
+        print(details, file=sys.stderr)

@@ -1,0 +1,92 @@
+"""Run folders: what is written comes back, and what is torn does no harm."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from bigstep.errors import ConfigError, DataError
+from bigstep.records import FORMAT, RunWriter, read_run, write_atomically
+
+
+def row(step: int) -> dict[str, float | str]:
+    return {"kind": "train", "step": step, "loss": 1.0 / step}
+
+
+def test_rows_and_facts_come_back(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path / "run", {"recipe": "plain"}, ranks=2)
+    writer.add([row(1), row(2)])
+    writer.note("a remark")
+    writer.finish({"accuracy": 0.9})
+    run = read_run(tmp_path / "run")
+    assert run.config == {"recipe": "plain"}
+    assert [each["step"] for each in run.train] == [1, 2]
+    assert run.notes == ["a remark"]
+    assert run.result == {"accuracy": 0.9}
+    assert run.facts["ranks"] == 2
+    assert run.facts["versions"]["bigstep"]
+
+
+def test_a_loss_that_is_not_finite_is_valid_json(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path, {})
+    writer.add([{"kind": "train", "step": 1, "loss": math.nan}])
+    writer.close()
+    line = (tmp_path / "metrics.jsonl").read_text()
+    assert json.loads(line)["loss"] is None
+    assert "NaN" not in line
+
+
+def test_going_on_drops_rows_that_will_come_again(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path, {})
+    writer.add([row(1), row(2), row(3)])
+    writer.close()
+    again = RunWriter(tmp_path, {}, keep_until_step=2)
+    again.add([row(3)])
+    again.close()
+    assert [each["step"] for each in read_run(tmp_path).train] == [1, 2, 3]
+
+
+def test_a_row_torn_by_a_kill_is_left_out(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path, {})
+    writer.add([row(1)])
+    writer.close()
+    with open(tmp_path / "metrics.jsonl", "a") as file:
+        file.write('{"kind": "train", "st')
+    assert len(read_run(tmp_path).train) == 1
+
+
+def test_a_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path, {})
+    writer.close()
+    (tmp_path / "metrics.jsonl").write_text('{"kind": "train"}\nnonsense\n{"kind": "train"}\n')
+    with pytest.raises(DataError, match="line 2"):
+        read_run(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"format": "x"}', f'{{"format": {FORMAT + 1}}}'])
+def test_a_folder_that_cannot_be_read_says_why(tmp_path: Path, content: str) -> None:
+    (tmp_path / "run.json").write_text(content)
+    with pytest.raises(DataError):
+        read_run(tmp_path)
+
+
+def test_a_missing_folder_says_so(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no run folder"):
+        read_run(tmp_path / "nothing")
+
+
+def test_a_folder_that_cannot_be_written_is_a_config_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        RunWriter(tmp_path / "file" / "run", {})
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_atomic_write_replaces_whole_files_and_leaves_no_parts(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    write_atomically(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert list(tmp_path.iterdir()) == [path]
