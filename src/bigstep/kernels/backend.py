@@ -1,0 +1,32 @@
+"""Whether a tensor can go through the Triton kernels, and if not, why."""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import cache
+
+from torch import Tensor
+
+__all__ = ["why_not_triton"]
+
+INTERPRET = False
+"""Take CPU tensors too; for tests under Triton's interpreter (TRITON_INTERPRET=1 before triton is imported)."""
+
+
+@cache
+def _triton_installed() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def why_not_triton(tensor: Tensor) -> str | None:
+    """Return None if Triton kernels can run on the tensor's device, else the reason in words.
+
+    >>> import torch
+    >>> why_not_triton(torch.zeros(1))
+    'the tensors are on cpu, not on a CUDA device'
+    """
+    if not (tensor.is_cuda or INTERPRET):
+        return f"the tensors are on {tensor.device.type}, not on a CUDA device"
+    if not _triton_installed():
+        return "triton is not installed"
+    return None

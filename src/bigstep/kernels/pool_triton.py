@@ -1,0 +1,115 @@
+"""Triton kernels of the stem's tail on NHWC tensors: batch norm + ReLU + max-pool 3x3, stride 2, padding 1, in one.
+
+The normalised tensor at full resolution is never written. What the backward pass needs is, for each pooled value, which
+of the nine inputs it came from (one byte) and that input before normalisation.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+# Kernel arguments have no Python types: pointers and integers of the device.
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+__all__ = ["normalize_pool_kernel", "unpool_backward_kernel"]
+
+
+@triton.jit
+def normalize_pool_kernel(
+    x,
+    stats,
+    y,
+    winner,
+    picked,
+    images_per_group,
+    height,
+    width,
+    out_height,
+    out_width,
+    channels,
+    plane,
+    BW: tl.constexpr,
+    BC: tl.constexpr,
+):
+    """Store y = maxpool(relu(x * scale + shift)); winner is the tap 0..8 of the maximum, picked the x found there."""
+    line = tl.program_id(0)  # one line of one image's output
+    n = line // out_height
+    oh = line % out_height
+    blocks = tl.cdiv(channels, BC)
+    ow = (tl.program_id(1) // blocks) * BW + tl.arange(0, BW)
+    c = (tl.program_id(1) % blocks) * BC + tl.arange(0, BC)
+    inside = c < channels
+    at_c = (n // images_per_group) * channels + c
+    scale = tl.load(stats + 2 * plane + at_c, mask=inside, other=0.0)
+    shift = tl.load(stats + 3 * plane + at_c, mask=inside, other=0.0)
+    best = tl.full((BW, BC), float("-inf"), dtype=tl.float32)
+    best_x = tl.zeros((BW, BC), dtype=x.dtype.element_ty)
+    best_tap = tl.zeros((BW, BC), dtype=tl.int32)
+    image = x + n.to(tl.int64) * height * width * channels
+    for tap in tl.static_range(9):
+        h = tl.zeros_like(ow) + (2 * oh - 1 + tap // 3)  # as a block: the interpreter keeps no scalar truth values
+        w = 2 * ow - 1 + tap % 3
+        ok = ((h >= 0) & (h < height) & (w >= 0) & (w < width) & (ow < out_width))[:, None] & inside[None, :]
+        value = tl.load(image + (h * width + w)[:, None] * channels + c[None, :], mask=ok, other=0.0)
+        z = tl.where(ok, value.to(tl.float32) * scale[None, :] + shift[None, :], float("-inf"))
+        better = z > best
+        best = tl.where(better, z, best)
+        best_x = tl.where(better, value, best_x)
+        best_tap = tl.where(better, tap, best_tap)
+    keep = (ow < out_width)[:, None] & inside[None, :]
+    at = line.to(tl.int64) * out_width * channels + (ow[:, None] * channels + c[None, :])
+    tl.store(y + at, tl.maximum(best, 0.0).to(y.dtype.element_ty), mask=keep)
+    tl.store(picked + at, best_x, mask=keep)
+    tl.store(winner + at, best_tap.to(tl.uint8), mask=keep)
+
+
+@triton.jit
+def unpool_backward_kernel(
+    dz,
+    winner,
+    x,
+    stats,
+    coefficients,
+    dx,
+    images_per_group,
+    height,
+    width,
+    out_height,
+    out_width,
+    channels,
+    plane,
+    BW: tl.constexpr,
+    BC: tl.constexpr,
+):
+    """Store dx = scale * unpool(dz) + b * (x - mean) + c; a pixel gathers from the up to four windows that hold it."""
+    line = tl.program_id(0)  # one line of one image's input
+    n = line // height
+    h = line % height
+    blocks = tl.cdiv(channels, BC)
+    w = (tl.program_id(1) // blocks) * BW + tl.arange(0, BW)
+    c = (tl.program_id(1) % blocks) * BC + tl.arange(0, BC)
+    inside = c < channels
+    keep = (w < width)[:, None] & inside[None, :]
+    at_c = (n // images_per_group) * channels + c
+    at = line.to(tl.int64) * width * channels + (w[:, None] * channels + c[None, :])
+    value = tl.load(x + at, mask=keep, other=0.0).to(tl.float32)
+    total = tl.zeros((BW, BC), dtype=tl.float32)
+    pooled = n.to(tl.int64) * out_height * out_width * channels
+    for corner in tl.static_range(4):
+        # Of the windows that hold line h, the lower is (h + 1) // 2; the upper one, before it, exists where h is odd.
+        oh = tl.zeros_like(w) + ((h + 1) // 2 - corner // 2)
+        ow = (w + 1) // 2 - corner % 2
+        row_tap = h + 1 - 2 * oh
+        column_tap = w + 1 - 2 * ow
+        valid = (oh >= 0) & (oh < out_height) & (row_tap <= 2)
+        ok = (valid & (ow >= 0) & (ow < out_width) & (column_tap <= 2))[:, None] & keep
+        where = pooled + ((oh * out_width + ow)[:, None] * channels + c[None, :])
+        tap = tl.load(winner + where, mask=ok, other=255).to(tl.int32)
+        gradient = tl.load(dz + where, mask=ok, other=0.0).to(tl.float32)
+        total += tl.where(tap == (row_tap * 3 + column_tap)[:, None], gradient, 0.0)
+    mean = tl.load(stats + at_c, mask=inside, other=0.0)
+    scale = tl.load(stats + 2 * plane + at_c, mask=inside, other=0.0)
+    b = tl.load(coefficients + at_c, mask=inside, other=0.0)
+    k = tl.load(coefficients + plane + at_c, mask=inside, other=0.0)
+    result = scale[None, :] * total + b[None, :] * (value - mean[None, :]) + k[None, :]
+    tl.store(dx + at, result.to(dx.dtype.element_ty), mask=keep)

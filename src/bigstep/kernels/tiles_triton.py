@@ -1,0 +1,48 @@
+"""Pieces that the Triton kernels on row x channel tiles share."""
+
+# mypy: disable-error-code="no-untyped-def"
+# Kernel arguments have no Python types: pointers and integers of the device.
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+__all__ = ["pack_bits", "read", "rows_of_part", "unpack_bits", "write"]
+
+
+@triton.jit
+def read(pointer, ok, EVEN: tl.constexpr):
+    """A tile in fp32; EVEN says that every tile is full, so that no mask is needed."""
+    tile = tl.load(pointer) if EVEN else tl.load(pointer, mask=ok, other=0.0)
+    return tile.to(tl.float32)
+
+
+@triton.jit
+def write(pointer, tile, ok, EVEN: tl.constexpr):
+    """Store a tile in the pointer's own type."""
+    if EVEN:
+        tl.store(pointer, tile.to(pointer.dtype.element_ty))
+    else:
+        tl.store(pointer, tile.to(pointer.dtype.element_ty), mask=ok)
+
+
+@triton.jit
+def rows_of_part(part, parts, rows, BM: tl.constexpr):
+    """Rows that a part has seen: tiles part, part + parts, ... counted from the end; the last tile may be short."""
+    tiles = (rows + BM - 1) // BM
+    mine = (tiles - part + parts - 1) // parts
+    return mine * BM - tl.where(part == 0, tiles * BM - rows, 0)
+
+
+@triton.jit
+def pack_bits(mask, BM: tl.constexpr, BC: tl.constexpr):
+    """(BM, BC) truth values -> (BM, BC / 8) bytes, the first channel in the lowest bit."""
+    bits = tl.reshape(mask.to(tl.int32), (BM, BC // 8, 8)) << tl.arange(0, 8)[None, None, :]
+    return tl.sum(bits, axis=2).to(tl.uint8)
+
+
+@triton.jit
+def unpack_bits(packed, BM: tl.constexpr, BC: tl.constexpr):
+    """(BM, BC / 8) bytes -> (BM, BC) truth values."""
+    bits = (packed.to(tl.int32)[:, :, None] >> tl.arange(0, 8)[None, None, :]) & 1
+    return tl.reshape(bits, (BM, BC)) != 0
