@@ -14,6 +14,9 @@ from bigstep.optim.gather import by_device_and_dtype, with_gradient
 
 __all__ = ["LARS", "lars", "lars_reference"]
 
+SETTINGS = ("lr", "momentum", "weight_decay", "trust_coefficient", "eps", "nesterov", "adapt")
+"""What a parameter group may set for itself; torch adds names of its own to a group."""
+
 
 class LARS(Optimizer):
     """Layer-wise adaptive rate scaling, as Algorithm 1 of the paper: the rate is inside the velocity.
@@ -94,7 +97,7 @@ class LARS(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            settings = {name: group[name] for name in self.defaults}
+            settings = {name: group[name] for name in SETTINGS}
             for params, grads in by_device_and_dtype(with_gradient(group["params"])):
                 lars(params, grads, [self._velocity(param) for param in params], **settings)
         return loss

@@ -14,6 +14,9 @@ from bigstep.optim.gather import by_device_and_dtype, with_gradient
 
 __all__ = ["RMSpropWarmup", "rmsprop_warmup", "rmsprop_warmup_reference"]
 
+SETTINGS = ("lr", "momentum", "rms_decay", "rms_lr", "eps", "weight_decay", "blend")
+"""What a parameter group may set for itself; torch adds names of its own to a group."""
+
 
 class RMSpropWarmup(Optimizer):
     """A blend of RMSprop and momentum SGD that the caller moves from one to the other.
@@ -96,7 +99,7 @@ class RMSpropWarmup(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            settings = {name: group[name] for name in self.defaults}
+            settings = {name: group[name] for name in SETTINGS}
             for params, grads in by_device_and_dtype(with_gradient(group["params"])):
                 deltas, squares = zip(*map(self._buffers, params), strict=True)
                 rmsprop_warmup(params, grads, list(deltas), list(squares), **settings)

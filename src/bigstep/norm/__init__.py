@@ -1,0 +1,18 @@
+"""Treatments of batch norm: whose statistics count, how they travel, how residual branches start."""
+
+from __future__ import annotations
+
+from bigstep.norm.ghost import GhostBatchNorm2d, ghost_batch_norm, set_workers
+from bigstep.norm.statistics import average_statistics, last_batch_statistics
+from bigstep.norm.worker_statistics import WorkerStatistics
+from bigstep.norm.zero_gamma import zero_gamma
+
+__all__ = [
+    "GhostBatchNorm2d",
+    "WorkerStatistics",
+    "average_statistics",
+    "ghost_batch_norm",
+    "last_batch_statistics",
+    "set_workers",
+    "zero_gamma",
+]

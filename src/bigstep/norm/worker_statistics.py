@@ -1,0 +1,152 @@
+"""Evaluation statistics of a run with many logical workers: the mean over workers, whatever the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from bigstep.errors import ConfigError, RunError
+from bigstep.norm.statistics import copy_out, last_batch_statistics, statistics_of, tracking_norms
+
+__all__ = ["WorkerStatistics"]
+
+
+class WorkerStatistics:
+    """The statistics an evaluation uses: the mean over all workers of the workers' own statistics.
+
+    ::
+
+        step   = mean over the workers active in a step of the (mean, variance) of their local batches
+        global <- keep * global + (1 - keep) * step                      keep = 0: the last step alone
+
+    A moving average is linear, so this is also the mean over workers of one moving average per worker, and no memory
+    per worker is needed. It is linear in the ranks as well: each rank gathers its share of the steps since the last
+    `synchronize`, and one sum over ranks completes them. So the result does not depend on how many ranks there are.
+
+    In a step, a rank calls `begin_forward` before each forward and `end_step` once; before an evaluation or a
+    checkpoint all ranks call `synchronize`. While training goes on, the modules hold the statistics of the last
+    forward alone (their `momentum` is set to 1 and stays there, so that compiled and captured models stay valid, and
+    a forward that activation checkpointing repeats counts once).
+
+    Args:
+        model: Any module; batch norms that keep running statistics are taken, others left alone. With DDP,
+            `broadcast_buffers` must be off: it would overwrite what this rank saw.
+        keep: How much of the average is kept from step to step: 0.9 for a slow average, 0 for the last batch only.
+
+    >>> norm = nn.BatchNorm1d(1)
+    >>> statistics = WorkerStatistics(norm, keep=0.5)
+    >>> for seen, batch in enumerate(([[1.0], [3.0]], [[5.0], [7.0]])):  # two workers, local means 2 and 6
+    ...     statistics.begin_forward(seen, now=1)
+    ...     _ = norm(torch.tensor(batch))
+    >>> statistics.end_step(share=1.0)
+    >>> statistics.synchronize(lambda flat: flat)
+    >>> norm.running_mean  # 0.5 * 0 + 0.5 * 4
+    tensor([2.])
+
+    Reference: Akiba, Suzuki, Fukuda, Extremely Large Minibatch SGD, 2017, section 3.3 (last batch, averaged); Goyal
+    et al., Accurate, Large Minibatch SGD, 2017, section 5.1 (statistics per worker, moving average of 0.9).
+
+    Differs from the papers: Goyal et al. and Yamazaki et al. evaluate with the moving averages of each worker's own;
+    here these are averaged over all workers first. As in torch, variances are unbiased, averages start at mean 0 and
+    variance 1, and a mean of variances leaves out the variance between the workers' means.
+    """
+
+    def __init__(self, model: nn.Module, keep: float) -> None:
+        """See the class."""
+        if not 0 <= keep < 1:
+            raise ConfigError(f"WorkerStatistics was given keep={keep}, but it must be at least 0 and less than 1.")
+        self.keep = keep
+        self._norms = tracking_norms(model)
+        last_batch_statistics(model)
+        self._global = self._gathered()  # of all workers, up to the last synchronize
+        self._pending = torch.zeros_like(self._global)  # this rank's part of the steps since then
+        self._decay = 1.0  # what those steps leave of `_global`
+        self._step = torch.zeros_like(self._global)  # sum over this rank's workers in the running step
+        self._workers = 0  # how many of them are in that sum
+        self._latest = 0  # workers of the forward whose statistics still lie in the modules
+
+    def begin_forward(self, seen: int, now: int) -> None:
+        """Say which workers the coming forward holds; call it before each forward of a step.
+
+        Args:
+            seen: Workers of this rank that were already run in this step; 0 begins a step, and drops one that was
+                begun but not ended.
+            now: Workers in this forward: 1, or several through `GhostBatchNorm2d`.
+        """
+        if seen == 0:
+            self._step.zero_()
+            self._workers = 0
+        else:
+            self._collect()
+        assert self._workers == seen, f"{self._workers} workers were run in this step, not {seen}"
+        self._latest = now
+        if self._norms:
+            # at momentum 1 torch computes 0 * running + 1 * batch, where a NaN of a step that was dropped would stay
+            torch._foreach_zero_(statistics_of(self._norms))
+
+    def end_step(self, share: float) -> None:
+        """Take the statistics of a step into the average.
+
+        Args:
+            share: Workers of this rank in the step / active workers of all ranks; 0 for a rank without workers.
+        """
+        self._decay *= self.keep
+        self._pending.mul_(self.keep)
+        if share > 0:
+            self._collect()
+            assert self._workers, "a step with a share must have had a forward"
+            self._pending.add_(self._step, alpha=(1 - self.keep) * share / self._workers)
+            self._workers = 0
+
+    def synchronize(self, sum_over_ranks: Callable[[Tensor], object]) -> None:
+        """Complete the averages over ranks and write them into the modules, the same on every rank.
+
+        Every rank must call it, and all after the same step, since `sum_over_ranks` is a collective.
+
+        Args:
+            sum_over_ranks: Sums one flat tensor over the ranks in place; does nothing where there is one rank.
+        """
+        if self._norms:  # the same on every rank, so none waits in a collective that others skip
+            sum_over_ranks(self._pending)
+        self._global.mul_(self._decay).add_(self._pending)
+        self._pending.zero_()
+        self._decay = 1.0
+        self._latest = 0
+        copy_out(self._global, statistics_of(self._norms))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What a checkpoint needs; call it after `synchronize`, when it is the same on every rank.
+
+        Returns:
+            A copy of the averages, as one flat tensor.
+        """
+        if self._decay != 1.0:
+            raise RunError("Batch-norm statistics of some steps are not yet summed over ranks; call synchronize first.")
+        return {"statistics": self._global.clone()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a checkpoint: sets the averages, and the running statistics of the modules with them."""
+        saved = state["statistics"]
+        if saved.shape != self._global.shape:
+            raise ConfigError(
+                f"The checkpoint holds {saved.numel()} batch-norm statistics, but this model has "
+                f"{self._global.numel()}; load it into the model it was written by."
+            )
+        self._global.copy_(saved)
+        for tensor in (self._pending, self._step):
+            tensor.zero_()
+        self._decay = 1.0
+        self._workers = self._latest = 0
+        copy_out(self._global, statistics_of(self._norms))
+
+    def _collect(self) -> None:
+        """Add the statistics that lie in the modules to the sum of the step."""
+        if self._latest and self._norms:
+            self._step.add_(torch.cat(statistics_of(self._norms)), alpha=self._latest)
+        self._workers += self._latest
+        self._latest = 0
+
+    def _gathered(self) -> Tensor:
+        return torch.cat(statistics_of(self._norms)) if self._norms else torch.zeros(0)
