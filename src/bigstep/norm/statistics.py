@@ -106,6 +106,6 @@ def copy_out(flat: Tensor, buffers: list[Tensor]) -> None:
     >>> buffers
     [tensor([1.]), tensor([2., 3.])]
     """
-    parts = torch.split_with_sizes(flat, [buffer.numel() for buffer in buffers])
-    with torch.no_grad():
+    if buffers:  # torch's multi-tensor functions refuse empty lists
+        parts = torch.split_with_sizes(flat, [buffer.numel() for buffer in buffers])
         torch._foreach_copy_(buffers, list(parts))
