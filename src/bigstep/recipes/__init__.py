@@ -1,0 +1,84 @@
+"""Published systems as complete configurations, one a file, each opening with its evidence.
+
+Importing this package loads no recipe and no torch; `load` imports the one that is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+
+from bigstep.config import Published, RunConfig
+from bigstep.errors import ConfigError, nearest
+
+__all__ = ["NAMES", "Recipe", "describe", "load"]
+
+NAMES = ("plain", "fair", "lars", "pfn", "sony", "fujitsu", "tencent", "google", "fastai", "onebit")
+"""The recipes, in the order in which they are presented."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What there is to know about a recipe before running it."""
+
+    name: str
+    """The name that `bigstep train` takes."""
+    summary: str
+    """One line."""
+    techniques: tuple[str, ...]
+    """What the system is known for."""
+    published: Published
+    """The result that its paper reports."""
+    presets: tuple[str, ...]
+    """Names that `load` takes."""
+    docstring: str
+    """The evidence: sources, arithmetic, choices and differences."""
+
+
+def load(name: str, preset: str = "mini") -> RunConfig:
+    """Return the configuration of one preset of a recipe.
+
+    Args:
+        name: one of `NAMES`.
+        preset: `mini` for the embedded data, `paper` for ImageNet with the published workers and batch; some recipes
+            have more.
+
+    >>> load("fair", "paper").batch
+    8192
+    """
+    presets = _presets(_module(name))
+    if preset not in presets:
+        raise ConfigError(f"The recipe {name} has no preset {preset!r}: {nearest(preset, presets)}.")
+    return presets[preset]()
+
+
+def describe(name: str) -> Recipe:
+    """Return what there is to know about a recipe.
+
+    >>> describe("pfn").published.batch
+    '32,768'
+    """
+    module = _module(name)
+    return Recipe(
+        name=name,
+        summary=module.SUMMARY,
+        techniques=module.TECHNIQUES,
+        published=module.PUBLISHED,
+        presets=tuple(_presets(module)),
+        docstring=inspect.cleandoc(module.__doc__ or ""),
+    )
+
+
+def _module(name: str) -> ModuleType:
+    if name not in NAMES:
+        raise ConfigError(f"Unknown recipe {name!r}: {nearest(name, NAMES)}.")
+    return importlib.import_module(f"bigstep.recipes.{name}")
+
+
+def _presets(module: ModuleType) -> dict[str, Callable[[], RunConfig]]:
+    """The functions that a recipe exports are its presets."""
+    exported = ((name, getattr(module, name)) for name in module.__all__)
+    return {name: value for name, value in exported if inspect.isfunction(value)}

@@ -1,0 +1,135 @@
+"""Google: grow the batch instead of decaying the rate (Smith et al. 2017), and a TPU pod (Ying et al. 2018).
+
+Evidence
+    Smith, Kindermans, Ying, Le, "Don't Decay the Learning Rate, Increase the Batch Size", 2017, arXiv 1711.00489; Ying,
+    Kumar, Chen, Wang, Cheng, "Image Classification at Supercomputer Scale", 2018, arXiv 1811.06992; abstracts and
+    Google's public ResNet code were read.
+
+    | run   | batch           | processors  | time     | top-1  | standing                              |
+    |-------|-----------------|-------------|----------|--------|---------------------------------------|
+    | Smith | 8,192 -> 16,384 | TPU pod     | < 30 min | 76.1 % | abstract; batches from NVIDIA's table |
+    | Ying  | 32,768          | 1024 TPU v3 | 2.2 min  | 76.3 % | abstract; batch remembered            |
+
+Launch
+    bigstep train google
+    torchrun --nnodes 32 --nproc-per-node 8 -m bigstep train google --preset paper --data /data/imagenet
+    torchrun --nnodes 128 --nproc-per-node 8 -m bigstep train google --preset paper_pod --data /data/imagenet
+
+Batch
+    paper: 256 workers x 32 = 8,192, then 256 x 64 = 16,384. The noise scale is g = rate * N / (batch * (1 - momentum)):
+    doubling the batch halves it as halving the rate would.
+    paper_pod: 1024 workers x 32 = 32,768.
+    mini: 32 workers x 32 = 1,024, then 32 x 64 = 2,048.
+
+Known
+    Smith: the growth takes the place of decay; it comes after epoch 30 (remembered). Ying: LARS, coefficient 0.001, eps 0,
+    rate from 0 to 34 over 12 epochs, then power 2 (Google's code for 32,768); batch norm over groups of replicas.
+
+Chosen
+    How many workers share the batch: 32 images each, as in FAIR's run that this one starts from, with its rate (3.2),
+    warm-up, drops, momentum and decay. At epoch 30, where FAIR divides the rate by 10, the batch takes a factor 2 of it
+    and the rate the remaining 5; at 60 and 80 the rate falls by 10.
+    mini: the same at epochs 7, 13 and 18 of 20. @@google@@
+
+Differs
+    paper_pod normalises each worker's 32 images alone; the groups of replicas of the original are not built.
+    TPUs compute in bfloat16; so do both paper presets.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from bigstep.config import (
+    DataConfig,
+    ExchangeConfig,
+    LrConfig,
+    NormConfig,
+    OptimizerConfig,
+    Piece,
+    Published,
+    RunConfig,
+    Stage,
+    WorkersConfig,
+)
+
+__all__ = ["PUBLISHED", "SUMMARY", "TECHNIQUES", "mini", "paper", "paper_pod"]
+
+SUMMARY = "Smith et al. 2017: the batch grows in place of a decaying rate; 8,192 -> 16,384"
+TECHNIQUES = ("growing batch", "linear LR scaling", "warm-up")
+PUBLISHED = Published(
+    system="Google",
+    source="Smith et al., Don't Decay the Learning Rate, Increase the Batch Size, 2017, arXiv 1711.00489",
+    hardware="TPU pod",
+    batch="8,192 -> 16,384",
+    accuracy=0.761,
+    seconds=30 * 60.0,
+    note="The time is an upper bound. Ying et al. 2018: 1024 TPU v3, 32,768, 76.3 % in 2.2 minutes.",
+)
+
+
+def paper() -> RunConfig:
+    """ImageNet with 256 workers whose local batch doubles (Smith et al.)."""
+    return RunConfig(
+        recipe="google",
+        preset="paper",
+        model="resnet50",
+        data=DataConfig(name="imagenet", image_size=224, augment="resized_crop", loaders=8),
+        workers=WorkersConfig(count=256, local_batch=32),
+        plan=(Stage(epoch=30, count=256, local_batch=64),),
+        epochs=90,
+        optimizer=OptimizerConfig(name="sgd", momentum=0.9, nesterov=True, weight_decay=1e-4),
+        lr=LrConfig(
+            base=0.1,
+            schedule=(
+                Piece(shape="warmup", until=5, start="base", end=1.0),
+                Piece(shape="table", until=90, at=(30, 60, 80), values=(1.0, 0.2, 0.02, 0.002)),
+            ),
+        ),
+        norm=NormConfig(statistics="moving", momentum=0.9, zero_gamma=True),
+        exchange=ExchangeConfig(collective="ring", codec="none"),
+        precision="bf16",
+    )
+
+
+def paper_pod() -> RunConfig:
+    """ImageNet with 1,024 workers and LARS (Ying et al.)."""
+    return dataclasses.replace(
+        paper(),
+        preset="paper_pod",
+        workers=WorkersConfig(count=1024, local_batch=32),
+        plan=(),
+        optimizer=OptimizerConfig(name="lars", momentum=0.9, weight_decay=1e-4, trust_coefficient=0.001, eps=0.0),
+        lr=LrConfig(
+            base=34.0,
+            scaling="none",
+            schedule=(
+                Piece(shape="warmup", until=12, start=0.0, end=1.0),
+                Piece(shape="polynomial", until=90, start=1.0, end=0.0, power=2.0),
+            ),
+        ),
+        exchange=ExchangeConfig(collective="torus", codec="none"),
+    )
+
+
+def mini() -> RunConfig:
+    """The embedded data on two CPU cores."""
+    return RunConfig(
+        recipe="google",
+        preset="mini",
+        model="small",
+        data=DataConfig(augment="flip"),
+        workers=WorkersConfig(count=32, local_batch=32),
+        plan=(Stage(epoch=7, count=32, local_batch=64),),
+        epochs=20,
+        optimizer=OptimizerConfig(name="sgd", momentum=0.9, nesterov=True, weight_decay=1e-4),
+        lr=LrConfig(
+            base=0.1,
+            schedule=(
+                Piece(shape="warmup", until=1, start="base", end=1.0),
+                Piece(shape="table", until=20, at=(7, 13, 18), values=(1.0, 0.2, 0.02, 0.002)),
+            ),
+        ),
+        norm=NormConfig(statistics="moving", momentum=0.9, zero_gamma=True),
+        exchange=ExchangeConfig(collective="ring", codec="none"),
+    )

@@ -1,0 +1,109 @@
+"""LARS: a rate for each layer (You et al. 2017), 32,768 images a step.
+
+Evidence
+    You, Gitman, Ginsburg, "Large Batch Training of Convolutional Networks", 2017, arXiv 1708.03888 (the rule); You,
+    Zhang, Hsieh, Demmel, Keutzer, "ImageNet Training in Minutes", 2017, arXiv 1709.05011 (the run).
+
+    | batch  | processors | epochs | time   | top-1  | standing                                  |
+    |--------|------------|--------|--------|--------|-------------------------------------------|
+    | 32,768 | 2048 KNL   | 90     | 20 min | 75.4 % | quoted by Jia et al. 2018 in the abstract |
+    | 32,768 | 2048 KNL   | 64     | 14 min | 74.9 % | abstract                                  |
+
+Launch
+    bigstep train lars
+    torchrun --nnodes 256 --nproc-per-node 8 -m bigstep train lars --preset paper --data /data/imagenet
+
+Batch
+    paper: 2048 workers x 16 = 32,768; 39.1 steps an epoch, 3,519 in 90 epochs.
+    mini: 32 workers x 32 = 1,024.
+
+Known
+    The rule, trust coefficient 0.001, momentum 0.9, polynomial decay of power 2, warm-up.
+
+Chosen
+    Peak 34 after 12 epochs of warm-up: the papers' own rates for ResNet-50 were not found; these are the published
+    settings of Google's LARS code for the same batch, with the same coefficient and power. Weight decay 1e-4 goes with
+    them. The rate is given as it is, not scaled: it belongs to this batch alone.
+    mini: @@lars@@
+
+Differs
+    Biases and norm parameters are neither adapted nor decayed, as in every later system; the paper does not say so.
+    Its accuracy table for each batch was not found, so nothing is asserted about it.
+    In a public study (Nado et al. 2021, arXiv 2102.06356) carefully tuned Nesterov SGD equals LARS at this batch: keep
+    `plain` beside it.
+"""
+
+from __future__ import annotations
+
+from bigstep.config import (
+    DataConfig,
+    ExchangeConfig,
+    LrConfig,
+    NormConfig,
+    OptimizerConfig,
+    Piece,
+    Published,
+    RunConfig,
+    WorkersConfig,
+)
+
+__all__ = ["PUBLISHED", "SUMMARY", "TECHNIQUES", "mini", "paper"]
+
+SUMMARY = "You et al. 2017: layer-wise adaptive rates; 32,768 images a step"
+TECHNIQUES = ("LARS", "warm-up", "polynomial decay")
+PUBLISHED = Published(
+    system="LARS",
+    source="You et al., ImageNet Training in Minutes, 2017, arXiv 1709.05011",
+    hardware="2048 Xeon Phi 7250",
+    batch="32,768",
+    accuracy=0.754,
+    seconds=20 * 60.0,
+    note="90 epochs; 64 epochs gave 74.9 % in 14 minutes.",
+)
+
+
+def paper() -> RunConfig:
+    """ImageNet with 2,048 workers."""
+    return RunConfig(
+        recipe="lars",
+        preset="paper",
+        model="resnet50",
+        data=DataConfig(name="imagenet", image_size=224, augment="resized_crop", loaders=8),
+        workers=WorkersConfig(count=2048, local_batch=16),
+        epochs=90,
+        optimizer=OptimizerConfig(name="lars", momentum=0.9, weight_decay=1e-4, trust_coefficient=0.001, eps=0.0),
+        lr=LrConfig(
+            base=34.0,
+            scaling="none",
+            schedule=(
+                Piece(shape="warmup", until=12, start=0.0, end=1.0),
+                Piece(shape="polynomial", until=90, start=1.0, end=0.0, power=2.0),
+            ),
+        ),
+        norm=NormConfig(statistics="moving", momentum=0.9, zero_gamma=True),
+        exchange=ExchangeConfig(collective="ring", codec="none"),
+        precision="float32",
+    )
+
+
+def mini() -> RunConfig:
+    """The embedded data on two CPU cores."""
+    return RunConfig(
+        recipe="lars",
+        preset="mini",
+        model="small",
+        data=DataConfig(augment="flip"),
+        workers=WorkersConfig(count=32, local_batch=32),
+        epochs=20,
+        optimizer=OptimizerConfig(name="lars", momentum=0.9, weight_decay=1e-4, trust_coefficient=0.01, eps=0.0),
+        lr=LrConfig(
+            base=2.0,
+            scaling="none",
+            schedule=(
+                Piece(shape="warmup", until=3, start=0.0, end=1.0),
+                Piece(shape="polynomial", until=20, start=1.0, end=0.0, power=2.0),
+            ),
+        ),
+        norm=NormConfig(statistics="moving", momentum=0.9, zero_gamma=True),
+        exchange=ExchangeConfig(collective="ring", codec="none"),
+    )
