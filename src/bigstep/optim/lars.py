@@ -70,7 +70,7 @@ class LARS(Optimizer):
     ) -> None:
         """See the class."""
         for name, value in (("lr", lr), ("weight_decay", weight_decay), ("eps", eps)):
-            if isinstance(value, float) and value < 0:
+            if not isinstance(value, Tensor) and value < 0:
                 raise ConfigError(f"LARS was given {name}={value}, but it must not be negative.")
         if not 0 <= momentum < 1:
             raise ConfigError(f"LARS was given momentum={momentum}, but it must be at least 0 and less than 1.")
