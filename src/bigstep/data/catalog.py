@@ -1,0 +1,165 @@
+"""Names of data sets to data sets: the only place that knows where each lies and where it comes from."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from pathlib import Path
+from typing import Any
+
+from bigstep.data import cifar, embedded
+from bigstep.data.cifar import find_cifar, open_cifar
+from bigstep.data.download import Progress, Remote, cache_folder, download, locked, unpack
+from bigstep.data.folder import open_folder
+from bigstep.data.idx import find_idx, open_idx
+from bigstep.data.images import DataPair, hold_out
+from bigstep.data.names import SETS
+from bigstep.errors import DataError, nearest
+
+__all__ = ["open_data"]
+
+CIFAR10 = Remote(
+    "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+    "sha256:6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
+)
+_FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
+_MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist"
+# the publishers give MD5 sums: good against a torn download, which is what they are for
+IDX_FILES = {
+    "fashion-mnist": (
+        Remote(f"{_FASHION}/train-images-idx3-ubyte.gz", "md5:8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
+        Remote(f"{_FASHION}/train-labels-idx1-ubyte.gz", "md5:25c81989df183df01b3e8a0aad5dffbe"),
+        Remote(f"{_FASHION}/t10k-images-idx3-ubyte.gz", "md5:bef4ecab320f06d8554ea6380940ec79"),
+        Remote(f"{_FASHION}/t10k-labels-idx1-ubyte.gz", "md5:bb300cfdad3c16e7a12a480ee83cd310"),
+    ),
+    "mnist": (
+        Remote(f"{_MNIST}/train-images-idx3-ubyte.gz", "md5:f68b3c2dcbeaaa9fbdd348bbdeb94873"),
+        Remote(f"{_MNIST}/train-labels-idx1-ubyte.gz", "md5:d53e105ee54ea40749a09fcbcd1e9432"),
+        Remote(f"{_MNIST}/t10k-images-idx3-ubyte.gz", "md5:9fb629c4189551a2d022fa330f9573f3"),
+        Remote(f"{_MNIST}/t10k-labels-idx1-ubyte.gz", "md5:ec29112dd5afa0611ce80d1b7f02629c"),
+    ),
+}
+_IDX_FACTS = {  # classes, mean, deviation of the training images
+    "fashion-mnist": (embedded.CLASSES, (0.2860,), (0.3530,)),
+    "mnist": (tuple("0123456789"), (0.1307,), (0.3081,)),
+}
+
+
+def open_data(
+    name: str, path: str = "", holdout: float = 0.0, seed: int = 0, progress: Progress | None = None
+) -> DataPair:
+    """Open a data set by name.
+
+    Args:
+        name: embedded, fashion-mnist, mnist, cifar10, imagenet, folder, or package.module:function, a function that
+            returns two map-style data sets; it is given `path` if it takes an argument.
+        path: the folder of the files. Empty means the cache folder, where a missing set is downloaded to.
+        holdout: this fraction of the training set, the same from each class, is evaluated on instead of the test set.
+        seed: decides which samples are held out.
+        progress: called as a download arrives.
+
+    Returns:
+        The training and the test set.
+
+    >>> pair = open_data("embedded", holdout=0.25)
+    >>> len(pair.train), len(pair.test), pair.train.image_size
+    (9000, 3000, 28)
+    """
+    pair = _open(name, path, progress)
+    return hold_out(pair.train, holdout, seed) if holdout else pair
+
+
+def _open(name: str, path: str, progress: Progress | None) -> DataPair:
+    if ":" in name:
+        return _open_own(name, path)
+    if name == "embedded":
+        return DataPair(*embedded.open_embedded())
+    if name in IDX_FILES:
+        return _open_idx(name, path, progress)
+    if name == "cifar10":
+        return _open_cifar(path, progress)
+    if name in ("imagenet", "folder"):
+        if not path:
+            raise DataError(f"{name} needs data.path, the folder that holds train/CLASS/*.JPEG and val/CLASS/*.JPEG.")
+        return DataPair(*open_folder(Path(path)))
+    raise DataError(f"There is no data set {name!r} ({nearest(name, SETS)}); your own is package.module:function.")
+
+
+def _open_idx(name: str, path: str, progress: Progress | None) -> DataPair:
+    remotes = IDX_FILES[name]
+    if path:
+        files = find_idx(Path(path))
+        if files is None:
+            raise DataError(
+                f"{path} does not hold the files of {name}: {', '.join(remote.name for remote in remotes)} "
+                "(with or without .gz)."
+            )
+    else:
+        folder = cache_folder() / name
+        files = find_idx(folder)
+        if files is None:
+            with locked(folder):
+                for remote in remotes:
+                    if not (folder / remote.name).exists():
+                        download(remote, folder, progress)
+            files = find_idx(folder)
+            assert files is not None, "all four were just downloaded"
+    return DataPair(*open_idx(files, *_IDX_FACTS[name]))
+
+
+def _open_cifar(path: str, progress: Progress | None) -> DataPair:
+    if path:
+        files = find_cifar(Path(path))
+        if files is None:
+            raise DataError(
+                f"{path} does not hold CIFAR-10: data_batch_1 to data_batch_5 and test_batch, or the same ending in "
+                ".bin, there or in cifar-10-batches-py or cifar-10-batches-bin."
+            )
+    else:
+        folder = cache_folder() / "cifar10"
+        files = find_cifar(folder)
+        if files is None:
+            with locked(folder):
+                if find_cifar(folder) is None:  # another rank may have fetched it while this one waited
+                    archive = folder / CIFAR10.name
+                    unpack(
+                        archive if archive.exists() else download(CIFAR10, folder, progress), cifar.PYTHON_FILES, folder
+                    )
+            files = find_cifar(folder)
+            assert files is not None, "the archive was just unpacked"
+    return DataPair(*open_cifar(files))
+
+
+def _open_own(name: str, path: str) -> DataPair:
+    module_name, _, function_name = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        # a module that is there but misses one of its own imports is a fault to be seen whole
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise
+        raise DataError(f"data {name!r}: there is no module {module_name!r} on the Python path.") from None
+    except ValueError:
+        raise DataError(f"data {name!r} must be package.module:function.") from None
+    function: Any = getattr(module, function_name, None)
+    if not callable(function):
+        known = [key for key, value in vars(module).items() if callable(value)]
+        raise DataError(f"{module_name} has no function {function_name!r}; {nearest(function_name, known)}.")
+    pair = _call_with_path(function, path, name)
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise DataError(f"{name} must return two data sets, (train, test), not {type(pair).__name__}.")
+    for part in pair:
+        if not hasattr(part, "__len__") or not hasattr(part, "__getitem__"):
+            raise DataError(f"{name} returned a {type(part).__name__}, which has no length or no items by index.")
+        if len(part) == 0:
+            raise DataError(f"{name} returned an empty data set.")
+    return DataPair(pair[0], pair[1])
+
+
+def _call_with_path(function: Any, path: str, name: str) -> Any:
+    parameters = inspect.signature(function).parameters.values()
+    places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL)]
+    if path and not places:
+        raise DataError(f"{name} takes no argument, so data.path={path} cannot be given to it; leave data.path empty.")
+    required = any(p.default is p.empty and p.kind != p.VAR_POSITIONAL for p in places)
+    return function(path) if path or required else function()

@@ -1,0 +1,119 @@
+"""CIFAR-10 in its official forms: batches of pickled arrays, and batches of plain bytes.
+
+A pickle can run code. The reader here builds bytes, numbers, lists, dicts and byte arrays, and refuses everything else.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bigstep.data.images import TensorImages, check_labels
+from bigstep.errors import DataError
+
+__all__ = ["CLASSES", "MEAN", "PYTHON_FILES", "STD", "find_cifar", "open_cifar"]
+
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+MEAN = (0.4914, 0.4822, 0.4465)
+STD = (0.2470, 0.2435, 0.2616)
+PYTHON_FILES = tuple(
+    f"cifar-10-batches-py/{name}" for name in (*(f"data_batch_{n}" for n in range(1, 6)), "test_batch")
+)
+_BINARY_FILES = tuple(f"{name.replace('-py', '-bin')}.bin" for name in PYTHON_FILES)
+_PIXELS = 3 * 32 * 32
+_MAX_FILE_BYTES = 2**28  # an official batch has 31 MB
+
+
+def find_cifar(folder: Path) -> tuple[Path, ...] | None:
+    """Return the six batch files, five to train on and the test batch last, or None where one is missing.
+
+    Both `folder` itself and its official subfolder are looked at; the binary form is taken where both are there.
+    """
+    for names in (_BINARY_FILES, PYTHON_FILES):
+        for files in (tuple(folder / name for name in names), tuple(folder / Path(name).name for name in names)):
+            if all(file.is_file() for file in files):
+                return files
+    return None
+
+
+def open_cifar(files: tuple[Path, ...]) -> tuple[TensorImages, TensorImages]:
+    """Read the training and the test set from the files that `find_cifar` found."""
+
+    def split(parts: tuple[Path, ...]) -> TensorImages:
+        images, labels = zip(*map(read_batch, parts), strict=True)
+        return TensorImages(
+            images=torch.cat(images), labels=torch.cat(labels), classes=CLASSES, mean=MEAN, std=STD, name=str(parts[0])
+        )
+
+    return split(files[:-1]), split(files[-1:])
+
+
+def read_batch(path: Path) -> tuple[Tensor, Tensor]:
+    """Read one batch file: images as uint8 of (N, 3, 32, 32) and labels as int64."""
+    try:
+        size = path.stat().st_size
+        content = path.read_bytes() if size <= _MAX_FILE_BYTES else b""
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}.") from None
+    if not content:
+        raise DataError(f"{path} has {size:,} bytes; a batch of CIFAR-10 has some, and fewer than {_MAX_FILE_BYTES:,}.")
+    pixels, labels = _parse_binary(content, path) if path.suffix == ".bin" else _parse_pickle(content, path)
+    check_labels(labels, len(pixels), len(CLASSES), str(path))
+    return pixels.view(-1, 3, 32, 32), labels
+
+
+def _parse_binary(content: bytes, path: Path) -> tuple[Tensor, Tensor]:
+    record = 1 + _PIXELS
+    if len(content) % record:
+        raise DataError(f"{path} has {len(content):,} bytes, which are no whole records of {record:,}; fetch it again.")
+    records = torch.frombuffer(bytearray(content), dtype=torch.uint8).view(-1, record)
+    return records[:, 1:].contiguous(), records[:, 0].long()
+
+
+def _parse_pickle(content: bytes, path: Path) -> tuple[Tensor, Tensor]:
+    try:
+        batch = _ArrayUnpickler(io.BytesIO(content), encoding="bytes").load()
+        data, labels = batch[b"data"], batch[b"labels"]
+    except Exception as error:  # a damaged pickle can raise nearly anything
+        reason = str(error) if isinstance(error, pickle.UnpicklingError) else f"damaged ({type(error).__name__})"
+        raise DataError(f"{path} is no batch of CIFAR-10: {reason}.") from None
+    well_formed = isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.shape[1:] == (_PIXELS,)
+    if not well_formed or not isinstance(labels, list) or not all(isinstance(label, int) for label in labels):
+        raise DataError(f"{path} is no batch of CIFAR-10: it needs uint8 data of N x {_PIXELS:,} and a list of labels.")
+    return torch.from_numpy(np.ascontiguousarray(data)), torch.tensor(labels, dtype=torch.int64)
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    """An unpickler that can build arrays of bytes and plain containers, and call nothing else."""
+
+    def find_class(self, module: str, name: str, /) -> Any:
+        # closures, made anew each time: nothing that a pickle does to what it gets can outlive the load
+        def empty_array(kind: object, *_: object) -> NDArray[np.uint8]:
+            return np.empty(0, dtype=np.uint8)  # the array's own state, which follows, brings shape and bytes
+
+        def byte_type(code: object, *_: object) -> np.dtype[np.uint8]:
+            if code not in ("u1", b"u1", "|u1", b"|u1"):
+                raise pickle.UnpicklingError(f"it holds an array of {code!r}, not of bytes")
+            return np.dtype(np.uint8)
+
+        def encoded(text: str, *_: object) -> bytes:  # how Python 3 writes bytes for old readers
+            return text.encode("latin1")
+
+        allowed: dict[tuple[str, str], Callable[..., Any] | str] = {
+            ("numpy.core.multiarray", "_reconstruct"): empty_array,
+            ("numpy._core.multiarray", "_reconstruct"): empty_array,
+            ("numpy", "ndarray"): "ndarray",  # only ever handed to _reconstruct
+            ("numpy", "dtype"): byte_type,
+            ("_codecs", "encode"): encoded,
+        }
+        if (module, name) not in allowed:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which data has no use for")
+        return allowed[module, name]

@@ -1,0 +1,107 @@
+"""One image file to one array of pixels: header checked first, decoded at the smallest size that will do.
+
+Orientation tags (EXIF) are ignored, as the published ImageNet pipelines ignore them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from bigstep.errors import DataError
+
+__all__ = ["centre_box", "cut", "image_sizes", "open_image", "whole_box"]
+
+Box = tuple[float, float, float, float]
+"""Left, top, right and bottom in pixels of the stored image; fractions are fine."""
+
+_FORMATS = ["JPEG", "PNG", "WEBP", "BMP"]
+_MODES = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr"}
+_MAX_PIXELS = 2**26  # 200 MB decoded; below the limit at which Pillow itself warns
+
+
+@contextmanager
+def open_image(path: Path) -> Iterator[Image.Image]:
+    """Open an image file and check what its header says; pixels are not decoded yet.
+
+    Whatever goes wrong with the file inside the `with` block, too, becomes a `DataError` that names it.
+    """
+    try:
+        with Image.open(path, formats=_FORMATS) as image:
+            width, height = image.size
+            if width * height > _MAX_PIXELS:
+                raise DataError(f"{path} has {width} x {height} pixels, more than the {_MAX_PIXELS:,} that are read.")
+            if image.mode not in _MODES:
+                raise DataError(f"{path} has pixels of type {image.mode}; convert it to 8 bits a channel.")
+            yield image
+    except DataError:
+        raise
+    except Exception as error:  # Pillow has no error of its own: a damaged file can raise nearly anything
+        reason = getattr(error, "strerror", None) or str(error).split(" (")[0].split(f" '{path}'")[0]
+        raise DataError(f"{path} cannot be decoded: {reason}.") from None
+
+
+def cut(image: Image.Image, box: Box, shape: tuple[int, int]) -> NDArray[np.uint8]:
+    """Decode the part of an opened image that lies in `box`, resized to `shape` (width, height), as RGB of HWC.
+
+    A JPEG is decoded at a half, a quarter or an eighth of its size where that still covers `shape`; the rest of the
+    way is one antialiased bilinear resampling of the box.
+    """
+    width, height = image.size
+    left, top, right, bottom = box
+    # the size at which the box would just cover the shape
+    image.draft(None, (math.ceil(width * shape[0] / (right - left)), math.ceil(height * shape[1] / (bottom - top))))
+    across, down = image.width / width, image.height / height
+    scaled = (  # rounding must not carry a box over the edge
+        max(left * across, 0.0),
+        max(top * down, 0.0),
+        min(right * across, image.width),
+        min(bottom * down, image.height),
+    )
+    pixels: Image.Image = image
+    if pixels.mode in ("P", "PA"):
+        pixels = pixels.convert("RGBA")  # a palette with transparency loses its colours on the straight way
+    if pixels.mode != "RGB":
+        pixels = pixels.convert("RGB")
+    return np.asarray(pixels.resize(shape, Image.Resampling.BILINEAR, box=scaled))
+
+
+def centre_box(width: int, height: int, fraction: float = 0.875) -> Box:
+    """Return the centred square whose side is `fraction` of the short side.
+
+    >>> centre_box(400, 200)
+    (112.5, 12.5, 287.5, 187.5)
+    """
+    side = fraction * min(width, height)
+    return (width - side) / 2, (height - side) / 2, (width + side) / 2, (height + side) / 2
+
+
+def whole_box(width: int, height: int, shape: tuple[int, int]) -> Box:
+    """Return the largest centred box with the aspect ratio of `shape` (width, height).
+
+    >>> whole_box(400, 200, (100, 100))
+    (100.0, 0.0, 300.0, 200.0)
+    """
+    scale = min(width / shape[0], height / shape[1])
+    w, h = scale * shape[0], scale * shape[1]
+    return (width - w) / 2, (height - h) / 2, (width + w) / 2, (height + h) / 2
+
+
+def image_sizes(paths: list[Path]) -> Tensor:
+    """Read width and height of each file from its header, (N, 2)."""
+
+    def size(path: Path) -> tuple[int, int]:
+        with open_image(path) as image:
+            return image.size
+
+    with ThreadPoolExecutor(8) as pool:  # waiting for a disk or a file server, not computing
+        return torch.tensor(list(pool.map(size, paths)), dtype=torch.int64).view(-1, 2)

@@ -1,0 +1,133 @@
+"""Fetch a published file: to a temporary name, its checksum compared, then renamed.
+
+Ranks of one machine share the cache folder, so a lock lets one of them download while the others wait.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import tarfile
+import urllib.error
+import urllib.request
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from bigstep.errors import DataError
+from bigstep.records import write_atomically
+
+__all__ = ["Progress", "Remote", "cache_folder", "download", "locked", "unpack"]
+
+Progress = Callable[[str, int, int], None]
+"""Called with the name of a file, the bytes received so far and the bytes in all (0 where unknown)."""
+
+_TIMEOUT_S = 30
+_CHUNK_BYTES = 2**20
+_MAX_BYTES = 2**31
+_MAX_MEMBER_BYTES = 2**28
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A file at its official address."""
+
+    url: str
+    checksum: str
+    """Algorithm and digest, as md5:... or sha256:...; what the publishers give."""
+
+    @property
+    def name(self) -> str:
+        """The file's own name."""
+        return self.url.rpartition("/")[2]
+
+
+def cache_folder() -> Path:
+    """Return the folder for downloaded sets: $BIGSTEP_DATA, else ~/.cache/bigstep."""
+    return Path(os.environ.get("BIGSTEP_DATA") or Path.home() / ".cache" / "bigstep")
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Make a folder and hold its lock; the lock ends with the process, however it ends."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = open(folder / ".lock", "w")  # noqa: SIM115 - closed below
+    except OSError as error:
+        raise DataError(
+            f"The cache folder {folder} cannot be written ({error.strerror}); set BIGSTEP_DATA to one that can."
+        ) from None
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def download(remote: Remote, folder: Path, progress: Progress | None = None) -> Path:
+    """Fetch a file into a folder and return its path; offline, one sentence says what to put where.
+
+    Args:
+        remote: what to fetch.
+        folder: where to keep it.
+        progress: called as the bytes arrive.
+    """
+    target = folder / remote.name
+    temporary = folder / f".{remote.name}.{os.getpid()}.part"
+    algorithm, _, expected = remote.checksum.partition(":")
+    digest = hashlib.new(algorithm, usedforsecurity=False)
+    received = 0
+    try:
+        with urllib.request.urlopen(remote.url, timeout=_TIMEOUT_S) as response, open(temporary, "wb") as file:
+            total = int(response.headers.get("Content-Length") or 0)
+            while received <= _MAX_BYTES and (chunk := response.read(_CHUNK_BYTES)):
+                file.write(chunk)
+                digest.update(chunk)
+                received += len(chunk)
+                if progress is not None:
+                    progress(remote.name, received, total)
+            file.flush()
+            os.fsync(file.fileno())
+        if digest.hexdigest() != expected:
+            raise DataError(
+                f"What {remote.url} sent ({received:,} bytes) does not have the checksum {remote.checksum}; "
+                f"try again, or put the right file at {target}."
+            )
+        os.replace(temporary, target)
+    except OSError as error:  # URLError and timeouts are among them
+        reason = getattr(error, "reason", None) or error.strerror or error
+        raise DataError(
+            f"{target} is missing and {remote.url} cannot be fetched ({reason}); "
+            "fetch it with another machine and put it there."
+        ) from None
+    finally:
+        temporary.unlink(missing_ok=True)
+    return target
+
+
+def unpack(archive: Path, members: tuple[str, ...], folder: Path) -> None:
+    """Write the named regular files of a tar archive into a folder; nothing else in the archive is touched."""
+    wanted = set(members)
+    try:
+        with tarfile.open(archive) as tar:
+            for member in tar:
+                if member.name not in wanted or not member.isfile():
+                    continue
+                if member.size > _MAX_MEMBER_BYTES:
+                    raise DataError(
+                        f"{archive} holds a {member.name} of {member.size:,} bytes; fetch the archive again."
+                    )
+                content = tar.extractfile(member)
+                assert content is not None, "regular files have content"
+                target = folder / member.name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(target, content.read())
+                wanted.discard(member.name)
+    except (tarfile.TarError, EOFError, zlib.error) as error:
+        raise DataError(f"{archive} is damaged ({error}); remove it and fetch it again.") from None
+    except OSError as error:
+        reason = error.strerror or "its compressed data is damaged"
+        raise DataError(f"{archive} cannot be unpacked into {folder}: {reason}.") from None
+    if wanted:
+        raise DataError(f"{archive} holds no {min(wanted)}; fetch the archive again.")
