@@ -27,8 +27,8 @@ def draw(
 
     >>> print(draw("y", [("a", [0, 1, 2], [0.0, 1.0, 0.5])], width=16, height=2).plain)
     y
-    1 ┤  ⢀⡠⠔⠊⠉⠒⠢⢄⣀
-    0 ┤⡠⠔⠁
+    1 ┤   ⣀⠤⠒⠉⠑⠒⠢⠤⢄⣀
+    0 ┤⡠⠔⠊
        0     epoch 2
     """
     from rich.text import Text

@@ -1,0 +1,194 @@
+"""Charts that only some studies have: where time goes, batch, bytes, ranks, staleness."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from bigstep.report.compare import Group
+from bigstep.report.figures import DRAWN, PALETTE, Chart, cut, figure, safe, style_of
+from bigstep.report.outcome import PARTS
+from bigstep.report.study import Study
+from bigstep.report.words import number, percent
+
+__all__ = ["more_charts"]
+
+PART_COLORS = {"compute": PALETTE[0], "exchange": PALETTE[1], "data": PALETTE[5]}
+LEGEND = {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "xanchor": "left"}
+
+
+def more_charts(study: Study) -> list[Chart | None]:
+    """Draw what the records allow; None for what they do not hold."""
+    return [_split(study), _against_batch(study), _against_bytes(study), _scaling(study), _staleness(study)]
+
+
+def _split(study: Study) -> Chart | None:
+    """Bars of the seconds that 1,000 images take, split into compute, exchange and data."""
+    groups = [group for group in study.groups[:DRAWN] if any(outcome.per_1000 for outcome in group.outcomes)]
+    if not groups:
+        return None
+    made = figure("seconds per 1,000 images", "", height=max(190, 100 + 26 * len(groups)))
+    made.update_layout(barmode="stack", showlegend=True, legend=LEGEND, bargap=0.35)
+    for part in PARTS:
+        values = [_mean([outcome.per_1000.get(part) for outcome in group.outcomes]) for group in groups]
+        made.add_bar(
+            x=[float(f"{value:.5g}") for value in values],
+            y=list(range(len(groups))),
+            orientation="h",
+            name=part,
+            marker={"color": PART_COLORS[part]},
+            customdata=[safe(group.label) for group in groups],
+            hovertemplate=f"%{{customdata}}<br>{part} %{{x:.3~g}} s<extra></extra>",
+        )
+    made.update_yaxes(
+        autorange="reversed",
+        tickvals=list(range(len(groups))),
+        ticktext=[safe(cut(group.label)) for group in groups],
+        showgrid=False,
+    )
+    caption = "Where the time of a step goes; exchange is only what computation does not hide."
+    return Chart("split", "Compute, exchange, data", caption, made.to_plotly_json())
+
+
+def _mean(values: list[float | None]) -> float:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else 0.0
+
+
+def _by_recipe(study: Study, name: str) -> dict[str, dict[float, Group]]:
+    """For each recipe the best group at each value of a figure, where it has at least two values."""
+    found: dict[str, dict[float, Group]] = {}
+    for group in study.groups:  # best first, so the first at a value is the best there
+        value = group.median_of(name)
+        if value is not None and group.median is not None:
+            found.setdefault(group.outcomes[0].recipe, {}).setdefault(value, group)
+    return {recipe: points for recipe, points in found.items() if len(points) > 1}
+
+
+def _against_batch(study: Study) -> Chart | None:
+    recipes = _by_recipe(study, "batch")
+    if not recipes:
+        return None
+    made = figure("global batch (log scale)", "accuracy (%)", showlegend=True, legend=LEGEND)
+    ticks: set[float] = set()
+    for index, (recipe, points) in enumerate(list(recipes.items())[:DRAWN]):
+        color, dash = style_of(index)
+        batches = sorted(points)
+        ticks.update(batches)
+        medians = [points[batch].median or 0.0 for batch in batches]
+        made.add_scatter(
+            x=batches,
+            y=[round(100 * median, 4) for median in medians],
+            error_y={
+                "type": "data",
+                "symmetric": False,
+                "array": [100 * (points[b].accuracies[-1] - m) for b, m in zip(batches, medians, strict=True)],
+                "arrayminus": [100 * (m - points[b].accuracies[0]) for b, m in zip(batches, medians, strict=True)],
+                "thickness": 1.2,
+                "width": 3,
+            },
+            name=safe(recipe),
+            mode="lines+markers",
+            line={"color": color, "dash": dash, "width": 2},
+            hovertemplate=f"{safe(recipe)}<br>batch %{{x:,}}<br>%{{y:.2f}} %<extra></extra>",
+        )
+    shown = sorted(ticks)[:: max(1, len(ticks) // 8)]
+    made.update_xaxes(type="log", tickvals=shown, ticktext=[f"{tick:,.0f}" for tick in shown])
+    caption = "How far each system can grow its batch before accuracy falls; whiskers span the seeds."
+    return Chart("against-batch", "Accuracy against batch", caption, made.to_plotly_json())
+
+
+def _against_bytes(study: Study) -> Chart | None:
+    groups = [
+        (index, group, sent)
+        for index, group in enumerate(study.groups[:DRAWN])
+        if (sent := group.median_of("bytes_sent")) and group.median is not None
+    ]
+    if len({round(sent) for _, _, sent in groups}) < 2:
+        return None
+    made = figure("megabytes sent by a rank over the run (log scale)", "accuracy (%)")
+    best = max(group.median or 0.0 for _, group, _ in groups)
+    for index, group, sent in groups:
+        color, _ = style_of(index)
+        made.add_scatter(
+            x=[float(f"{sent / 1e6:.5g}")],
+            y=[round(100 * (group.median or 0.0), 4)],
+            mode="markers+text" if len(groups) <= 8 else "markers",
+            text=[safe(group.label)],
+            textposition="top center",
+            marker={"color": color, "size": 11},
+            meta={"group": index},
+            hovertemplate=f"{safe(group.label)}<br>%{{x:,.4~g}} MB<br>{percent(group.median)}<extra></extra>",
+        )
+    near = [group.median or 0.0 for _, group, _ in groups if best - (group.median or 0.0) <= 0.15]
+    made.update_yaxes(range=[100 * (min(near) - 0.005), 100 * (best + 0.005)])
+    made.update_xaxes(type="log")
+    caption = "Further left costs the network less; fewer bytes pay only where the network is the bottleneck."
+    return Chart("against-bytes", "Bytes against accuracy", caption, made.to_plotly_json())
+
+
+def _scaling(study: Study) -> Chart | None:
+    recipes = _by_recipe(study, "ranks")
+    if not recipes:
+        return None
+    made = figure("ranks", "images a second", showlegend=True, legend=LEGEND)
+    for index, (recipe, points) in enumerate(list(recipes.items())[:DRAWN]):
+        color, dash = style_of(index)
+        ranks = sorted(points)
+        rates = [points[rank].median_of("images_per_s") or 0.0 for rank in ranks]
+        ideal = [rates[0] * rank / ranks[0] for rank in ranks]
+        shares = [f"{rate / full:.0%}" if full else "–" for rate, full in zip(rates, ideal, strict=True)]
+        made.add_scatter(
+            x=ranks,
+            y=[round(rate, 2) for rate in rates],
+            name=safe(recipe),
+            mode="lines+markers+text",
+            text=shares,
+            textposition="bottom right",
+            line={"color": color, "dash": dash, "width": 2},
+            hovertemplate="%{x} ranks<br>%{y:,.0f} images/s<br>%{text} of ideal<extra></extra>",
+        )
+        made.add_scatter(
+            x=ranks,
+            y=[round(rate, 2) for rate in ideal],
+            name=f"{safe(recipe)}, ideal",
+            mode="lines",
+            line={"color": color, "width": 1, "dash": "dot"},
+            hoverinfo="skip",
+        )
+    made.update_xaxes(dtick=1 if max(max(points) for points in recipes.values()) <= 16 else None)
+    made.update_yaxes(rangemode="tozero")
+    caption = "Speed against ranks; the percentages are the share of a perfect speed-up over the fewest ranks."
+    return Chart("scaling", "Scaling", caption, made.to_plotly_json())
+
+
+def _staleness(study: Study) -> Chart | None:
+    """Bars of how old the weights were that a gradient was computed on, where `result.staleness` counts it."""
+    counted = []
+    for index, group in enumerate(study.groups[:DRAWN]):
+        total: dict[int, float] = {}
+        for outcome in group.outcomes:
+            result = outcome.run.facts.get("result")
+            told = result.get("staleness") if isinstance(result, Mapping) else None
+            pairs = told.items() if isinstance(told, Mapping) else enumerate(told) if isinstance(told, list) else ()
+            for age, times in pairs:
+                if str(age).isdecimal() and (seen := number(times)) is not None:
+                    total[int(age)] = total.get(int(age), 0.0) + seen
+        if sum(total.values()):
+            counted.append((index, group, total))
+    if not counted:
+        return None
+    made = figure("updates between reading the weights and applying the gradient", "share of gradients (%)")
+    made.update_layout(barmode="group", bargap=0.15)
+    for index, group, total in counted:
+        everything = sum(total.values())
+        ages = sorted(total)
+        made.add_bar(
+            x=ages,
+            y=[round(100 * total[age] / everything, 3) for age in ages],
+            name=safe(group.label),
+            marker={"color": style_of(index)[0]},
+            meta={"group": index},
+            hovertemplate=f"{safe(group.label)}<br>%{{x}} updates old: %{{y:.1f}} %<extra></extra>",
+        )
+    caption = "How stale gradients were when they were applied: zero is what synchronous training has."
+    return Chart("staleness", "Staleness", caption, made.to_plotly_json())

@@ -1,0 +1,97 @@
+"""The page's two tables as columns and cells: groups over seeds, and all runs.
+
+A cell is its text, or [text, what to sort by], or [text, what to sort by, where it links to].
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bigstep.report.compare import Group, Verdict
+from bigstep.report.study import Study
+from bigstep.report.words import clean, count, duration, percent, points, size
+
+__all__ = ["anchor", "groups_grid", "runs_grid"]
+
+STANDING: dict[Verdict, str] = {"alike": "level", "apart": "behind", "too few": "too few seeds"}
+DETAILED = 200
+"""Groups that have a section of their own in the page."""
+
+
+def anchor(index: int) -> str:
+    """Name the section about the group at this position."""
+    return f"group-{index}"
+
+
+def groups_grid(study: Study) -> dict[str, Any]:
+    """Lay out one row a group."""
+    goal = "Time to target" if study.target is None else f"To {100 * study.target:g} %"
+    columns = [
+        _column("Group"), _column("Standing"), _column("Accuracy", True), _column("Range", True),
+        _column("Seeds", True), _column(goal, True), _column("Time", True), _column("Batch", True), _column("Images/s", True),
+        _column("Sent by a rank", True),
+    ]  # fmt: skip
+    rows = []
+    for index, (group, verdict) in enumerate(zip(study.groups, study.verdicts, strict=True)):
+        reached = None if study.target is None else group.seconds_to(study.target)
+        rows.append(
+            [
+                _named(index, group),
+                _standing(index, group, verdict),
+                _cell(percent(group.median), group.median),
+                _cell(points(group.spread) if group.n > 1 else "–", group.spread),
+                _cell(count(group.n), group.n),
+                _cell(duration(reached), reached),
+                _cell(duration(group.median_of("seconds")), group.median_of("seconds")),
+                _cell(group.outcomes[0].batches, group.median_of("batch")),
+                _cell(count(group.median_of("images_per_s")), group.median_of("images_per_s")),
+                _cell(size(group.median_of("bytes_sent")), group.median_of("bytes_sent")),
+            ]
+        )
+    return {"key": "groups", "title": "Groups, best first", "columns": columns, "rows": rows}
+
+
+def runs_grid(study: Study) -> dict[str, Any]:
+    """Lay out one row a run."""
+    columns = [
+        _column("Group"), _column("Seed", True), _column("Status"), _column("Accuracy", True), _column("Loss", True),
+        _column("Time", True), _column("Steps", True), _column("Samples", True), _column("Batch", True),
+        _column("Workers", True), _column("Ranks", True), _column("Images/s", True), _column("Run"),
+    ]  # fmt: skip
+    rows = [
+        [
+            _named(index, group),
+            _cell("–" if run.seed is None else str(run.seed), run.seed),
+            run.status,
+            _cell(percent(run.accuracy), run.accuracy),
+            _cell("–" if run.loss is None else f"{run.loss:.4f}", run.loss),
+            _cell(duration(run.seconds), run.seconds),
+            _cell(count(run.steps), run.steps),
+            _cell(count(run.samples), run.samples),
+            _cell(run.batches, run.batch),
+            _cell(count(run.workers), run.workers),
+            _cell(count(run.ranks), run.ranks),
+            _cell(count(run.images_per_s), run.images_per_s),
+            clean(run.folder.name, 60),
+        ]
+        for index, group in enumerate(study.groups)
+        for run in group.outcomes
+    ]
+    return {"key": "runs", "title": "All runs", "columns": columns, "rows": rows}
+
+
+def _column(name: str, numeric: bool = False) -> dict[str, Any]:
+    return {"name": name, "numeric": numeric}
+
+
+def _cell(text: str, value: float | None) -> list[Any]:
+    return [text, None if value is None else float(f"{value:.6g}")]
+
+
+def _named(index: int, group: Group) -> list[Any]:
+    return [group.label, None, f"#{anchor(index)}"] if index < DETAILED else [group.label, None]
+
+
+def _standing(index: int, group: Group, verdict: Verdict) -> list[Any]:
+    text = "best" if index == 0 else STANDING[verdict] if group.median is not None else "no result"
+    return [f"{text}, {group.failures} failed" if group.failures else text, index]

@@ -1,0 +1,139 @@
+"""The report as one HTML file that needs nothing else: no network, no server, no second file.
+
+plotly.js is 4.8 MB of text. It travels compressed (gzip, written in 85 characters) and the page unpacks it with the
+browser's own DecompressionStream, which keeps a report under 2 MB.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import time
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import bigstep
+from bigstep.errors import BigstepError, ConfigError
+from bigstep.records import Run, write_atomically
+from bigstep.report.charts import charts_of
+from bigstep.report.compare import RULE
+from bigstep.report.details import details_of
+from bigstep.report.figures import style_of
+from bigstep.report.grid import groups_grid, runs_grid
+from bigstep.report.study import Study, study_of
+from bigstep.report.words import count, duration, percent
+
+__all__ = ["write_html"]
+
+TEMPLATES = Path(__file__).parent / "templates"
+STATIC_ROWS = 100
+"""Rows that stand in the page itself, for print and for browsers without JavaScript; the rest is in its data."""
+
+
+def write_html(runs: Sequence[Run], path: Path, *, target: float | None = None) -> None:
+    """Write one self-contained page about the runs.
+
+    Args:
+        runs: What `gather` found; one run gives a page about it, several are compared.
+        path: The file to write; an existing one is replaced.
+        target: Accuracy (a fraction) for the time-to-accuracy figures; None takes one point under the best median.
+    """
+    page = render(study_of(runs, target))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, page.encode())
+    except OSError as error:
+        raise ConfigError(f"The report {path} cannot be written ({error.strerror}); choose another file.") from None
+
+
+def render(study: Study) -> str:
+    """Return the page about a study."""
+    try:
+        from jinja2 import Environment, FileSystemLoader
+    except ImportError:
+        raise BigstepError(
+            "The HTML report is laid out with jinja2, which is missing here: pip install jinja2."
+        ) from None
+    charts = charts_of(study)
+    grids = [groups_grid(study), runs_grid(study)] if len(study.outcomes) > 1 else [runs_grid(study)]
+    payload = {
+        "figures": {chart.key: chart.figure for chart in charts},
+        "grids": {grid["key"]: {"columns": grid["columns"], "rows": grid["rows"]} for grid in grids},
+    }
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        line_comment_prefix=None,
+    )
+    return environment.get_template("report.html").render(
+        study=study,
+        sentences=study.sentences(),
+        tiles=_tiles(study),
+        charts=charts,
+        chips=_chips(study),
+        grids=grids,
+        static_rows=STATIC_ROWS,
+        details=details_of(study),
+        published=study.published,
+        rule=RULE,
+        payload=_packed(json.dumps(payload, allow_nan=False, separators=(",", ":")).encode()),
+        plotly=_plotly(),
+        css=(TEMPLATES / "report.css").read_text(),
+        javascript=(TEMPLATES / "report.js").read_text(),
+        version=bigstep.__version__,
+        written=time.strftime("%Y-%m-%d %H:%M"),
+    )
+
+
+def _packed(content: bytes) -> str:
+    """Compress to text that can stand in an HTML script element: base 85 without the two letters HTML gives meaning."""
+    packed = base64.b85encode(gzip.compress(content, 9, mtime=0))
+    return packed.translate(bytes.maketrans(b"<&", b".,")).decode()
+
+
+@cache
+def _plotly() -> str:
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError:
+        raise BigstepError("The HTML report draws with plotly, which is missing here: pip install plotly.") from None
+    return _packed(get_plotlyjs().encode())
+
+
+def _chips(study: Study) -> list[dict[str, Any]]:
+    """The legend that all charts share: one button a group."""
+    from bigstep.report.figures import DRAWN
+
+    named = enumerate(study.groups[:DRAWN])
+    return [{"index": i, "label": g.label, "color": style_of(i)[0], "dash": style_of(i)[1]} for i, g in named]
+
+
+def _tiles(study: Study) -> list[Mapping[str, str]]:
+    """Three or four figures to read at a glance."""
+    best = study.groups[0]
+    goal = "" if study.target is None else f"{100 * study.target:g} %"
+    fastest = None if study.target is None else best.seconds_to(study.target)
+    if len(study.outcomes) == 1:
+        run = study.outcomes[0]
+        tiles = [
+            ("accuracy", percent(run.accuracy), f"after {run.epochs or 0:g} epochs"),
+            ("time", duration(run.seconds), f"{duration(fastest)} to {goal}" if fastest is not None else ""),
+            ("batch", run.batches, f"{count(run.workers)} workers, {count(run.ranks)} ranks"),
+            ("speed", f"{count(run.images_per_s)} images/s", run.hardware),
+        ]
+    else:
+        times = [(s, g.label) for g in study.groups if study.target and (s := g.seconds_to(study.target)) is not None]
+        quick = min(times, default=None)
+        level = len(study.peers("alike"))
+        tiles = [
+            ("best median accuracy", percent(best.median), best.label),
+            ("level with it", count(level), "groups that cannot be told apart from it"),
+            (f"first to {goal}", duration(quick[0]) if quick else "–", quick[1] if quick else "no group reached it"),
+            ("runs", count(len(study.outcomes)), f"{count(len(study.groups))} groups"),
+        ]
+    return [{"name": name, "value": value, "detail": detail} for name, value, detail in tiles]
