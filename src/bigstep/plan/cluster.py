@@ -1,0 +1,186 @@
+"""A cluster as data: nodes, devices, links inside and between nodes; from YAML, with the source of each figure."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bigstep.errors import ConfigError, nearest
+from bigstep.plan import units
+
+__all__ = ["Cluster", "CodecSpeed", "Device", "Link", "cluster_names"]
+
+FOLDER = Path(__file__).parent / "clusters"
+
+_LINK = {
+    "bandwidth_byte_s": units.rate("bandwidth"),
+    "latency_s": units.duration("latency"),
+    "gap_s": units.duration("gap", 1e-6),
+    "efficiency": units.number("efficiency", 1.0),
+    "start_s": units.duration("start", 0.0),
+    "copy_byte_s": units.rate("copy", math.inf),
+}
+_DEVICE = {
+    "memory_byte": units.size("memory"),
+    "memory_byte_s": units.rate("memory_bandwidth"),
+    "flop_s": units.number("sustained_tflop_s", factor=1e12),
+    "launch_s": units.duration("launch", 19e-6),
+}
+_CODEC = {
+    "encode_byte_s": units.rate("encode"),
+    "decode_byte_s": units.rate("decode"),
+    "encode_call_s": units.duration("encode_call", 0.0),
+    "decode_call_s": units.duration("decode_call", 0.0),
+}
+_CLUSTER = {
+    "nodes": units.count("nodes"),
+    "devices_per_node": units.count("devices_per_node"),
+    "adapters_per_node": units.count("adapters_per_node", 1),
+    "nodes_per_rack": units.count("nodes_per_rack", 0, zero_allowed=True),
+    "oversubscription": units.number("oversubscription", 1.0),
+    "jitter": units.number("jitter", 0.02, zero_allowed=True),
+    "loader_samples_s": units.number("loader_samples_s", math.inf),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """One kind of link: what one port sends in one direction, and what a message costs."""
+
+    bandwidth_byte_s: float
+    """Line rate of one port, in one direction."""
+    latency_s: float
+    """Time of one dependent message beside its bytes (alpha)."""
+    gap_s: float = 1e-6
+    """Time between two independent messages of one sender (the g of LogP)."""
+    efficiency: float = 1.0
+    """Share of the line rate that collectives reach."""
+    start_s: float = 0.0
+    """Time that starting one collective costs."""
+    copy_byte_s: float = math.inf
+    """Rate at which a rank copies and adds what it exchanges, where that is not free beside the wire."""
+
+    @property
+    def rate(self) -> float:
+        """Bytes a second that a collective gets out of one port."""
+        return self.bandwidth_byte_s * self.efficiency
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """One accelerator, or one CPU rank."""
+
+    name: str = ""
+    memory_byte: float
+    memory_byte_s: float
+    flop_s: float
+    """Sustained rate on the work of a training step, not the peak."""
+    launch_s: float = 19e-6
+    """Time of a step that does not shrink with the batch, for each parameter tensor."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodecSpeed:
+    """Measured speed of a codec, in bytes of the uncompressed gradient."""
+
+    encode_byte_s: float
+    decode_byte_s: float
+    encode_call_s: float = 0.0
+    decode_call_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Nodes of devices, joined by two kinds of links.
+
+    >>> abci = Cluster.load("abci")
+    >>> abci.devices, abci.node_rate(nodes=512, senders=34) / abci.node_rate(nodes=34, senders=34)
+    (4352, 0.3333333333333333)
+    """
+
+    name: str
+    about: str = ""
+    nodes: int
+    devices_per_node: int
+    device: Device
+    inside: Link
+    between: Link
+    adapters_per_node: int = 1
+    nodes_per_rack: int = 0
+    """Nodes under one full-bisection switch; 0 means all of them."""
+    oversubscription: float = 1.0
+    """How many times less bandwidth leaves a rack than its nodes could send."""
+    jitter: float = 0.02
+    """Standard deviation of a device's compute time in one step, relative to its mean."""
+    loader_samples_s: float = math.inf
+    """Samples a second that the input pipeline feeds one device."""
+    in_network: bool = False
+    """The switches add numbers (SHARP)."""
+    codecs: dict[str, CodecSpeed] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def devices(self) -> int:
+        """All devices of the cluster."""
+        return self.nodes * self.devices_per_node
+
+    def node_rate(self, nodes: int, senders: int) -> float:
+        """Bytes a second that a node sends when `nodes` take part and `senders` nodes of a rack send out of it."""
+        rate = self.adapters_per_node * self.between.rate
+        if not self.nodes_per_rack or nodes <= self.nodes_per_rack:
+            return rate
+        uplinks = self.nodes_per_rack * rate / self.oversubscription
+        return min(rate, uplinks / max(1, min(senders, self.nodes_per_rack)))
+
+    def with_bandwidth(self, byte_s: float) -> Cluster:
+        """Return the same cluster with another line rate between its nodes."""
+        return dataclasses.replace(self, between=dataclasses.replace(self.between, bandwidth_byte_s=byte_s))
+
+    def resized(self, devices: int) -> Cluster:
+        """Return the same cluster with nodes enough for `devices`."""
+        return dataclasses.replace(self, nodes=max(self.nodes, -(-devices // self.devices_per_node)))
+
+    @classmethod
+    def load(cls, name: str) -> Cluster:
+        """Read a preset by name, or a YAML file by path."""
+        path = Path(name)
+        if path.suffix in (".yaml", ".yml"):
+            return cls.from_mapping(units.read_yaml(path), str(path))
+        if name not in cluster_names():
+            raise ConfigError(
+                f"Unknown cluster {name!r}: {nearest(name, cluster_names())} A file of your own ends in .yaml."
+            )
+        return cls.from_mapping(units.read_yaml(FOLDER / f"{name}.yaml"), name)
+
+    @classmethod
+    def from_mapping(cls, mapping: dict[str, Any], origin: str) -> Cluster:
+        """Build a cluster from the content of a file, or refuse it with one sentence that names the field."""
+        nested = {"device": dict, "inside": dict, "between": dict, "codecs": dict, "sources": dict}
+        plain = {"name": str, "about": str, "in_network": bool}
+        values = units.read_fields(mapping, _CLUSTER, nested | plain, "")
+        for name in ("device", "inside", "between"):
+            if name not in values:
+                raise ConfigError(f"{origin} lacks the field {name!r}; add it.")
+        for name in ("inside", "between"):
+            values[name] = Link(**units.read_fields(values[name], _LINK, {}, name))
+            if values[name].efficiency > 1:
+                raise ConfigError(f"{name}.efficiency is {values[name].efficiency}, but it is a share of at most 1.")
+        values["device"] = Device(**units.read_fields(values["device"], _DEVICE, {"name": str}, "device"))
+        values["codecs"] = {
+            codec: CodecSpeed(**units.read_fields(speed, _CODEC, {}, f"codecs.{codec}"))
+            for codec, speed in values.get("codecs", {}).items()
+        }
+        if values["oversubscription"] < 1:
+            raise ConfigError(
+                f"oversubscription is {values['oversubscription']}, but a rack cannot send out more than its nodes send: "
+                "give at least 1."
+            )
+        return cls(**{"name": Path(origin).stem, **values})
+
+
+def cluster_names() -> list[str]:
+    """The clusters that ship with bigstep."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))

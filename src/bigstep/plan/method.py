@@ -1,0 +1,125 @@
+"""How a step is exchanged: collective, codec, buckets; and what codec and update cost a device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from bigstep.errors import ConfigError, nearest
+from bigstep.plan.cluster import Cluster, Device
+from bigstep.plan.cost import PLANNED_COLLECTIVES
+from bigstep.plan.workload import Workload
+from bigstep.wire import encoded_bytes
+
+__all__ = ["CODECS", "Bucket", "Method", "codec_seconds", "make_buckets", "optimizer_seconds"]
+
+CODECS = ("none", "fp16", "bf16", "onebit", "powersgd")
+STREAMED = 0.9
+"""Share of a memory's nominal bandwidth that a streaming kernel reaches (4.3 of 4.8 TB/s on an H200)."""
+
+# bytes of device memory that each value costs to encode and to decode, where a codec was not measured:
+# half precision reads 4 and writes 2; 1-bit reads gradient and residual and writes residual and a bit (12.1), then
+# unpacks and adds at the owner (8.1) and at the receiver (4.1); PowerSGD reads the matrix three times
+_ENCODE_BYTES = {"none": 0.0, "fp16": 6.0, "bf16": 6.0, "onebit": 12.125, "powersgd": 12.0}
+_DECODE_BYTES = {"none": 0.0, "fp16": 6.0, "bf16": 6.0, "onebit": 12.25, "powersgd": 8.0}
+# bytes a parameter that an update reads and writes, in float32; LARS reads weights and gradients once more for norms
+_UPDATE_BYTES = {"sgd": 20.0, "lars": 28.0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """One way of exchanging gradients."""
+
+    collective: str = "ring"
+    codec: str = "none"
+    grid: tuple[int, int] | None = None
+    """X and Y of a torus; None takes the squarest that fits the nodes."""
+    bucket_mb: float = 4.0
+    """Gradients are grouped until a group holds this many megabytes of float32."""
+    overlap: bool = True
+    """The exchange runs during the backward pass; otherwise it starts after it."""
+    pipelined: bool = False
+    """A bucket may travel inside nodes while the one before it travels between them."""
+    double_buffer: bool = False
+    """Exchange one half of the batch while the next is computed on weights half a batch old."""
+    optimizer: Literal["sgd", "lars"] = "sgd"
+
+    def __post_init__(self) -> None:
+        if self.collective not in PLANNED_COLLECTIVES:
+            raise ConfigError(
+                f"There is no collective {self.collective!r}: {nearest(self.collective, PLANNED_COLLECTIVES)}"
+            )
+        if self.codec not in CODECS:
+            raise ConfigError(f"There is no codec {self.codec!r}: {nearest(self.codec, CODECS)}")
+        if (self.codec == "onebit") != (self.collective == "gather"):
+            raise ConfigError(
+                "1-bit codes cannot be summed on the wire and the owner-per-slice exchange carries nothing else: use "
+                f"gather with onebit, and only there (got {self.collective} with {self.codec})."
+            )
+        if self.bucket_mb <= 0:
+            raise ConfigError(f"bucket_mb is {self.bucket_mb}, but it must be greater than 0.")
+
+    @property
+    def label(self) -> str:
+        """A few words for tables."""
+        grid = f" {self.grid[0]}x{self.grid[1]}" if self.grid else ""
+        halves = ", double-buffered" if self.double_buffer else ""
+        return f"{self.collective}{grid}, {self.codec}, {self.bucket_mb:g} MB{halves}"
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Gradients that travel together; complete when the backward pass has left `layer` (position in forward order)."""
+
+    layer: int
+    values: int
+    shapes: tuple[tuple[int, ...], ...]
+
+    def encoded(self, codec: str) -> int:
+        """Bytes on the wire."""
+        return encoded_bytes(codec, self.shapes)
+
+
+def make_buckets(workload: Workload, bucket_mb: float) -> list[Bucket]:
+    """Group gradients in backward order until a group holds `bucket_mb` megabytes of float32.
+
+    >>> [round(bucket.values * 4 / 1e6, 1) for bucket in make_buckets(Workload.load("alexnet"), 25)]
+    [83.5, 151.0, 15.0]
+    """
+    limit, buckets = bucket_mb * 1e6, []
+    shapes: list[tuple[int, ...]] = []
+    values, last = 0, 0
+    for index in range(len(workload.layers) - 1, -1, -1):
+        layer = workload.layers[index]
+        if not layer.parameters:
+            continue
+        shapes += reversed(layer.shapes)
+        values, last = values + layer.parameters, index
+        if values * 4 >= limit:
+            buckets.append(Bucket(last, values, tuple(shapes)))
+            shapes, values = [], 0
+    if values:
+        buckets.append(Bucket(last, values, tuple(shapes)))
+    return buckets
+
+
+def codec_seconds(codec: str, values: int, cluster: Cluster, devices: int) -> tuple[float, float]:
+    """Seconds to encode and to decode `values` numbers on one device: measured where the cluster says so."""
+    speed = cluster.codecs.get(codec)
+    if codec == "none" or devices <= 1:
+        return 0.0, 0.0
+    if speed:
+        return (
+            speed.encode_call_s + 4 * values / speed.encode_byte_s,
+            speed.decode_call_s + 4 * values / speed.decode_byte_s,
+        )
+    streamed = cluster.device.memory_byte_s * STREAMED
+    again = _ENCODE_BYTES[codec] / devices if codec == "onebit" else 0.0  # the owner encodes its slice of the sum
+    return values * _ENCODE_BYTES[codec] / streamed, values * (_DECODE_BYTES[codec] + again) / streamed
+
+
+def optimizer_seconds(workload: Workload, device: Device, optimizer: str) -> float:
+    """Seconds of the update: its traffic at the memory's bandwidth, or what was measured."""
+    if workload.optimizer_s:
+        return workload.optimizer_s
+    return workload.parameters * _UPDATE_BYTES[optimizer] / (device.memory_byte_s * STREAMED)

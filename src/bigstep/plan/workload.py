@@ -1,0 +1,153 @@
+"""What one step of a model asks of a device: gradient sizes and compute by layer, in the order of the backward pass."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bigstep.errors import ConfigError, nearest
+from bigstep.plan import units
+from bigstep.plan.architectures import ARCHITECTURES
+from bigstep.plan.cluster import Device
+
+__all__ = ["Layer", "Workload", "workload_names"]
+
+_SAMPLES = {"resnet18": 1281167, "resnet34": 1281167, "resnet50": 1281167, "alexnet": 1281167, "resnet9": 50000,
+            "small": 12000, "mlp": 12000, "speech46m": 0}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """One layer: its parameters, and what it computes."""
+
+    name: str
+    shapes: tuple[tuple[int, ...], ...]
+    flops: float = 0.0
+    """Floating-point operations of one sample's forward pass."""
+    forward_s: float = 0.0
+    """Measured time of the forward pass at the workload's `measured_batch`; 0 where it is derived from flops."""
+    backward_s: float = 0.0
+    """Measured time of the backward pass."""
+
+    @property
+    def parameters(self) -> int:
+        """Numbers in the layer's gradient."""
+        return sum(math.prod(shape) for shape in self.shapes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """A model as the planner sees it.
+
+    >>> resnet = Workload.load("resnet50")
+    >>> resnet.parameters, resnet.tensors, round(resnet.step_flops / 1e9, 1)
+    (25557032, 161, 24.3)
+    """
+
+    name: str
+    layers: tuple[Layer, ...]
+    """In forward order."""
+    samples: int = 0
+    """Samples in one epoch; 0 where it is not known."""
+    measured_batch: int = 0
+    """Local batch at which the layers' times were measured; 0 where they are derived."""
+    optimizer_s: float = 0.0
+    """Measured time of the update; 0 where it is derived from the memory's bandwidth."""
+
+    @functools.cached_property
+    def parameters(self) -> int:
+        """Numbers in the gradient."""
+        return sum(layer.parameters for layer in self.layers)
+
+    @functools.cached_property
+    def tensors(self) -> int:
+        """Parameter tensors."""
+        return sum(len(layer.shapes) for layer in self.layers)
+
+    @functools.cached_property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes of all parameters, in backward order (last layer first)."""
+        return tuple(shape for layer in reversed(self.layers) for shape in reversed(layer.shapes))
+
+    @property
+    def step_flops(self) -> float:
+        """Operations of one sample's forward and backward pass; the first layer needs no gradient of its input."""
+        return 3 * sum(layer.flops for layer in self.layers) - self.layers[0].flops
+
+    def times(self, device: Device, local_batch: float) -> list[tuple[float, float]]:
+        """Seconds of each layer's forward and backward pass on one device, in forward order."""
+        if self.measured_batch:
+            scale = local_batch / self.measured_batch
+            return [(layer.forward_s * scale, layer.backward_s * scale) for layer in self.layers]
+        pairs = []
+        for index, layer in enumerate(self.layers):
+            work, fixed = local_batch * layer.flops / device.flop_s, device.launch_s * len(layer.shapes)
+            pairs.append((work + fixed / 3, work * (2 if index else 1) + fixed * 2 / 3))
+        return pairs
+
+    def compute_s(self, device: Device, local_batch: float) -> float:
+        """Seconds of forward and backward on one device."""
+        return sum(forward + backward for forward, backward in self.times(device, local_batch))
+
+    def memory_byte(self) -> float:
+        """The least memory that weights, gradients and momentum in float32 take."""
+        return 12.0 * self.parameters
+
+    @classmethod
+    @functools.cache
+    def load(cls, name: str) -> Workload:
+        """Take a model that ships by name, or read a YAML file by path."""
+        path = Path(name)
+        if path.suffix in (".yaml", ".yml"):
+            return cls.from_mapping(units.read_yaml(path), str(path))
+        if name not in ARCHITECTURES:
+            raise ConfigError(
+                f"Unknown model {name!r}: {nearest(name, ARCHITECTURES)} "
+                "Measure any other with `bigstep probe --model` and give its .yaml file."
+            )
+        layers = tuple(
+            Layer(name=layer, shapes=shapes, flops=2 * macs) for layer, shapes, macs in ARCHITECTURES[name]()
+        )
+        return cls(name=name, layers=layers, samples=_SAMPLES[name])
+
+    @classmethod
+    def from_mapping(cls, mapping: dict[str, Any], origin: str) -> Workload:
+        """Build a workload from the content of a file, or refuse it with one sentence that names the field."""
+        top = {
+            "samples": units.count("samples", 0, zero_allowed=True),
+            "measured_batch": units.count("measured_batch", 0, zero_allowed=True),
+            "optimizer_s": units.duration("optimizer", 0.0),
+        }
+        values = units.read_fields(mapping, top, {"name": str, "layers": list}, "")
+        if not values.get("layers"):
+            raise ConfigError(f"{origin} has no layers; list them in forward order under `layers`.")
+        layers = tuple(_layer(layer, f"layers[{index}]") for index, layer in enumerate(values["layers"]))
+        if values["measured_batch"] and not any(layer.forward_s + layer.backward_s for layer in layers):
+            raise ConfigError("measured_batch is set, but no layer has forward_us or backward_us; add them or drop it.")
+        if not values["measured_batch"] and not any(layer.flops for layer in layers):
+            raise ConfigError(
+                f"{origin} says nothing of compute: give layers gflop, or forward_us with measured_batch."
+            )
+        return cls(**{"name": Path(origin).stem, **values, "layers": layers})
+
+
+def _layer(mapping: Any, where: str) -> Layer:
+    quantities = {
+        "flops": units.number("gflop", 0.0, factor=1e9, zero_allowed=True),
+        "forward_s": units.duration("forward", 0.0),
+        "backward_s": units.duration("backward", 0.0),
+    }
+    values = units.read_fields(mapping, quantities, {"name": str, "shapes": list}, where)
+    shapes = values.pop("shapes", [])
+    for shape in shapes:
+        if not isinstance(shape, list) or not all(isinstance(side, int) and side > 0 for side in shape):
+            raise ConfigError(f"{where}.shapes takes a list of shapes of positive whole numbers (got {shape!r:.60}).")
+    return Layer(**{"name": where, **values}, shapes=tuple(tuple(shape) for shape in shapes))
+
+
+def workload_names() -> list[str]:
+    """The models that ship with bigstep."""
+    return sorted(ARCHITECTURES)
