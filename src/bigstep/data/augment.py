@@ -62,7 +62,7 @@ def _signed(word: int) -> int:
 
 def _shift(z: Tensor, bits: int) -> Tensor:
     """Logical shift to the right: int64 tensors shift in copies of the sign, which the mask removes."""
-    return (z >> bits) & (2 ** (64 - bits) - 1)
+    return torch.bitwise_and(z >> bits, 2 ** (64 - bits) - 1)
 
 
 def _mix_integer(z: int) -> int:

@@ -148,8 +148,11 @@ class Feed:
             self._augment = dataclasses.replace(self._augment, image_size=image_size, min_scale=min_scale)
 
     def evaluation_batches(self, batch: int) -> list[Tensor]:
-        """Return the indices to ask for, in batches of at most `batch`: in rectangular evaluation by shape."""
-        if self._rectangular:
+        """Divide all samples into batches of at most `batch`, each sample in one: in order, or by shape if rectangular.
+
+        Ranks that share an evaluation take batches[rank::ranks]; what a sample looks like does not depend on it.
+        """
+        if self._crop == "whole":
             return rectangular_batches(self.source, self._size, batch)
         return list(torch.split(torch.arange(len(self)), batch))
 

@@ -13,46 +13,26 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from bigstep.data.catalog import NAMES, open_data
-from bigstep.data.cifar import find_cifar
+from bigstep.data.catalog import open_data
 from bigstep.data.decode import centre_box, cut, open_image
 from bigstep.data.folder import FolderImages
-from bigstep.data.idx import find_idx
 from bigstep.data.images import DataPair, TensorImages
-from bigstep.errors import ConfigError, DataError, nearest
+from bigstep.data.names import name_of_set
+from bigstep.errors import ConfigError, DataError
 from bigstep.records import write_atomically
 
-__all__ = ["contact_sheet", "describe", "open_named_or_path"]
+__all__ = ["contact_sheet", "describe"]
 
 _SAMPLE = 500  # files of a folder that are decoded for its statistics unless all are asked for
 _STATISTICS_SIZE = 64  # side at which they are decoded, in pixels
 _TILE, _LABEL_WIDTH, _MAX_CLASSES = 64, 150, 100
 
 
-def open_named_or_path(name_or_path: str, path: str = "") -> DataPair:
-    """Open a set by its name, or by a folder whose content tells what it is.
-
-    >>> len(open_named_or_path("embedded").test)
-    2000
-    """
-    folder = Path(name_or_path)
-    if name_or_path in NAMES or ":" in name_or_path or not folder.exists():
-        if "/" in name_or_path and ":" not in name_or_path:
-            raise DataError(f"{folder} does not exist; give a folder or one of {', '.join(NAMES)}.")
-        return open_data(name_or_path, path)
-    if find_cifar(folder):
-        return open_data("cifar10", name_or_path)
-    if find_idx(folder):
-        return open_data("fashion-mnist" if "fashion" in str(folder.resolve()).lower() else "mnist", name_or_path)
-    return open_data("folder", name_or_path)
-
-
-def describe(name_or_path: str, path: str = "", *, verify: bool = False) -> dict[str, Any]:
+def describe(name_or_path: str, *, verify: bool = False) -> dict[str, Any]:
     """Describe a data set as plain values.
 
     Args:
-        name_or_path: a name that `open_data` knows, or a folder.
-        path: where the files of a named set lie; empty for the cache folder.
+        name_or_path: a name that `open_data` knows, a folder, or package.module:function.
         verify: decode every file of a folder and list all that are damaged, instead of a sample of them.
 
     Returns:
@@ -63,7 +43,7 @@ def describe(name_or_path: str, path: str = "", *, verify: bool = False) -> dict
     >>> facts["train"]["count"], facts["test"]["per_class"]["Bag"], facts["train"]["mean"]
     (12000, 200, [0.2865])
     """
-    pair = open_named_or_path(name_or_path, path)
+    pair = open_data(*name_of_set(name_or_path))
     classes = [str(name) for name in getattr(pair.train, "classes", ())]
     return {
         "name": name_or_path,
