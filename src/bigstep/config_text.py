@@ -188,7 +188,7 @@ def _sentences(cls: type) -> dict[str, str]:
 
 def _yaml_lines(config: Any, mapping: dict[str, Any], indent: int) -> list[str]:
     lines, space = [], " " * indent
-    sentences = _sentences(type(config))
+    sentences: dict[str, str] = _sentences(type(config))  # type: ignore[arg-type]  # a class is hashable
     for name, value in mapping.items():
         if dataclasses.is_dataclass(getattr(config, name)):
             lines += ["", f"{space}# {sentences[name]}", f"{space}{name}:"]

@@ -8,14 +8,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bigstep.train.fit import FitResult, fit
+    from bigstep.train.fitting import FitResult, fit
 
 __all__ = ["FitResult", "fit"]
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        from bigstep.train import fit as module
+        from bigstep.train import fitting
 
-        return getattr(module, name)
+        return getattr(fitting, name)
     raise AttributeError(f"module 'bigstep.train' has no attribute {name!r}")

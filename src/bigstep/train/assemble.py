@@ -147,7 +147,8 @@ def assemble(
 def batch_plan(config: RunConfig) -> BatchPlan:
     """Return the stages of a run as a `BatchPlan`."""
     first = BatchStage(0.0, config.workers.count, config.workers.local_batch)
-    return BatchPlan([first, *(BatchStage(stage.epoch, stage.count, stage.local_batch) for stage in config.plan)])
+    later = (BatchStage(stage.epoch, stage.count, stage.local_batch) for stage in config.plan)
+    return BatchPlan((first, *later))
 
 
 def learning_rate(config: LrConfig, first_batch: int) -> Callable[[float, int], float]:
@@ -228,6 +229,7 @@ def _feeds(config: RunConfig, ranks: Ranks, data: tuple[Any, Any] | None) -> tup
             device=ranks.device,
             dtype=dtype,
             loaders=config.data.loaders,
+            rectangular=config.data.rectangular,
         )
 
     return feed(data[0], True), feed(data[1], False)

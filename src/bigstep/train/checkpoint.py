@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,11 @@ def load_checkpoint(path: Path, map_location: torch.device | str = "cpu") -> dic
     payload = memoryview(content)[_HEADER_BYTES:]
     if hashlib.sha256(payload).digest() != content[len(_MAGIC) : _HEADER_BYTES]:
         raise DataError(f"The checkpoint {path} is torn or corrupt: its checksum does not match.")
-    state = torch.load(io.BytesIO(payload), map_location=map_location, weights_only=True)
+    try:
+        state = torch.load(io.BytesIO(payload), map_location=map_location, weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError, KeyError) as error:
+        problem = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(f"The checkpoint {path} holds more than tensors and plain values: {problem}") from None
     if not isinstance(state, dict):
         raise DataError(f"{path} holds a {type(state).__name__} instead of the state of a run.")
     return state
@@ -64,7 +69,7 @@ def load_checkpoint(path: Path, map_location: torch.device | str = "cpu") -> dic
 
 def load_latest(folder: Path, map_location: torch.device | str = "cpu") -> tuple[dict[str, Any] | None, list[str]]:
     """Return the newest checkpoint that is whole (or None), and a sentence about each newer one that is not."""
-    problems = []
+    problems: list[str] = []
     for path in _newest_first(folder):
         try:
             return load_checkpoint(path, map_location), problems

@@ -169,8 +169,8 @@ class _Nobody:
 
 
 def _announce(config: RunConfig, ranks: int, folder: Path) -> None:
-    stages = [config.workers, *config.plan]
-    batches = " → ".join(f"{stage.count * stage.local_batch:,} ({stage.count} × {stage.local_batch})" for stage in stages)
+    stages = [(stage.count, stage.local_batch) for stage in (config.workers, *config.plan)]
+    batches = " → ".join(f"{count * local:,} ({count} × {local})" for count, local in stages)
     plural = "" if ranks == 1 else "s"
     print(
         f"{config.recipe} · {config.model} on {config.data.name} · batch {batches} · {config.epochs:g} epochs · "

@@ -32,9 +32,8 @@ def evaluate(parts: Parts) -> Evaluation:
     ranks, feed = parts.ranks, parts.test_feed
     parts.statistics.synchronize(ranks.sum_)
     parts.model.eval()
-    order = feed.evaluation_order()
-    mine = order[len(order) * ranks.rank // ranks.size : len(order) * (ranks.rank + 1) // ranks.size]
-    requests = (Request(0, indices) for indices in mine.split(_SAMPLES_PER_FORWARD[ranks.device.type]))
+    batches = feed.evaluation_batches(_SAMPLES_PER_FORWARD[ranks.device.type])
+    requests = (Request(0, indices) for indices in batches[ranks.rank :: ranks.size])
     totals = torch.zeros(4, dtype=torch.float64, device=ranks.device)  # samples, loss, correct, class scores
     for inputs, target in feed(requests):
         output = parts.model(inputs)

@@ -144,7 +144,9 @@ def _state_of_first(order: Order, ranks: Ranks, checkpoints: Path) -> tuple[dict
     """Load rank 0's newest whole checkpoint and give it to every rank."""
     if not order.resume:
         return None, []
-    state, problems, refusal = None, [], None
+    state: dict[str, Any] | None = None
+    problems: list[str] = []
+    refusal: str | None = None
     if ranks.first:
         state, problems = load_latest(checkpoints)
         if state is not None:

@@ -1,0 +1,67 @@
+"""The recipes on a terminal: a table of all, or one with its evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from bigstep.report.words import clean, duration, percent
+
+if TYPE_CHECKING:
+    from bigstep.config import Published
+
+__all__ = ["print_recipe", "print_shelf"]
+
+
+class Described(Protocol):
+    """What `bigstep.recipes.describe` returns."""
+
+    @property
+    def name(self) -> str: ...  # noqa: D102 - said by the recipe
+    @property
+    def summary(self) -> str: ...  # noqa: D102
+    @property
+    def techniques(self) -> tuple[str, ...]: ...  # noqa: D102
+    @property
+    def published(self) -> Published: ...  # noqa: D102
+    @property
+    def presets(self) -> tuple[str, ...]: ...  # noqa: D102
+    @property
+    def docstring(self) -> str: ...  # noqa: D102
+
+
+def print_shelf(recipes: Sequence[Described]) -> None:
+    """Print a row a recipe: what it is, and what its paper reports."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold", row_styles=("", "dim"))
+    for heading, justify in (("recipe", "left"), ("what it is", "left"), ("batch", "right"), ("time", "right")):
+        table.add_column(heading, justify=justify, no_wrap=heading == "recipe")  # type: ignore[arg-type]
+    table.add_column("top-1", justify="right", no_wrap=True)
+    for recipe in recipes:
+        published = recipe.published
+        table.add_row(
+            recipe.name, recipe.summary, published.batch, duration(published.seconds), percent(published.accuracy)
+        )
+    console = Console()
+    console.print(table)
+    console.print("\nbatch, time and top-1 are the papers' own, on their hardware and ImageNet.", style="dim")
+    console.print("bigstep recipes NAME explains one; bigstep train NAME runs it on embedded data.", style="dim")
+
+
+def print_recipe(recipe: Described, config: Mapping[str, Any]) -> None:
+    """Print one recipe with its evidence and how to run it."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console()
+    console.print(Text(recipe.name, style="bold"), Text(f"· {recipe.summary}"))
+    console.print(Text(f"techniques: {', '.join(recipe.techniques)}", style="cyan"))
+    console.print(Text(f"presets:    {', '.join(recipe.presets)}", style="cyan"))
+    workers = config["workers"]
+    batch = workers["count"] * workers["local_batch"]
+    shown = f"{config['model']} on {config['data']['name']}, {workers['count']} workers x {workers['local_batch']} = {batch:,}"
+    console.print(Text(f"{config['preset']:<11} {shown}, {config['epochs']:g} epochs", style="cyan"))
+    console.print()
+    console.print(Text("\n".join(clean(line) for line in recipe.docstring.splitlines())))

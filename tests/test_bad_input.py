@@ -1,0 +1,174 @@
+"""A user's mistake is one sentence on stderr and exit status 2; nothing that was there is harmed."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import struct
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from bigstep.cli import main
+
+
+@pytest.fixture
+def bigstep(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., tuple[int, str, str]]:
+    """Run `bigstep ARGUMENTS` in this process, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("BIGSTEP_DATA", str(tmp_path / "cache"))
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["bigstep", *arguments])
+        with pytest.raises(SystemExit) as ending:
+            main()
+        captured = capsys.readouterr()
+        return int(ending.value.code or 0), captured.out, captured.err
+
+    return call
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+YAML = "workers: {count: 2, local_batch: 4}\nepochs: 1\nlr: {base: 0.1}\n"
+
+# (arguments, words that the sentence must hold)
+CASES: list[tuple[list[str], str]] = [
+    (["train", "sonny"], "did you mean 'sony'"),
+    (["train", "resnet"], "recipe"),
+    (["train", "--preset", "papr"], "did you mean 'paper'"),
+    (["train", "--set", "lr.bse=1"], "did you mean 'lr.base'"),
+    (["train", "--set", "workrs.count=4"], "did you mean 'workers"),
+    (["train", "--set", "lr.base"], "FIELD=VALUE"),
+    (["train", "--set", "lr.base=fast"], "takes a number"),
+    (["train", "--set", "lr.base=-1"], "greater than 0"),
+    (["train", "--set", "workers.count=0"], "greater than 0"),
+    (["train", "--set", "workers.count=1.5"], "a whole number"),
+    (["train", "--set", "workers.local_batch=x"], "a whole number"),
+    (["train", "--set", "optimizer.name=adam"], "optimizer.name"),
+    (["train", "--set", "precision=fp8"], "precision"),
+    (["train", "--set", "precision=fp16", "--device", "cpu"], "needs a GPU"),
+    (["train", "--set", "exchange.codec=onebit"], "collective=gather"),
+    (["train", "--set", "norm.momentum=2"], "less than 1"),
+    (["train", "--set", "loss.label_smoothing=-0.1"], "at least 0"),
+    (["train", "--set", "seed=-3"], "between 0 and"),
+    (["train", "--set", "model=resnet51"], "did you mean 'resnet50'"),
+    (["train", "--set", "model=no_such_module:net"], "no_such_module"),
+    (["train", "--set", "model=json:nothing"], "nothing"),
+    (["train", "--set", "workers.count=100000"], "larger than the training set"),
+    (["train", "--set", "plan=[{epoch: 1, count: 9000, local_batch: 2}]"], "larger than the training set"),
+    (["train", "--epochs", "0"], "greater than 0"),
+    (["train", "--epochs", "-2"], "greater than 0"),
+    (["train", "--epochs", "nan"], "greater than 0"),
+    (["train", "--steps", "0"], "--steps"),
+    (["train", "--procs", "0"], "--procs"),
+    (["train", "--device", "tpu"], "auto, cpu or cuda"),
+    (["train", "--config", "missing.yaml"], "cannot be read"),
+    (["train", "--config", "."], "cannot be read"),
+    (["train", "--config", "broken.yaml"], "not valid YAML"),
+    (["train", "--config", "list.yaml"], "must be a mapping"),
+    (["train", "--config", "binary.yaml"], "not a text file"),
+    (["train", "--config", "partial.yaml"], "lacks the field"),
+    (["train", "--config", "unknown.yaml"], "did you mean"),
+    (["train", "lars", "--config", "good.yaml"], "give one"),
+    (["train", "--out", "file.txt"], "is a file"),
+    (["train", "--out", "file.txt/run"], "cannot be written"),
+    (["train", "--out", "mine"], "not empty"),
+    (["train", "--data", "cifr10"], "did you mean 'cifar10'"),
+    (["train", "--data", "nowhere/at/all"], "neither a known set nor a path"),
+    (["train", "--data", "mine"], "is no data set"),
+    (["train", "--data", "empty-class"], "empty-class/train/b"),
+    (["train", "--data", "corrupt", "--set", "model=mlp", "--set", "workers.count=1", "--set", "workers.local_batch=2"], "corrupt/train/a/2.jpg"),
+    (["train", "--data", "short-idx"], "train-images-idx3-ubyte"),
+    (["train", "--data", "labels-idx"], "labels"),
+    (["train", "--data", "json:nothing"], "nothing"),
+    (["report", "mine"], "run"),
+    (["report", "nowhere"], "nowhere"),
+    (["report", "newer"], "format"),
+    (["recipes", "fare"], "did you mean 'fair'"),
+    (["recipes", "fair", "--preset", "x"], "preset"),
+    (["data", "cifr"], "neither a known set nor a path"),
+    (["data", "embedded", "--sheet", "file.txt"], "file.txt"),
+]  # fmt: skip
+
+
+def lay_out(folder: Path) -> None:
+    """Files that the cases stumble over."""
+    from PIL import Image
+
+    (folder / "good.yaml").write_text(YAML)
+    (folder / "broken.yaml").write_text("workers: {count: [\n")
+    (folder / "list.yaml").write_text("- 1\n")
+    (folder / "binary.yaml").write_bytes(b"\xff\xfe\x00\x9f")
+    (folder / "partial.yaml").write_text("epochs: 1\n")
+    (folder / "unknown.yaml").write_text(YAML + "optimiser: {name: lars}\n")
+    (folder / "file.txt").write_text("mine")
+    (folder / "mine").mkdir()
+    (folder / "mine" / "thesis.txt").write_text("do not touch")
+    (folder / "newer").mkdir()
+    (folder / "newer" / "run.json").write_text(json.dumps({"format": 10_000}))
+    for name in ("empty-class", "corrupt"):
+        for split in ("train", "val"):
+            for label in ("a", "b"):
+                place = folder / name / split / label
+                place.mkdir(parents=True)
+                for number in range(3):
+                    if not (name == "empty-class" and label == "b" and split == "train"):
+                        Image.new("RGB", (40, 40), (40 * number, 9, 9)).save(place / f"{number}.jpg")
+    (folder / "corrupt" / "train" / "a" / "2.jpg").write_bytes(b"\xff\xd8\xff this is no image")
+    for name, pixels, labels in (("short-idx", 5, 4), ("labels-idx", 4 * 28 * 28, 3)):
+        place = folder / name
+        place.mkdir()
+        for split in ("train", "t10k"):
+            with gzip.open(place / f"{split}-images-idx3-ubyte.gz", "wb") as file:
+                file.write(struct.pack(">IIII", 0x803, 4, 28, 28) + bytes(pixels))
+            with gzip.open(place / f"{split}-labels-idx1-ubyte.gz", "wb") as file:
+                file.write(struct.pack(">II", 0x801, labels) + bytes(labels))
+
+
+@pytest.mark.parametrize(("arguments", "words"), CASES, ids=[" ".join(arguments) for arguments, _ in CASES])
+def test_a_mistake_is_one_sentence_and_harms_nothing(
+    bigstep: Callable[..., tuple[int, str, str]], tmp_path: Path, arguments: list[str], words: str
+) -> None:
+    lay_out(tmp_path)
+    before = snapshot(tmp_path)
+    status, out, err = bigstep(*arguments)
+    assert status == 2, err
+    flat = " ".join(err.split())
+    assert words.lower() in flat.lower(), err
+    assert "Traceback" not in err
+    if err.startswith("bigstep: "):
+        assert err.count("\n") == 1, f"one sentence, not {err!r}"
+    assert out == ""
+    after = snapshot(tmp_path)
+    assert {name: after.get(name) for name in before} == before
+
+
+def test_there_are_forty_cases() -> None:
+    assert len(CASES) >= 40
+
+
+def test_more_ranks_than_workers_is_refused(
+    bigstep: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+    from bigstep.config import LrConfig, RunConfig, WorkersConfig
+    from bigstep.errors import ConfigError
+    from bigstep.train.assemble import assemble
+    from bigstep.train.ranks import Ranks
+
+    config = RunConfig(workers=WorkersConfig(count=2, local_batch=2), epochs=1, lr=LrConfig(base=0.1))
+    with pytest.raises(ConfigError, match="3 ranks were started for 2 workers"):
+        assemble(config, Ranks(rank=0, size=3, device=torch.device("cpu")))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_without_permission_is_refused(bigstep: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    (tmp_path / "locked").mkdir(mode=0o500)
+    status, _, err = bigstep("train", "--out", "locked/run")
+    assert status == 2
+    assert "cannot be written" in err

@@ -1,0 +1,72 @@
+"""Checkpoints are whole or refused, and never run code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from bigstep.errors import DataError
+from bigstep.train.checkpoint import load_checkpoint, load_latest, save_checkpoint, weights_hash
+
+
+def state(step: int) -> dict[str, object]:
+    return {"step": step, "weights": torch.arange(1000.0) + step}
+
+
+def test_round_trip_and_the_last_two_are_kept(tmp_path: Path) -> None:
+    for step in (5, 10, 100_000):
+        save_checkpoint(tmp_path, step, state(step), keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000000010.ckpt", "step-000100000.ckpt"]
+    loaded, problems = load_latest(tmp_path)
+    assert loaded is not None
+    assert loaded["step"] == 100_000
+    assert torch.equal(loaded["weights"], torch.arange(1000.0) + 100_000)
+    assert problems == []
+
+
+@pytest.mark.parametrize("harm", ["truncate", "flip", "empty", "foreign"])
+def test_a_harmed_file_is_reported_and_the_one_before_it_used(tmp_path: Path, harm: str) -> None:
+    save_checkpoint(tmp_path, 1, state(1), keep=2)
+    newest = save_checkpoint(tmp_path, 2, state(2), keep=2)
+    content = bytearray(newest.read_bytes())
+    if harm == "truncate":
+        content = content[: len(content) // 2]
+    elif harm == "flip":
+        content[len(content) // 2] ^= 1
+    elif harm == "empty":
+        content = bytearray()
+    else:
+        content = bytearray(b"something else entirely")
+    newest.write_bytes(content)
+    loaded, problems = load_latest(tmp_path)
+    assert loaded is not None
+    assert loaded["step"] == 1
+    assert len(problems) == 1
+    assert newest.name in problems[0]
+
+
+def test_a_checkpoint_never_runs_code(tmp_path: Path) -> None:
+    class Attack:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return (exec, (f"open({str(tmp_path / 'owned')!r}, 'w')",))
+
+    path = save_checkpoint(tmp_path, 1, {"x": Attack()}, keep=1)
+    with pytest.raises(DataError, match="more than tensors"):
+        load_checkpoint(path)
+    assert not (tmp_path / "owned").exists()
+
+
+def test_nothing_to_load_is_no_error(tmp_path: Path) -> None:
+    assert load_latest(tmp_path / "missing") == (None, [])
+
+
+def test_equal_weights_have_equal_hashes_and_one_bit_changes_them() -> None:
+    torch.manual_seed(0)
+    first = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    second = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    second.load_state_dict(first.state_dict())
+    assert weights_hash(first) == weights_hash(second)
+    with torch.no_grad():
+        second[0].weight[0, 0] = torch.nextafter(second[0].weight[0, 0], torch.tensor(9.0))
+    assert weights_hash(first) != weights_hash(second)
