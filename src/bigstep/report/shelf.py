@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from bigstep.report.words import clean, duration, percent
+from bigstep.report.words import duration, percent
 
 if TYPE_CHECKING:
     from bigstep.config import Published
@@ -36,9 +36,10 @@ def print_shelf(recipes: Sequence[Described]) -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold", row_styles=("", "dim"))
-    for heading, justify in (("recipe", "left"), ("what it is", "left"), ("batch", "right"), ("time", "right")):
-        table.add_column(heading, justify=justify, no_wrap=heading == "recipe")  # type: ignore[arg-type]
-    table.add_column("top-1", justify="right", no_wrap=True)
+    table.add_column("recipe", no_wrap=True)
+    table.add_column("what it is")
+    for heading in ("batch", "time", "top-1"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for recipe in recipes:
         published = recipe.published
         table.add_row(
@@ -64,4 +65,4 @@ def print_recipe(recipe: Described, config: Mapping[str, Any]) -> None:
     shown = f"{config['model']} on {config['data']['name']}, {workers['count']} workers x {workers['local_batch']} = {batch:,}"
     console.print(Text(f"{config['preset']:<11} {shown}, {config['epochs']:g} epochs", style="cyan"))
     console.print()
-    console.print(Text("\n".join(clean(line) for line in recipe.docstring.splitlines())))
+    console.print(Text(recipe.docstring), soft_wrap=True)  # its tables must not be broken

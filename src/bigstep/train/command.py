@@ -142,8 +142,6 @@ def train_command(request: TrainRequest, resolved: Resolved) -> dict[str, Any] |
         if not ranks.first:
             run(order, ranks, _Nobody())
             return None
-        if not request.as_json:
-            _announce(config, ranks.size, order.folder)
         with Progress(config.recipe, config.epochs) as progress:
             audience: Audience = progress
             if request.tensorboard:
@@ -166,17 +164,6 @@ class _Nobody:
 
     def note(self, text: str) -> None:
         """Rank 0 shows it."""
-
-
-def _announce(config: RunConfig, ranks: int, folder: Path) -> None:
-    stages = [(stage.count, stage.local_batch) for stage in (config.workers, *config.plan)]
-    batches = " → ".join(f"{count * local:,} ({count} × {local})" for count, local in stages)
-    plural = "" if ranks == 1 else "s"
-    print(
-        f"{config.recipe} · {config.model} on {config.data.name} · batch {batches} · {config.epochs:g} epochs · "
-        f"{ranks} rank{plural} · {folder}",
-        file=sys.stderr,
-    )
 
 
 def _report(folder: Path, *, quiet: bool) -> None:

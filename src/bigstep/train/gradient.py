@@ -7,6 +7,7 @@ mean over ranks; so every sample counts 1 / batch, in a full batch and in the in
 from __future__ import annotations
 
 import contextlib
+import inspect
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -25,6 +26,10 @@ from bigstep.train.forwards import Forward, forwards_of
 __all__ = ["connect", "gradient_of", "requests_of"]
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+# newer releases of torch renamed the argument and warn about the old name
+_ddp_arguments = inspect.signature(DistributedDataParallel).parameters
+_KEEP_BUFFERS_LOCAL = "forward_sync_buffers" if "forward_sync_buffers" in _ddp_arguments else "broadcast_buffers"
 
 
 def requests_of(parts: Parts, steps: list[Step]) -> Iterator[Request]:
@@ -78,8 +83,8 @@ def connect(parts: Parts) -> None:
         parts.objective,
         device_ids=[parts.ranks.device] if parts.ranks.device.type == "cuda" else None,
         bucket_cap_mb=bucket_mb,
-        broadcast_buffers=False,
         init_sync=False,  # weights come from the seed; their hash was compared
+        **{_KEEP_BUFFERS_LOCAL: False},  # each rank's batch-norm statistics are its own until an evaluation
         gradient_as_bucket_view=True,
     )
     _rehearse(parts, parts.parallel)

@@ -105,6 +105,7 @@ def run(order: Order, ranks: Ranks, audience: Audience, **own: Any) -> dict[str,
             published=order.published,
         )
         scribe = _Scribe(writer, audience)
+        audience.note(_announcement(order, ranks))
         for problem in problems:
             scribe.note(f"{problem} The one before it is used.")
         if order.resume:
@@ -212,6 +213,17 @@ def _result(parts: Parts, ending: Ending, order: Order) -> dict[str, Any]:
         "weights_sha256": digest,
         "run": str(order.folder),
     }
+
+
+def _announcement(order: Order, ranks: Ranks) -> str:
+    config = order.config
+    stages = [(stage.count, stage.local_batch) for stage in (config.workers, *config.plan)]
+    batches = " → ".join(f"{count * local:,} ({count} × {local})" for count, local in stages)
+    plural = "" if ranks.size == 1 else "s"
+    return (
+        f"{config.recipe} · {config.model} on {config.data.name} · batch {batches} · {config.epochs:g} epochs · "
+        f"{ranks.size} rank{plural} · {order.folder}"
+    )
 
 
 def _device_name(device: torch.device) -> str:
