@@ -1,7 +1,7 @@
 """Shapes and floating-point operations of the networks that ship, by arithmetic: no framework needed.
 
 Each function returns layers in forward order: (name, shapes of the parameter tensors, multiply-adds of one sample's
-forward pass). Shapes and order are those of `bigstep.models`, which the tests hold them to.
+forward pass, numbers in its output). Shapes and order are those of `bigstep.models`, which the tests hold them to.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from collections.abc import Callable
 
 __all__ = ["ARCHITECTURES", "LayerFacts"]
 
-LayerFacts = tuple[str, tuple[tuple[int, ...], ...], float]
+LayerFacts = tuple[str, tuple[tuple[int, ...], ...], float, int]
 
 
 def _convolution(name: str, inputs: int, outputs: int, kernel: int, side: int) -> LayerFacts:
     """A convolution without bias and its batch norm; `side` is that of the output map."""
     shapes = ((outputs, inputs, kernel, kernel), (outputs,), (outputs,))
-    return name, shapes, float(outputs * inputs * kernel**2 * side**2)
+    return name, shapes, float(outputs * inputs * kernel**2 * side**2), outputs * side**2
 
 
 def _linear(name: str, inputs: int, outputs: int) -> LayerFacts:
-    return name, ((outputs, inputs), (outputs,)), float(inputs * outputs)
+    return name, ((outputs, inputs), (outputs,)), float(inputs * outputs), outputs
 
 
 def _resnet(depths: tuple[int, int, int, int], *, bottleneck: bool) -> list[LayerFacts]:
@@ -52,7 +52,7 @@ def _resnet(depths: tuple[int, int, int, int], *, bottleneck: bool) -> list[Laye
 
 def _alexnet() -> list[LayerFacts]:
     """One tower with batch norm, for 224-pixel images."""
-    norm: LayerFacts = ("pool5.norm", ((256,), (256,)), 256.0 * 6 * 6)
+    norm: LayerFacts = ("pool5.norm", ((256,), (256,)), 256.0 * 6 * 6, 256 * 6 * 6)
     return [
         _convolution("conv1", 3, 96, 11, 55),
         _convolution("conv2", 96, 256, 5, 27),

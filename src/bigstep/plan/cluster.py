@@ -175,7 +175,7 @@ class Cluster:
         }
         if values["oversubscription"] < 1:
             raise ConfigError(
-                f"oversubscription is {values['oversubscription']}, but a rack cannot send out more than its nodes send: "
+                f"oversubscription is {values['oversubscription']}, but a rack cannot send out more than its nodes: "
                 "give at least 1."
             )
         return cls(**{"name": Path(origin).stem, **values})

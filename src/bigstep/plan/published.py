@@ -123,7 +123,7 @@ _IMAGENET = (
         lambda: 100 * _mikami(4, (4, 1), 32).step_s / _mikami(1088, (34, 32), 32).step_s,
         note="grid not found; 34 x 32 assumed"),
     Row(_M1, "2176 GPUs, 34K to 68K, 90 epochs", "s", 224.0, "abstract",
-        lambda: sum(epochs * IMAGES / _mikami(2176, (34, 64), local).samples_s for epochs, local in ((30, 16), (60, 32))),
+        lambda: sum(epochs * IMAGES / _mikami(2176, (34, 64), each).samples_s for epochs, each in ((30, 16), (60, 32))),
         "contradicted", "224 s is 237 images/s a GPU, half of what the paper's own scaling table implies"),
     Row(_M2, "images/s, 4 GPUs", "k/s", 2.565, _V2, lambda: _mikami(4, (4, 1)).samples_s / 1e3, _SETS),
     Row(_M2, "images/s, 1024 GPUs", "k/s", 556.522, _V2, lambda: _mikami(1024, (32, 32)).samples_s / 1e3),
@@ -167,7 +167,7 @@ def _ladder() -> tuple[Row, ...]:
 
 
 def _seide(nodes: int, batch: float, *, halves: bool, parallel_model: float = 1.0) -> float:
-    """Thousands of frames a second of 1-bit SGD on K20X; two GPUs that share a model are `parallel_model` times faster."""
+    """Kilo-frames a second of 1-bit SGD on K20X; two GPUs that share a model are `parallel_model` times faster."""
     method = Method(collective="gather", codec="onebit", bucket_mb=1000, overlap=False, double_buffer=halves)
     return (
         predict(

@@ -122,11 +122,11 @@ def check_fits(workload: Workload, cluster: Cluster, devices: int, local_batch: 
             f"gpus is {devices}, but {cluster.name} has {cluster.devices} "
             f"({cluster.nodes} nodes of {cluster.devices_per_node}); ask for fewer or raise nodes."
         )
-    needed, memory = workload.memory_byte(), cluster.device.memory_byte
+    needed, memory = workload.memory_byte(local_batch), cluster.device.memory_byte
     if needed > memory:
         raise ConfigError(
-            f"{workload.name} needs at least {needed / 2**30:.1f} GiB for weights, gradients and momentum, but "
-            f"device.memory_gib is {memory / 2**30:g}; choose a larger device or a smaller model."
+            f"{workload.name} needs at least {needed / 2**30:.1f} GiB with {local_batch:g} samples a device, but "
+            f"device.memory_gib is {memory / 2**30:g}; choose a larger device, a smaller model or a smaller batch."
         )
 
 

@@ -27,6 +27,8 @@ class Layer:
     shapes: tuple[tuple[int, ...], ...]
     flops: float = 0.0
     """Floating-point operations of one sample's forward pass."""
+    outputs: int = 0
+    """Numbers in one sample's output, which wait in memory for the backward pass."""
     forward_s: float = 0.0
     """Measured time of the forward pass at the workload's `measured_batch`; 0 where it is derived from flops."""
     backward_s: float = 0.0
@@ -92,9 +94,12 @@ class Workload:
         """Seconds of forward and backward on one device."""
         return sum(forward + backward for forward, backward in self.times(device, local_batch))
 
-    def memory_byte(self) -> float:
-        """The least memory that weights, gradients and momentum in float32 take."""
-        return 12.0 * self.parameters
+    def memory_byte(self, local_batch: float) -> float:
+        """The least memory of a step: weights, gradients and momentum in float32, and what backward needs again.
+
+        Each layer keeps its output before and after normalisation, in half precision.
+        """
+        return 12.0 * self.parameters + 4.0 * local_batch * sum(layer.outputs for layer in self.layers)
 
     @classmethod
     @functools.cache
@@ -109,7 +114,8 @@ class Workload:
                 "Measure any other with `bigstep probe --model` and give its .yaml file."
             )
         layers = tuple(
-            Layer(name=layer, shapes=shapes, flops=2 * macs) for layer, shapes, macs in ARCHITECTURES[name]()
+            Layer(name=layer, shapes=shapes, flops=2 * macs, outputs=outputs)
+            for layer, shapes, macs, outputs in ARCHITECTURES[name]()
         )
         return cls(name=name, layers=layers, samples=_SAMPLES[name])
 
@@ -137,6 +143,7 @@ class Workload:
 def _layer(mapping: Any, where: str) -> Layer:
     quantities = {
         "flops": units.number("gflop", 0.0, factor=1e9, zero_allowed=True),
+        "outputs": units.count("outputs", 0, zero_allowed=True),
         "forward_s": units.duration("forward", 0.0),
         "backward_s": units.duration("backward", 0.0),
     }

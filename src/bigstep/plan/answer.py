@@ -1,0 +1,215 @@
+"""The answer of `bigstep plan` as one dictionary: what the command prints, writes as JSON and draws."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bigstep.errors import ConfigError, nearest
+from bigstep.plan.accuracy import IMAGENET_LARS, ConvergenceLaw, law_from_runs
+from bigstep.plan.cluster import Cluster
+from bigstep.plan.cost import PLANNED_COLLECTIVES
+from bigstep.plan.crossover import find_crossover
+from bigstep.plan.method import CODECS
+from bigstep.plan.search import Choice, candidate_methods, explain, fewest_devices, rank, suggest_recipe
+from bigstep.plan.validate import as_dict, check_rows, summarise
+from bigstep.plan.workload import Workload
+
+__all__ = ["cli_result"]
+
+
+def cli_result(
+    *,
+    model: str = "resnet50",
+    cluster: str = "abci",
+    gpus: int = 0,
+    batch: int = 0,
+    target: float = 0.0,
+    budget_minutes: float = 0.0,
+    collective: str = "",
+    codec: str = "",
+    sweep: str = "",
+    law_runs: Sequence[Path] = (),
+    validate: bool = False,
+) -> dict[str, Any]:
+    """Answer `bigstep plan` with plain dicts and lists.
+
+    Args:
+        model: A model that ships, or a workload file (.yaml).
+        cluster: A cluster that ships, or a cluster file (.yaml).
+        gpus: How many devices; 0 takes all of the cluster, or the fewest within a budget.
+        batch: Global batch; 0 lets the search choose.
+        target: Accuracy in percent; 0 takes that of the law.
+        budget_minutes: Look for the fewest devices that reach the target in this time; 0 for no budget.
+        collective: Only this one; empty for all.
+        codec: Only this one; empty for all.
+        sweep: As gpus=1..4096, for curves.
+        law_runs: Own run folders to fit epochs against batch to.
+        validate: Return the published rows beside their predictions instead of a plan.
+
+    Returns:
+        A dictionary with `kind` plan or validation; `render` prints it.
+
+    Example:
+        >>> answer = cli_result(model="resnet50", cluster="dgx_h100", gpus=512, target=75.9)
+        >>> answer["best"]["collective"], 0.3 < answer["best"]["minutes"] < 0.7
+        ('switch', True)
+    """
+    if validate:
+        return {"kind": "validation", **as_dict(check_rows())}
+    for name, given, allowed in (("codec", codec, CODECS), ("collective", collective, PLANNED_COLLECTIVES)):
+        if given and given not in allowed:
+            raise ConfigError(f"There is no {name} {given!r}: {nearest(given, allowed)}")
+    workload, machine = Workload.load(model), Cluster.load(cluster)
+    law = _law(workload, target, law_runs)
+    counts = parse_sweep(sweep) if sweep else []
+    if counts:
+        machine = machine.resized(max(*counts, gpus))
+    result: dict[str, Any] = {"kind": "plan", "model": workload.name, "cluster": machine.name, "warnings": []}
+    if budget_minutes:
+        chosen = _within_budget(workload, machine, budget_minutes, law, batch)
+        gpus = chosen.prediction.devices
+    gpus = gpus or (max(counts) if counts else machine.devices)
+    choices = rank(workload, machine, gpus, batch=batch, law=law, collective=collective, codec=codec)
+    best = choices[0]
+    result |= {
+        "gpus": gpus,
+        "target": law.target if law else None,
+        "law": _law_facts(law),
+        "best": _facts(best),
+        "ranking": [_facts(choice) for choice in choices],
+        "why": explain(workload, machine, best),
+        "sure": confidence(),
+        "crossover": _crossover(workload, machine, best),
+        "sweep": [_facts(rank(workload, machine, n, batch=batch, law=_reachable(law, n), collective=collective,
+                              codec=codec)[0]) for n in counts if not batch or n <= batch],
+    }  # fmt: skip
+    if law is None:
+        result["warnings"].append(
+            f"no law of epochs against batch is known for {workload.name}, so the ranking is by samples a second; "
+            "fit one to your own runs with --law"
+        )
+    elif law.warning(best.prediction.batch):
+        result["warnings"].append(law.warning(best.prediction.batch))
+    return result
+
+
+def _reachable(law: ConvergenceLaw | None, devices: int) -> ConvergenceLaw | None:
+    """Beyond the batches that converge, a sweep goes on with samples a second alone."""
+    return law if law and devices <= law.largest_batch else None
+
+
+def _law(workload: Workload, target: float, runs: Sequence[Path]) -> ConvergenceLaw | None:
+    if target and not 0 < target < 100:
+        raise ConfigError(f"target is {target}, but it is an accuracy in percent, between 0 and 100.")
+    if runs:
+        if not target:
+            raise ConfigError("A law fitted to own runs needs --target, the accuracy in percent they are read at.")
+        return law_from_runs(runs, target)
+    if workload.name != "resnet50":
+        if target:
+            raise ConfigError(
+                f"No law of epochs against batch is known for {workload.name}; give run folders with --law, or drop "
+                "--target."
+            )
+        return None
+    if target > IMAGENET_LARS.target:
+        raise ConfigError(
+            f"target is {target:g}, but the law for resnet50 ends at {IMAGENET_LARS.target} %; lower it, or fit your "
+            "own runs with --law."
+        )
+    return IMAGENET_LARS
+
+
+def _within_budget(
+    workload: Workload, cluster: Cluster, minutes: float, law: ConvergenceLaw | None, batch: int
+) -> Choice:
+    if minutes < 0:
+        raise ConfigError(f"budget is {minutes:g}, but it is a time in minutes, greater than 0.")
+    if law is None:
+        raise ConfigError(f"A budget needs a law of epochs against batch, and none is known for {workload.name}.")
+    chosen = fewest_devices(workload, cluster, minutes, law=law, batch=batch)
+    if chosen is None:
+        raise ConfigError(
+            f"budget is {minutes:g} min, but {cluster.name} does not reach {law.target} % in that time with any "
+            "number of devices; allow more time or choose a faster cluster."
+        )
+    return chosen
+
+
+def parse_sweep(text: str) -> list[int]:
+    """Read gpus=1..4096 as powers of two and the last count.
+
+    >>> parse_sweep("gpus=1..6")
+    [1, 2, 4, 6]
+    """
+    name, _, span = text.partition("=")
+    first, dots, last = span.partition("..")
+    if name.strip() != "gpus" or not dots or not first.strip().isdigit() or not last.strip().isdigit():
+        raise ConfigError(f"--sweep takes gpus=FIRST..LAST, as in gpus=1..4096 (got {text!r}).")
+    low, high = int(first), int(last)
+    if not 1 <= low <= high <= 2**20:
+        raise ConfigError(f"--sweep gpus={low}..{high} must rise from at least 1 to at most {2**20}.")
+    counts = [2**power for power in range(21) if low <= 2**power < high]
+    return sorted({low, *counts, high})
+
+
+@functools.cache
+def confidence() -> dict[str, float]:
+    """How sure a prediction is: the errors on the published rows that count."""
+    summary = summarise(check_rows())
+    return {key: summary[key] for key in ("predicted", "mean_error", "worst_error")}
+
+
+def _facts(choice: Choice) -> dict[str, Any]:
+    prediction, method = choice.prediction, choice.prediction.method
+    return {
+        "recipe": suggest_recipe(choice),
+        "gpus": prediction.devices,
+        "collective": method.collective,
+        "codec": method.codec,
+        "grid": list(method.grid) if method.grid else None,
+        "bucket_mb": method.bucket_mb,
+        "batch": round(prediction.batch),
+        "local_batch": prediction.local_batch,
+        "step_ms": prediction.step_s * 1e3,
+        "samples_per_s": prediction.samples_s,
+        "efficiency": prediction.efficiency,
+        "epochs": choice.epochs,
+        "minutes": choice.minutes,
+        "bottleneck": prediction.bottleneck,
+        "split_ms": {name: seconds * 1e3 for name, seconds in prediction.split.items()},
+        "megabytes_sent": prediction.bytes_sent / 1e6,
+        "rounds": prediction.rounds,
+    }
+
+
+def _law_facts(law: ConvergenceLaw | None) -> dict[str, Any] | None:
+    if law is None:
+        return None
+    return {
+        "base_epochs": law.base_epochs,
+        "epochs_per_sample_of_batch": law.slope,
+        "critical_batch": law.critical_batch,
+        "worst_residual_epochs": law.worst_residual,
+        "source": law.source,
+    }
+
+
+def _crossover(workload: Workload, cluster: Cluster, best: Choice) -> dict[str, Any] | None:
+    devices, local = best.prediction.devices, best.prediction.local_batch
+    if devices <= cluster.devices_per_node:
+        return None  # nothing crosses the network
+    dense = [m for m in candidate_methods(cluster, devices) if m.codec in ("none", "fp16") and m.bucket_mb in (4, 64)]
+    onebit = [m for m in candidate_methods(cluster, devices, codec="onebit") if m.bucket_mb in (4, 64)]
+    found = find_crossover(workload, cluster, devices=devices, local_batch=local, compressed=onebit, plain=dense)
+    return {
+        "compressed": found.compressed,
+        "plain": found.plain,
+        "gbit_s": found.gbit_s,
+        "here_gbit_s": cluster.between.bandwidth_byte_s * 8 / 1e9,
+        "pays_here": found.pays_here,
+        "gain_here": found.gain_here,
+    }

@@ -1,0 +1,83 @@
+"""The bandwidth below which compressed gradients arrive sooner than plain ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bigstep.plan.cluster import Cluster
+from bigstep.plan.method import Method
+from bigstep.plan.simulate import predict
+from bigstep.plan.workload import Workload
+
+__all__ = ["Crossover", "find_crossover"]
+
+SLOWEST_BYTE_S, FASTEST_BYTE_S = 1e6 / 8, 1e13 / 8
+
+
+@dataclass(frozen=True)
+class Crossover:
+    """Where two exchanges take equally long, as a line rate of one adapter between nodes."""
+
+    compressed: str
+    plain: str
+    byte_s: float | None
+    """None where one of them wins at every rate from 1 Mbit/s to 10 Tbit/s."""
+    pays_here: bool
+    gain_here: float
+    """Share of the step that compression saves at the cluster's own rate; negative where it costs."""
+
+    @property
+    def gbit_s(self) -> float | None:
+        """The crossover in Gbit/s."""
+        return None if self.byte_s is None else self.byte_s * 8 / 1e9
+
+
+def find_crossover(
+    workload: Workload,
+    cluster: Cluster,
+    *,
+    devices: int,
+    local_batch: float,
+    compressed: Sequence[Method],
+    plain: Sequence[Method],
+) -> Crossover:
+    """Bisect for the rate at which the best compressed exchange takes as long as the best plain one.
+
+    At each rate both sides use their own best method, since a slow network asks for another than a fast one.
+
+    Example:
+        >>> resnet, abci = Workload.load("resnet50"), Cluster.load("abci")
+        >>> found = find_crossover(resnet, abci, devices=64, local_batch=32, plain=[Method()],
+        ...                        compressed=[Method(collective="gather", codec="onebit")])
+        >>> found.pays_here, 0.1 < found.gbit_s < 100
+        (False, True)
+    """
+
+    def best(methods: Sequence[Method], byte_s: float) -> tuple[float, str]:
+        tried = [
+            (predict(workload, cluster.with_bandwidth(byte_s), devices=devices, local_batch=local_batch, method=m), m)
+            for m in methods
+        ]
+        step, method = min(((p.step_s, m) for p, m in tried), key=lambda pair: pair[0])
+        return step, method.label
+
+    def saved(byte_s: float) -> float:
+        return best(plain, byte_s)[0] - best(compressed, byte_s)[0]
+
+    low, high = SLOWEST_BYTE_S, FASTEST_BYTE_S
+    found: float | None = None
+    if saved(low) > 0 > saved(high):
+        for _ in range(40):
+            middle = (low * high) ** 0.5
+            low, high = (middle, high) if saved(middle) > 0 else (low, middle)
+        found = (low * high) ** 0.5
+    here = cluster.between.bandwidth_byte_s
+    plain_s, plain_label = best(plain, here)
+    return Crossover(
+        compressed=best(compressed, here)[1],
+        plain=plain_label,
+        byte_s=found,
+        pays_here=saved(here) > 0,
+        gain_here=saved(here) / plain_s,
+    )

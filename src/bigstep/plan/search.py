@@ -1,0 +1,215 @@
+"""Which way to go: ranks collective, codec, grid, bucket and batch by time to accuracy, and says why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from bigstep.errors import ConfigError
+from bigstep.plan.accuracy import ConvergenceLaw
+from bigstep.plan.cluster import Cluster
+from bigstep.plan.cost import PLANNED_COLLECTIVES, choose_planned_grid
+from bigstep.plan.method import Method
+from bigstep.plan.simulate import Prediction, predict
+from bigstep.plan.workload import Workload
+from bigstep.wire import choose_grid
+
+__all__ = ["Choice", "candidate_methods", "explain", "fewest_devices", "rank", "suggest_recipe"]
+
+BUCKETS_MB = (1.0, 4.0, 16.0, 64.0)
+LOCAL_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+DEFAULT_LOCAL_BATCH = 32
+BEYOND_LAW = 1.25
+"""How far above the largest batch of a law a plan may go: Fujitsu's 81,920 stands that far above MLPerf's 67,456."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One way to train, predicted."""
+
+    prediction: Prediction
+    law: ConvergenceLaw | None
+    samples: int
+
+    @property
+    def epochs(self) -> float | None:
+        """Epochs to the target; None where no law is known."""
+        return self.law.epochs(self.prediction.batch) if self.law else None
+
+    @property
+    def minutes(self) -> float | None:
+        """Minutes to the target; None where no law is known."""
+        if self.law is None or not self.samples:
+            return None
+        return self.law.epochs(self.prediction.batch) * self.samples / self.prediction.samples_s / 60
+
+    @property
+    def cost(self) -> float:
+        """What the ranking minimises: minutes to the target, or seconds a sample."""
+        return self.minutes if self.minutes is not None else 1 / self.prediction.samples_s
+
+
+def candidate_methods(
+    cluster: Cluster, devices: int, *, collective: str = "", codec: str = "", optimizer: str = "lars"
+) -> list[Method]:
+    """Every exchange worth trying on this cluster, or only those of one collective or codec."""
+    methods = []
+    for name in PLANNED_COLLECTIVES:
+        if (collective and name != collective) or (name == "switch" and not (cluster.in_network or collective)):
+            continue
+        if name == "hierarchical" and devices % min(devices, cluster.devices_per_node):
+            continue
+        codecs = (
+            ("onebit",) if name == "gather" else ("none", "fp16", "powersgd") if name == "ring" else ("none", "fp16")
+        )
+        for written in codecs:
+            if codec and written != codec and not (codec == "bf16" and written == "fp16"):
+                continue
+            grids: list[tuple[int, int] | None] = [None]
+            if name == "torus":
+                node = choose_grid(devices, min(devices, cluster.devices_per_node))
+                grids = list(dict.fromkeys([choose_planned_grid(cluster, devices), node]))
+            methods += [
+                Method(collective=name, codec=codec or written, grid=grid, bucket_mb=bucket,
+                       optimizer="lars" if optimizer == "lars" else "sgd")
+                for grid in grids
+                for bucket in BUCKETS_MB
+            ]  # fmt: skip
+    if not methods:
+        raise ConfigError(
+            f"{collective or 'No collective'} does not go with codec {codec or 'none'}: 1-bit needs gather, powersgd "
+            "needs ring, and the rest none, fp16 or bf16."
+        )
+    return methods
+
+
+def rank(
+    workload: Workload,
+    cluster: Cluster,
+    devices: int,
+    *,
+    batch: int = 0,
+    law: ConvergenceLaw | None = None,
+    collective: str = "",
+    codec: str = "",
+) -> list[Choice]:
+    """Rank ways to train on `devices`, best first.
+
+    Args:
+        workload: The model.
+        cluster: Where it runs.
+        devices: How many take part.
+        batch: Global batch; 0 lets the search choose it where a law is known (else 32 samples a device).
+        law: Epochs against batch; without it the ranking is by samples a second.
+        collective: Only this collective; empty for all.
+        codec: Only this codec; empty for all.
+
+    Returns:
+        One choice for each collective, codec and grid, each with its best bucket and batch.
+    """
+    methods = candidate_methods(cluster, devices, collective=collective, codec=codec)
+    first = batch / devices if batch else _feasible_batches(workload, cluster, devices, law)[0]
+    trial = [_choose(workload, cluster, devices, first, method, law) for method in methods]
+    best: dict[tuple[str, str, tuple[int, int] | None], Choice] = {}
+    for choice in sorted(trial, key=lambda choice: choice.cost):
+        method = choice.prediction.method
+        best.setdefault((method.collective, method.codec, method.grid), choice)
+    choices = list(best.values())
+    if not batch and law:
+        choices = [_best_batch(workload, cluster, choice, law) for choice in choices]
+    return sorted(choices, key=lambda choice: choice.cost)
+
+
+def _feasible_batches(workload: Workload, cluster: Cluster, devices: int, law: ConvergenceLaw | None) -> list[int]:
+    """Local batches to try, the usual one first."""
+    fitting = [local for local in LOCAL_BATCHES if workload.memory_byte(local) <= cluster.device.memory_byte]
+    fitting = sorted(fitting or LOCAL_BATCHES[:1], key=lambda local: abs(local - DEFAULT_LOCAL_BATCH))
+    if law is None:
+        return fitting[:1]
+    allowed = [local for local in fitting if local * devices <= law.largest_batch * BEYOND_LAW]
+    if not allowed:
+        raise ConfigError(
+            f"gpus is {devices}, but even one sample each is a batch above {law.largest_batch * BEYOND_LAW:,.0f}, "
+            "beyond anything known to converge; ask for fewer, or give --batch."
+        )
+    return allowed
+
+
+def _choose(
+    workload: Workload, cluster: Cluster, devices: int, local: float, method: Method, law: ConvergenceLaw | None
+) -> Choice:
+    prediction = predict(workload, cluster, devices=devices, local_batch=local, method=method)
+    return Choice(prediction, law, workload.samples)
+
+
+def _best_batch(workload: Workload, cluster: Cluster, choice: Choice, law: ConvergenceLaw) -> Choice:
+    devices, method = choice.prediction.devices, choice.prediction.method
+    tried = [
+        _choose(workload, cluster, devices, local, replace(method, bucket_mb=bucket), law)
+        for local in _feasible_batches(workload, cluster, devices, law)
+        for bucket in {method.bucket_mb, 16.0}
+    ]
+    return min(tried, key=lambda choice: choice.cost)
+
+
+def suggest_recipe(choice: Choice) -> str:
+    """The recipe whose optimisation fits the batch, and whose exchange fits the method."""
+    method, batch = choice.prediction.method, choice.prediction.batch
+    if method.codec == "onebit":
+        return "onebit"
+    if batch <= 32768:
+        return "fair" if choice.law is None and batch <= 8192 else "lars"
+    return "sony" if method.collective == "torus" else "fujitsu"
+
+
+def explain(workload: Workload, cluster: Cluster, choice: Choice) -> list[str]:
+    """Why this step takes what it takes, and what would help most."""
+    prediction = choice.prediction
+    step_ms = prediction.step_s * 1e3
+    names = {"straggler": "waiting for the slowest device", "exchange": "exchange that compute does not hide",
+             "codec": "encoding and decoding", "optimizer": "the update", "data": "waiting for data"}  # fmt: skip
+    lost = sorted(((prediction.split[name], words) for name, words in names.items()), reverse=True)
+    compute = prediction.split["forward"] + prediction.split["backward"]
+    sentences = [
+        f"Of {step_ms:.2f} ms a step, {100 * compute / prediction.step_s:.0f} % is forward and backward; the largest "
+        f"loss is {lost[0][1]} ({100 * lost[0][0] / prediction.step_s:.1f} %), then {lost[1][1]} "
+        f"({100 * lost[1][0] / prediction.step_s:.1f} %)."
+    ]
+    link = cluster.between
+    changes = {
+        "twice the bandwidth between nodes": replace(
+            cluster, between=replace(link, bandwidth_byte_s=2 * link.bandwidth_byte_s)
+        ),
+        "half the latency": replace(
+            cluster,
+            between=replace(link, latency_s=link.latency_s / 2),
+            inside=replace(cluster.inside, latency_s=cluster.inside.latency_s / 2),
+        ),
+        "no jitter": replace(cluster, jitter=0.0),
+        "a device of twice the speed": replace(
+            cluster, device=replace(cluster.device, flop_s=2 * cluster.device.flop_s)
+        ),
+    }
+    gains = []
+    for words, changed in changes.items():
+        faster = predict(workload, changed, devices=prediction.devices, local_batch=prediction.local_batch,
+                         method=prediction.method)  # fmt: skip
+        gains.append((1 - faster.step_s / prediction.step_s, words))
+    gains.sort(reverse=True)
+    helped = ", ".join(f"{words} ({100 * gain:.0f} % less time)" for gain, words in gains if gain > 0.005)
+    sentences.append(f"What would help: {helped}." if helped else "Nothing about links, jitter or device would help.")
+    return sentences
+
+
+def fewest_devices(
+    workload: Workload, cluster: Cluster, budget_minutes: float, *, law: ConvergenceLaw, batch: int = 0
+) -> Choice | None:
+    """The smallest whole number of nodes (doubling) that reaches the target within the budget; None if none does."""
+    devices = 1
+    while devices <= cluster.devices:
+        if devices * LOCAL_BATCHES[0] > law.largest_batch * BEYOND_LAW or (batch and devices > batch):
+            return None
+        best = rank(workload, cluster, devices, batch=batch, law=law)[0]
+        if best.minutes is not None and best.minutes <= budget_minutes:
+            return best
+        devices *= 2
+    return None

@@ -1,0 +1,141 @@
+"""Asynchronous SGD with a parameter server as events: workers compute, push, wait for the update, pull, go on.
+
+Every worker is simulated, since they drift apart; a few rounds show the steady state.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from dataclasses import dataclass
+
+from bigstep.plan.cluster import Cluster
+from bigstep.plan.method import STREAMED, codec_seconds
+from bigstep.plan.workload import Workload
+from bigstep.wire import encoded_bytes
+
+__all__ = ["ServerPrediction", "predict_server", "server_bound"]
+
+
+@dataclass(frozen=True)
+class ServerPrediction:
+    """What an asynchronous run does in its steady state."""
+
+    workers: int
+    updates_s: float
+    """Updates a second of all workers together."""
+    samples_s: float
+    staleness: float
+    """Updates by others between a worker's pull and its own update, on average."""
+    bottleneck: str
+    """worker, push, update or pull: what limits the rate."""
+
+
+@dataclass(frozen=True)
+class _Services:
+    """Seconds of one cycle's parts; push, update and pull queue at the busiest server."""
+
+    worker: float
+    push: float
+    update: float
+    pull: float
+
+    @property
+    def shared(self) -> dict[str, float]:
+        return {"push": self.push, "update": self.update, "pull": self.pull}
+
+
+def _services(workload: Workload, cluster: Cluster, local_batch: float, servers: int, codec: str) -> _Services:
+    """A server holds 1/servers of the parameters; gradients arrive encoded, weights leave in float32."""
+    link = cluster.between
+    per_byte = 1 / link.rate + 1 / link.copy_byte_s
+    encode, decode = codec_seconds(codec, workload.parameters, cluster, 2)
+    # momentum SGD on the shard: 20 bytes a parameter, beside unpacking what arrived
+    update = workload.optimizer_s or workload.parameters * 20 / (cluster.device.memory_byte_s * STREAMED)
+    return _Services(
+        worker=workload.compute_s(cluster.device, local_batch) + encode,
+        push=link.start_s + link.latency_s + encoded_bytes(codec, workload.shapes) / servers * per_byte,
+        update=(update + decode) / servers,
+        pull=link.latency_s + 4 * workload.parameters / servers * per_byte,
+    )
+
+
+def server_bound(workers: int, services: _Services) -> float:
+    """Updates a second, at most: all workers always busy, or the slowest shared part always busy.
+
+    min(W / (compute + push + update + pull), 1 / max(push, update, pull))
+    """
+    cycle = services.worker + sum(services.shared.values())
+    return min(workers / cycle, 1 / max(services.shared.values()))
+
+
+def predict_server(
+    workload: Workload,
+    cluster: Cluster,
+    *,
+    workers: int,
+    local_batch: float,
+    servers: int = 1,
+    codec: str = "none",
+    rounds: int = 30,
+    seed: int = 0,
+) -> ServerPrediction:
+    """Predict asynchronous SGD: rate and staleness.
+
+    Args:
+        workload: The model.
+        cluster: Its `between` link joins workers and servers; each server has one adapter.
+        workers: Replicas that compute.
+        local_batch: Samples of one push.
+        servers: Machines over which the parameters are spread.
+        codec: How gradients are pushed.
+        rounds: Cycles of each worker that are simulated; the first half is left out of the averages.
+        seed: Of the compute times' jitter.
+
+    Returns:
+        Updates and samples a second, mean staleness, and what limits the rate.
+
+    Example:
+        The staleness grows with the number of workers.
+
+        >>> resnet, cluster = Workload.load("resnet50"), Cluster.load("big_basin")
+        >>> stale = [predict_server(resnet, cluster, workers=w, local_batch=32).staleness for w in (2, 16)]
+        >>> stale[0] < 1.01 < 10 < stale[1] < 15.01
+        True
+
+    Reference: Dean et al., Large Scale Distributed Deep Networks, 2012 (Downpour SGD with n_fetch = n_push = 1).
+    """
+    services = _services(workload, cluster, local_batch, servers, codec)
+    generator = random.Random(seed)
+    stages = ("worker", "push", "update", "pull")
+    free = {"push": 0.0, "update": 0.0, "pull": 0.0}
+    events = [(max(0.0, services.worker * generator.random()), worker, 1, 0) for worker in range(workers)]
+    heapq.heapify(events)
+    version, pulled = 0, [0] * workers
+    applied: list[tuple[float, int]] = []
+    while events:
+        now, worker, stage, done = heapq.heappop(events)
+        if stage == 3:
+            applied.append((now, version - pulled[worker]))
+            version += 1
+        if stage == 4:
+            pulled[worker] = version
+            if done + 1 < rounds:
+                jitter = max(0.1, generator.gauss(1.0, cluster.jitter))
+                heapq.heappush(events, (now + services.worker * jitter, worker, 1, done + 1))
+            continue
+        name = stages[stage]
+        free[name] = max(free[name], now) + services.shared[name]
+        heapq.heappush(events, (free[name], worker, stage + 1, done))
+    # the steady state: after the first half, and before the first worker stops
+    steady = applied[len(applied) // 2 : len(applied) - workers] or applied
+    span = steady[-1][0] - steady[0][0]
+    rate = (len(steady) - 1) / span if span > 0 else 1 / (services.worker + sum(services.shared.values()))
+    slowest = max(services.shared, key=lambda name: services.shared[name])
+    return ServerPrediction(
+        workers=workers,
+        updates_s=rate,
+        samples_s=rate * local_batch,
+        staleness=sum(stale for _, stale in steady) / len(steady),
+        bottleneck=slowest if rate * services.shared[slowest] > 0.9 else "worker",
+    )

@@ -1,0 +1,142 @@
+"""The answer of `bigstep plan` on a terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["render"]
+
+
+def render(result: dict[str, Any], console: Console | None = None, *, limit: int = 8) -> None:
+    """Print the dictionary that `cli_result` returned."""
+    from rich.console import Console
+
+    console = console or Console()
+    if result["kind"] == "validation":
+        _render_validation(result, console)
+    elif result["kind"] == "local-validation":
+        _render_local(result, console)
+    else:
+        _render_plan(result, console, limit)
+
+
+def _render_plan(result: dict[str, Any], console: Console, limit: int) -> None:
+    from rich.table import Table
+
+    best = result["best"]
+    grid = f" {best['grid'][0]}x{best['grid'][1]}" if best["grid"] else ""
+    goal = f"{result['target']} % in {_minutes(best['minutes'])}" if best["minutes"] else "by samples a second"
+    console.print(
+        f"[bold]{result['model']} on {best['gpus']:,} devices of {result['cluster']}: {goal}[/bold]\n"
+        f"recipe {best['recipe']}, batch {best['batch']:,} ({best['local_batch']:g} a device), "
+        f"{best['collective']}{grid}, codec {best['codec']}, buckets of {best['bucket_mb']:g} MB: {best['step_ms']:.2f} ms a step, "
+        f"{best['samples_per_s']:,.0f} samples/s, efficiency {100 * best['efficiency']:.1f} %"
+    )
+    console.print(_choices(Table(box=None, pad_edge=False), result["ranking"][:limit], with_gpus=False))
+    for sentence in result["why"]:
+        console.print(sentence)
+    console.print(_crossover_sentence(result))
+    sure = result["sure"]
+    console.print(
+        f"How sure: the same model is off by {100 * sure['mean_error']:.0f} % on average and "
+        f"{100 * sure['worst_error']:.0f} % at worst on {sure['predicted']} published rows (bigstep plan --validate)."
+    )
+    for warning in result["warnings"]:
+        console.print(f"[yellow]Note: {warning}.[/yellow]")
+    if result["sweep"]:
+        console.print(_choices(Table(box=None, pad_edge=False, title="sweep"), result["sweep"], with_gpus=True))
+
+
+def _choices(table: Any, rows: list[dict[str, Any]], *, with_gpus: bool) -> Any:
+    for name in (["gpus"] if with_gpus else []) + ["collective", "codec"]:
+        table.add_column(name, no_wrap=True, justify="right" if name == "gpus" else "left")
+    for name in ("batch", "ms/step", "samples/s", "eff.", "epochs", "time"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("waits for", no_wrap=True)
+    for row in rows:
+        grid = f" {row['grid'][0]}x{row['grid'][1]}" if row["grid"] else ""
+        table.add_row(
+            *([f"{row['gpus']:,}"] if with_gpus else []),
+            row["collective"] + grid,
+            row["codec"],
+            f"{row['batch']:,}",
+            f"{row['step_ms']:.2f}",
+            f"{row['samples_per_s']:,.0f}",
+            f"{100 * row['efficiency']:.0f} %",
+            f"{row['epochs']:.0f}" if row["epochs"] else "-",
+            _minutes(row["minutes"]) if row["minutes"] else "-",
+            row["bottleneck"],
+        )
+    return table
+
+
+def _minutes(minutes: float) -> str:
+    if minutes < 2:
+        return f"{minutes * 60:.1f} s"
+    return f"{minutes:.1f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
+
+
+def _crossover_sentence(result: dict[str, Any]) -> str:
+    found = result["crossover"]
+    if found is None:
+        return "Compression: nothing leaves the node, so there is nothing to gain."
+    verdict = "pays" if found["pays_here"] else "does not pay"
+    gain = f"{'saves' if found['gain_here'] > 0 else 'costs'} {100 * abs(found['gain_here']):.1f} % of the step"
+    where = "at no rate" if found["gbit_s"] is None else f"below {found['gbit_s']:.3g} Gbit/s an adapter"
+    return (
+        f"Compression: 1-bit {verdict} on this network ({gain} at {found['here_gbit_s']:g} Gbit/s); "
+        f"it wins {where} against {found['plain']}."
+    )
+
+
+def _render_validation(result: dict[str, Any], console: Console) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("system", "quantity"):
+        table.add_column(name)
+    for name in ("published", "predicted", "error"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("counts")
+    for row in result["rows"]:
+        style = "" if row["role"] == "predicted" else "dim"
+        table.add_row(
+            row["system"],
+            row["quantity"],
+            f"{row['published']:,.4g} {row['unit']}",
+            f"{row['predicted']:,.4g}",
+            f"{100 * row['error']:+.1f} %",
+            "yes" if row["role"] == "predicted" else row["role"],
+            style=style,
+        )
+    console.print(table)
+    for row in result["rows"]:
+        if row["note"]:
+            console.print(f"[dim]{row['system']}, {row['quantity']}: {row['note']}.[/dim]")
+    summary = result["summary"]
+    console.print(
+        f"[bold]{summary['predicted']} rows count: mean error {100 * summary['mean_error']:.1f} %, worst "
+        f"{100 * summary['worst_error']:.1f} %[/bold]; {summary['sets_a_constant']} set a constant, "
+        f"{summary['contradicted']} are contradicted by their own paper. Sources of constants: --json."
+    )
+
+
+def _render_local(result: dict[str, Any], console: Console) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("run", "measured ms", "predicted ms", "error"):
+        table.add_column(name, justify="left" if name == "run" else "right", no_wrap=True)
+    for row in result["rows"]:
+        table.add_row(
+            row["name"], f"{row['measured_ms']:.1f}", f"{row['predicted_ms']:.1f}", f"{100 * row['error']:+.1f} %"
+        )
+    console.print(table)
+    summary = result["summary"]
+    console.print(
+        f"[bold]{summary['runs']} runs: mean error {100 * summary['mean_error']:.1f} %, worst "
+        f"{100 * summary['worst_error']:.1f} %[/bold]"
+    )
