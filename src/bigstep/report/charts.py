@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bigstep.report.charts_more import more_charts
@@ -37,9 +38,13 @@ def charts_of(study: Study) -> list[Chart]:
                 "Loss of the training batches, averaged over neighbouring steps."),
         _curves(study, "lr", "Learning rate", "train", "epoch", "lr", "epoch", "The rate that each step really used."),
         _curves(study, "batch", "Global batch", "train", "epoch", "batch", "epoch",
-                "Images in each step over all workers; the last batch of an epoch may be smaller."),
+                "Images in each step over all workers; the smaller last batch of an epoch is left out."),
     ]  # fmt: skip
-    return [chart for chart in [*found, *more_charts(study)] if chart is not None]
+    charts = [chart for chart in [*found, *more_charts(study)] if chart is not None]
+    narrow = [position for position, chart in enumerate(charts) if not chart.wide]
+    if len(narrow) % 2:  # two stand side by side; the odd one takes the whole row
+        charts[narrow[-1]] = replace(charts[narrow[-1]], wide=True)
+    return charts
 
 
 def _time_unit(study: Study) -> tuple[str, float]:
@@ -112,7 +117,7 @@ def _focus(made: Figure, lines: Sequence[Line]) -> str:
     top, bottom = max(max(line.y) for line in lines), min(min(line.y) for line in lines)
     if top - bottom <= 0.3:
         return ""
-    floor = max(0.0, top - 0.25)
+    floor = max(0.0, top - (0.15 if len(lines) > 1 else 0.25))
     made.update_yaxes(range=[100 * floor, 100 * (top + 0.01)])
     return f" The axis starts at {100 * floor:.0f} %; double-click the chart to see all of it."
 

@@ -6,27 +6,54 @@ from collections.abc import Mapping
 
 from bigstep.report.compare import Group
 from bigstep.report.figures import DRAWN, PALETTE, Chart, cut, figure, safe, style_of
-from bigstep.report.outcome import PARTS
+from bigstep.report.outcome import PARTS, Outcome
+from bigstep.report.series import curve
 from bigstep.report.study import Study
 from bigstep.report.words import number, percent
 
 __all__ = ["more_charts"]
 
 PART_COLORS = {"compute": PALETTE[0], "exchange": PALETTE[1], "data": PALETTE[5]}
-LEGEND = {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "xanchor": "left"}
+SPLIT_CAPTION = "Where the time of a step goes; exchange is only what computation does not hide."
+LEGEND = {"traceorder": "normal", "orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "xanchor": "left"}
 
 
 def more_charts(study: Study) -> list[Chart | None]:
     """Draw what the records allow; None for what they do not hold."""
-    return [_split(study), _against_batch(study), _against_bytes(study), _scaling(study), _staleness(study)]
+    return [_against_batch(study), _scaling(study), _against_bytes(study), _staleness(study), _split(study)]
 
 
 def _split(study: Study) -> Chart | None:
+    return _split_over_epochs(study.outcomes[0]) if len(study.outcomes) == 1 else _split_by_group(study)
+
+
+def _split_over_epochs(run: Outcome) -> Chart | None:
+    """Stacked areas of the seconds that 1,000 images took, as the run went on."""
+    rows = [row for row in run.train if number(row.get("batch"))]
+    if not run.per_1000 or len(rows) < 2:
+        return None
+    made = figure("epoch", "seconds per 1,000 images", hovermode="x unified", showlegend=True, legend=LEGEND)
+    for part in PARTS:
+        relative = [{**row, "each": 1_000 * (number(row.get(f"{part}_s")) or 0.0) / row["batch"]} for row in rows]
+        _, across, values = curve(relative, "epoch", "each", 120)
+        made.add_scatter(
+            x=[float(f"{value:.5g}") for value in across],
+            y=[float(f"{value:.5g}") for value in values],
+            name=part,
+            mode="lines",
+            stackgroup="parts",
+            line={"color": PART_COLORS[part], "width": 1},
+            hovertemplate="%{y:.3~g} s",
+        )
+    return Chart("split", "Compute, exchange, data", SPLIT_CAPTION, made.to_plotly_json())
+
+
+def _split_by_group(study: Study) -> Chart | None:
     """Bars of the seconds that 1,000 images take, split into compute, exchange and data."""
     groups = [group for group in study.groups[:DRAWN] if any(outcome.per_1000 for outcome in group.outcomes)]
     if not groups:
         return None
-    made = figure("seconds per 1,000 images", "", height=max(190, 100 + 26 * len(groups)))
+    made = figure("seconds per 1,000 images", "", height=max(340, 100 + 26 * len(groups)))
     made.update_layout(barmode="stack", showlegend=True, legend=LEGEND, bargap=0.35)
     for part in PARTS:
         values = [_mean([outcome.per_1000.get(part) for outcome in group.outcomes]) for group in groups]
@@ -45,8 +72,7 @@ def _split(study: Study) -> Chart | None:
         ticktext=[safe(cut(group.label)) for group in groups],
         showgrid=False,
     )
-    caption = "Where the time of a step goes; exchange is only what computation does not hide."
-    return Chart("split", "Compute, exchange, data", caption, made.to_plotly_json())
+    return Chart("split", "Compute, exchange, data", SPLIT_CAPTION, made.to_plotly_json(), wide=len(groups) > 6)
 
 
 def _mean(values: list[float | None]) -> float:
@@ -121,7 +147,11 @@ def _against_bytes(study: Study) -> Chart | None:
         )
     near = [group.median or 0.0 for _, group, _ in groups if best - (group.median or 0.0) <= 0.15]
     made.update_yaxes(range=[100 * (min(near) - 0.005), 100 * (best + 0.005)])
-    made.update_xaxes(type="log")
+    sizes = [sent / 1e6 for _, _, sent in groups]
+    ticks = [k * 10.0**power for power in range(-6, 9) for k in (1, 2, 5)]
+    shown = [tick for tick in ticks if min(sizes) / 2.5 <= tick <= 2.5 * max(sizes)]
+    shown = shown if len(shown) <= 8 else [tick for tick in shown if f"{tick:e}"[0] == "1"]
+    made.update_xaxes(type="log", tickvals=shown, ticktext=[f"{tick:,.10g}" for tick in shown])
     caption = "Further left costs the network less; fewer bytes pay only where the network is the bottleneck."
     return Chart("against-bytes", "Bytes against accuracy", caption, made.to_plotly_json())
 
@@ -177,7 +207,7 @@ def _staleness(study: Study) -> Chart | None:
             counted.append((index, group, total))
     if not counted:
         return None
-    made = figure("updates between reading the weights and applying the gradient", "share of gradients (%)")
+    made = figure("updates applied since the weights were read", "share of gradients (%)")
     made.update_layout(barmode="group", bargap=0.15)
     for index, group, total in counted:
         everything = sum(total.values())

@@ -9,7 +9,7 @@ from typing import Any
 
 from bigstep.report.compare import Group, Verdict
 from bigstep.report.study import Study
-from bigstep.report.words import clean, count, duration, percent, points, size
+from bigstep.report.words import clean, count, duration, percent, size
 
 __all__ = ["anchor", "groups_grid", "runs_grid"]
 
@@ -27,9 +27,9 @@ def groups_grid(study: Study) -> dict[str, Any]:
     """Lay out one row a group."""
     goal = "Time to target" if study.target is None else f"To {100 * study.target:g} %"
     columns = [
-        _column("Group"), _column("Standing"), _column("Accuracy", True), _column("Range", True),
-        _column("Seeds", True), _column(goal, True), _column("Time", True), _column("Batch", True), _column("Images/s", True),
-        _column("Sent by a rank", True),
+        _column("Group"), _column("Standing"), _column("Accuracy", True), _column("Range (points)", True),
+        _column("Seeds", True), _column(goal, True), _column("Time", True), _column("Batch", True),
+        _column("Images/s", True), _column("Bytes sent", True),
     ]  # fmt: skip
     rows = []
     for index, (group, verdict) in enumerate(zip(study.groups, study.verdicts, strict=True)):
@@ -39,7 +39,7 @@ def groups_grid(study: Study) -> dict[str, Any]:
                 _named(index, group),
                 _standing(index, group, verdict),
                 _cell(percent(group.median), group.median),
-                _cell(points(group.spread) if group.n > 1 else "–", group.spread),
+                _cell(f"{100 * group.spread:.2f}" if group.n > 1 else "–", group.spread),
                 _cell(count(group.n), group.n),
                 _cell(duration(reached), reached),
                 _cell(duration(group.median_of("seconds")), group.median_of("seconds")),
@@ -55,8 +55,8 @@ def runs_grid(study: Study) -> dict[str, Any]:
     """Lay out one row a run."""
     columns = [
         _column("Group"), _column("Seed", True), _column("Status"), _column("Accuracy", True), _column("Loss", True),
-        _column("Time", True), _column("Steps", True), _column("Samples", True), _column("Batch", True),
-        _column("Workers", True), _column("Ranks", True), _column("Images/s", True), _column("Run"),
+        _column("Time", True), _column("Samples", True), _column("Batch", True), _column("Workers", True),
+        _column("Ranks", True), _column("Images/s", True), _column("Run"),
     ]  # fmt: skip
     rows = [
         [
@@ -66,7 +66,6 @@ def runs_grid(study: Study) -> dict[str, Any]:
             _cell(percent(run.accuracy), run.accuracy),
             _cell("–" if run.loss is None else f"{run.loss:.4f}", run.loss),
             _cell(duration(run.seconds), run.seconds),
-            _cell(count(run.steps), run.steps),
             _cell(count(run.samples), run.samples),
             _cell(run.batches, run.batch),
             _cell(count(run.workers), run.workers),

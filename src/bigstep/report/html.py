@@ -21,7 +21,7 @@ from bigstep.records import Run, write_atomically
 from bigstep.report.charts import charts_of
 from bigstep.report.compare import RULE
 from bigstep.report.details import details_of
-from bigstep.report.figures import style_of
+from bigstep.report.figures import DRAWN, style_of
 from bigstep.report.grid import groups_grid, runs_grid
 from bigstep.report.study import Study, study_of
 from bigstep.report.words import count, duration, percent
@@ -58,7 +58,7 @@ def render(study: Study) -> str:
             "The HTML report is laid out with jinja2, which is missing here: pip install jinja2."
         ) from None
     charts = charts_of(study)
-    grids = [groups_grid(study), runs_grid(study)] if len(study.outcomes) > 1 else [runs_grid(study)]
+    grids = [groups_grid(study), runs_grid(study)] if len(study.outcomes) > 1 else []
     payload = {
         "figures": {chart.key: chart.figure for chart in charts},
         "grids": {grid["key"]: {"columns": grid["columns"], "rows": grid["rows"]} for grid in grids},
@@ -70,6 +70,7 @@ def render(study: Study) -> str:
         lstrip_blocks=True,
         line_comment_prefix=None,
     )
+    environment.filters["unbroken"] = lambda text: text.replace(" %", "\N{NO-BREAK SPACE}%")
     return environment.get_template("report.html").render(
         study=study,
         sentences=study.sentences(),
@@ -107,8 +108,6 @@ def _plotly() -> str:
 
 def _chips(study: Study) -> list[dict[str, Any]]:
     """The legend that all charts share: one button a group."""
-    from bigstep.report.figures import DRAWN
-
     named = enumerate(study.groups[:DRAWN])
     return [{"index": i, "label": g.label, "color": style_of(i)[0], "dash": style_of(i)[1]} for i, g in named]
 

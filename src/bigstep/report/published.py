@@ -21,10 +21,11 @@ class Published:
     link: str
     rows: tuple[tuple[str, str, str], ...]
     differences: tuple[str, ...]
+    note: str
 
 
-def published_of(outcome: Outcome) -> Published | None:
-    """Lay a run beside the published result of its recipe; None where the record names none."""
+def published_of(outcome: Outcome, reached: float | None) -> Published | None:
+    """Lay a run and the accuracy it (or its group) reached beside the published result; None where none is recorded."""
     facts = outcome.run.facts.get("published")
     if not isinstance(facts, Mapping) or not facts:
         return None
@@ -32,7 +33,7 @@ def published_of(outcome: Outcome) -> Published | None:
     accuracy, seconds = number(facts.get("accuracy")), number(facts.get("seconds"))
     on_imagenet = outcome.data == "imagenet"
     rows = (
-        ("accuracy", percent(outcome.accuracy), percent(accuracy)),
+        ("accuracy", percent(reached), percent(accuracy)),
         ("data", outcome.data or "–", "ImageNet" if accuracy is not None else "–"),
         ("batch", outcome.batches, text["batch"]),
         ("workers", count(outcome.workers), "–"),
@@ -52,9 +53,8 @@ def published_of(outcome: Outcome) -> Published | None:
             f"{count(outcome.workers)} logical workers shared {count(outcome.ranks)} "
             f"rank{'' if outcome.ranks == 1 else 's'}: the mathematics of many workers, not their speed."
         )
-    if text["note"] != "–":
-        differences.append(text["note"])
-    return Published(text["system"], text["source"], _link(text["source"]), rows, tuple(differences))
+    note = text["note"] if text["note"] != "–" else ""
+    return Published(text["system"], text["source"], _link(text["source"]), rows, tuple(differences), note)
 
 
 def _link(source: str) -> str:

@@ -35,6 +35,8 @@ def curve(rows: Sequence[dict[str, Any]], x: str, y: str, most: int) -> tuple[Ar
         if position is not None and across is not None and value is not None:
             points.append((position, across, value))
     table = np.array(points, dtype=np.float64).reshape(-1, 3)
+    if y == "batch":
+        table = table[~_dips(table[:, 2])]
     if len(table) > most:
         edges = np.linspace(0, len(table), most + 1).astype(int)
         table = np.add.reduceat(table, edges[:-1]) / np.diff(edges)[:, None]
@@ -74,6 +76,16 @@ def group_line(outcomes: Sequence[Outcome], kind: str, x: str, y: str, most: int
         _short(np.nanmin(values, axis=0)),
         _short(np.nanmax(values, axis=0)),
     )
+
+
+def _dips(values: Array) -> npt.NDArray[np.bool_]:
+    """Mark values below both neighbours: the incomplete batch at the end of an epoch, which is no change of plan."""
+    if len(values) < 2:
+        return np.zeros(len(values), dtype=np.bool_)
+    before = np.concatenate([values[:1], values[:-1]])
+    after = np.concatenate([values[1:], [np.inf]])
+    marked: npt.NDArray[np.bool_] = (values < before) & (values < after)
+    return marked
 
 
 def _short(values: Array) -> list[float]:

@@ -46,7 +46,7 @@ class Study:
         if alike and len(alike) == len(self.groups) - 1:
             return f"{len(self.groups)} ways to train that cannot be told apart"
         if alike:
-            return f"{best.label} leads with {percent(best.median)}, level with {listing(alike, 2)}"
+            return f"{best.label} leads with {percent(best.median)}, not clearly ahead of {listing(alike, 2)}"
         return f"{best.label} leads with {percent(best.median)}"
 
     @cached_property
@@ -70,7 +70,7 @@ class Study:
         found: dict[str, tuple[Outcome, Published]] = {}
         for group in self.groups:
             outcome = group.outcomes[0]
-            if outcome.recipe not in found and (published := published_of(outcome)) is not None:
+            if outcome.recipe not in found and (published := published_of(outcome, group.median)) is not None:
                 found[outcome.recipe] = (outcome, published)
         return list(found.values())
 
@@ -78,8 +78,8 @@ class Study:
         run = self.outcomes[0]
         hosted = f" on {_plural(run.ranks, 'rank')}" if run.ranks else ""
         said = [
-            f"The recipe {run.recipe} trained {run.model or 'a model'} on {run.data or 'its data'} for "
-            f"{run.epochs if run.epochs is not None else 0:g} epochs with a batch of {run.batches} images from "
+            f"The recipe {run.recipe} trained the model “{run.model or 'unknown'}” on “{run.data or 'unknown'}” data "
+            f"for {run.epochs if run.epochs is not None else 0:g} epochs with a batch of {run.batches} images from "
             f"{_plural(run.workers, 'worker')}{hosted} ({run.hardware})."
         ]
         if run.accuracy is not None:

@@ -62,7 +62,8 @@ def _published(study: Study) -> RenderableType | None:
     table.add_column(Text(published.system))
     for what, here, there in published.rows:
         table.add_row(Text(what), Text(here), Text(there))
-    differs = [Text(f"• {text}", style="dim") for text in (*published.differences, f"Source: {published.source}")]
+    told = (*published.differences, published.note, f"Source: {published.source}")
+    differs = [Text(f"• {text}", style="dim") for text in told if text]
     return Group(table, Text("What differs"), *differs, Text())
 
 

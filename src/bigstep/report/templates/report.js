@@ -112,7 +112,8 @@
       dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
     };
     for (const axis of ["xaxis", "yaxis"]) {
-      theme[axis] = { ...layout[axis], gridcolor: color("--grid"), linecolor: color("--line"), tickcolor: color("--line") };
+      const title = { ...(layout[axis] || {}).title, font: { size: 13 } };
+      theme[axis] = { ...layout[axis], title, gridcolor: color("--grid"), linecolor: color("--line"), tickcolor: color("--line") };
     }
     return { ...layout, ...theme };
   }
@@ -163,7 +164,7 @@
     const script = document.createElement("script");
     script.textContent = await unpack("packed-plotly");
     document.head.append(script);
-    const config = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
+    const config = { responsive: true, displayModeBar: false };
     for (const [key, figure] of Object.entries(data.figures)) {
       const plot = document.querySelector(`#${key} .plot`);
       await Plotly.newPlot(plot, figure.data, themed(figure.layout), config);
