@@ -111,14 +111,13 @@ class ResNet(nn.Module):
         self.bn1 = nn.BatchNorm2d(64)
         self.relu = nn.ReLU(inplace=True)
         self.maxpool = nn.MaxPool2d(3, 2, padding=1) if large else nn.Identity()
-        inputs = 64
-        for index, depth in enumerate(depths):
-            width = 64 * 2**index
-            stage = _stage(block, inputs, width, depth, stride=1 if index == 0 else 2)
-            self.add_module(f"layer{index + 1}", stage)
-            inputs = width * block.expansion
+        wide = block.expansion
+        self.layer1 = _stage(block, 64, 64, depths[0], stride=1)
+        self.layer2 = _stage(block, 64 * wide, 128, depths[1], stride=2)
+        self.layer3 = _stage(block, 128 * wide, 256, depths[2], stride=2)
+        self.layer4 = _stage(block, 256 * wide, 512, depths[3], stride=2)
         self.avgpool = nn.AdaptiveAvgPool2d(1)
-        self.fc = nn.Linear(inputs, classes)
+        self.fc = nn.Linear(512 * wide, classes)
         he_initialise(self)
 
     def forward(self, x: Tensor) -> Tensor:

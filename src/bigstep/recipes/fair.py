@@ -28,11 +28,13 @@ Known
     fp32, overlapped with backward.
 
 Chosen
-    mini: warm-up and drops at the same fractions of the run (5, 30, 60, 80 of 90 become 1, 7, 13, 18 of 20). @@fair@@
+    mini: warm-up and drops at the same fractions of the run (5, 30, 60, 80 of 90 become 1, 7, 13, 18 of 20).
+    Searched: 18 settings with three seeds each, judged on 2,000 of 12,000 training images: rate 0.05 to
+    0.7 x weight decay 1e-4, 5e-4, 2e-3. Best: 0.1 and 2e-3, 88.0 %.
 
 Differs
-    The paper sums inside a server with NCCL before halving/doubling between servers; here halving/doubling runs over all
-    ranks. The error is the median of the last five epochs of five runs there, the last evaluation here.
+    The paper sums inside a server with NCCL before halving/doubling between servers; here halving/doubling runs over
+    all ranks. The error is the median of the last five epochs of five runs there, the last evaluation here.
 """
 
 from __future__ import annotations
@@ -96,7 +98,7 @@ def mini() -> RunConfig:
         data=DataConfig(augment="flip"),
         workers=WorkersConfig(count=32, local_batch=32),
         epochs=20,
-        optimizer=OptimizerConfig(name="sgd", momentum=0.9, nesterov=True, weight_decay=1e-4),
+        optimizer=OptimizerConfig(name="sgd", momentum=0.9, nesterov=True, weight_decay=2e-3),
         lr=LrConfig(
             base=0.1,
             schedule=(

@@ -17,9 +17,9 @@ Launch
 
 Batch
     paper: 128 workers x 64 = 8,192, x 128 = 16,384 from epoch 6, x 64 = 8,192 from 14, x 224 = 28,672 from 17, x 128 =
-    16,384 from 29. With L = 0.24 * 8 = 1.92 the rate runs L to 2L (epochs 0-6), 2L (6-11), 2L to L (11-14), L (14-17), L
-    to 0.35 L (17-23), 0.35 L to 0.035 L (23-29), 0.01 L to 0.001 L (29-37), 0.001 L (37-40).
-    mini: 32 workers x 32 = 1,024, x 64 = 2,048 from epoch 3, x 32 from 7, x 64 from 9.
+    16,384 from 29. With L = 0.24 * 8 = 1.92 the rate runs L to 2L (epochs 0-6), 2L (6-11), 2L to L (11-14), L (14-17),
+    L to 0.35 L (17-23), 0.35 L to 0.035 L (23-29), 0.01 L to 0.001 L (29-37), 0.001 L (37-40).
+    mini: 32 workers x 32 = 1,024, x 64 = 2,048 from epoch 3, x 32 from 7, x 64 from 14.
 
 Known
     The table above; images of 128, then 224 from epoch 14, then 288 from 29 with whole images of like aspect ratio in
@@ -27,8 +27,12 @@ Known
 
 Chosen
     Weight decay 5e-5, momentum 0.9; smallest crop 0.08 at 128 pixels, the usual value.
-    mini: images of 20, then 24, then 28 pixels; the schedule at half its length, without the stage of 3.5 times the
-    batch, which would leave three steps an epoch. @@fastai@@
+    mini: images of 24, then 26, then 28 pixels; the schedule at half its length, without the stage of 3.5 times the
+    batch, which would leave three steps an epoch.
+    Searched: 18 settings with three seeds each, judged on 2,000 of 12,000 training images: rate 0.1 to
+    2 x weight decay 1e-4, 5e-4, 2e-3, with images of 20, 24 and 28 pixels changing at epochs 7 and 14; the best, 0.8
+    and 2e-3, reached only 80.9 %. Then six variants of the sizes and stages at 0.4 and 2e-3, one seed each: 82 to 89 %;
+    the best is kept. No change of size at all gave 89.0 % as well.
 
 Differs
     Evaluation uses 288 pixels and rectangles from the first epoch, not from epoch 29: only the last figure is compared.
@@ -58,7 +62,7 @@ TECHNIQUES = ("progressive resizing", "rectangular validation", "changing batch"
 PUBLISHED = Published(
     system="fast.ai/DIUx",
     source="Howard, Shaw, Bulatov, Training ImageNet in 18 minutes, 2018, repository imagenet18",
-    hardware="128 V100, 25 Gb/s Ethernet",
+    hardware="128 V100 in 16 rented machines",
     batch="8,192 -> 16,384 -> 8,192 -> 28,672 -> 16,384",
     accuracy=None,
     seconds=16 * 60 + 8.0,
@@ -114,7 +118,7 @@ def paper() -> RunConfig:
 
 
 def mini() -> RunConfig:
-    """The embedded data on two CPU cores, images of 20, 24 and 28 pixels."""
+    """The embedded data on two CPU cores, images of 24, 26 and 28 pixels."""
     return RunConfig(
         recipe="fastai",
         preset="mini",
@@ -122,19 +126,19 @@ def mini() -> RunConfig:
         data=DataConfig(
             augment="flip",
             sizes=(
-                Resize(epoch=0, image_size=20),
-                Resize(epoch=7, image_size=24),
-                Resize(epoch=14, image_size=28),
+                Resize(epoch=0, image_size=24),
+                Resize(epoch=3, image_size=26),
+                Resize(epoch=7, image_size=28),
             ),
         ),
         workers=WorkersConfig(count=32, local_batch=32),
         plan=(
             Stage(epoch=3, count=32, local_batch=64),
             Stage(epoch=7, count=32, local_batch=32),
-            Stage(epoch=9, count=32, local_batch=64),
+            Stage(epoch=14, count=32, local_batch=64),
         ),
         epochs=20,
-        optimizer=OptimizerConfig(name="sgd", momentum=0.9, weight_decay=5e-5),
+        optimizer=OptimizerConfig(name="sgd", momentum=0.9, weight_decay=2e-3),
         lr=LrConfig(
             base=0.4,
             scaling="none",

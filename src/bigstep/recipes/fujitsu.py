@@ -18,15 +18,17 @@ Batch
     mini: 32 workers x 40 = 1,280; 10 steps an epoch.
 
 Known
-    LARS on momentum SGD, warm-up, label smoothing; every process builds the weights from the same seed, no broadcast; all
-    norms of LARS in one kernel; gradients in static groups of several megabytes, sent during backward; each process
+    LARS on momentum SGD, warm-up, label smoothing; every process builds the weights from the same seed, no broadcast;
+    all norms of LARS in one kernel; gradients in static groups of several megabytes, sent during backward; each process
     keeps its own batch-norm averages, whose momentum was retuned for so few steps; mixed precision.
 
 Chosen (the paper tried steps, polynomials and lines, and the constants of the winner were not found)
-    90 epochs. Peak 41 after 16 epochs, power 2, coefficient 0.001: the settings of Google's public LARS code for batches
-    above 32,768, with its weight decay of 1e-4. Smoothing 0.1. Averages with 0.9, which still follow within 1,400 steps.
-    Groups of 4 MB, exchanged as fp16.
-    mini: a straight line in place of the polynomial, another of the tried shapes. @@fujitsu@@
+    90 epochs. Peak 41 after 16 epochs, power 2, coefficient 0.001: the settings of Google's public LARS code for
+    batches above 32,768, with its weight decay of 1e-4. Smoothing 0.1. Averages with 0.9, which still follow within
+    1,400 steps. Groups of 4 MB, exchanged as fp16.
+    mini: a straight line in place of the polynomial, another of the tried shapes.
+    Searched: 18 settings with three seeds each, judged on 2,000 of 12,000 training images: rate 0.5 to
+    16 x coefficient 0.001, 0.005, 0.02. Best: 1 and 0.02, 89.1 %.
 
 Differs
     Local averages are averaged over workers before an evaluation, so that all ranks report one figure.
@@ -96,9 +98,9 @@ def mini() -> RunConfig:
         data=DataConfig(augment="flip"),
         workers=WorkersConfig(count=32, local_batch=40),
         epochs=20,
-        optimizer=OptimizerConfig(name="lars", momentum=0.9, weight_decay=1e-4, trust_coefficient=0.01, eps=0.0),
+        optimizer=OptimizerConfig(name="lars", momentum=0.9, weight_decay=1e-4, trust_coefficient=0.02, eps=0.0),
         lr=LrConfig(
-            base=2.0,
+            base=1.0,
             scaling="none",
             schedule=(
                 Piece(shape="warmup", until=3, start=0.0, end=1.0),

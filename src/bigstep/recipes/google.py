@@ -22,14 +22,16 @@ Batch
     mini: 32 workers x 32 = 1,024, then 32 x 64 = 2,048.
 
 Known
-    Smith: the growth takes the place of decay; it comes after epoch 30 (remembered). Ying: LARS, coefficient 0.001, eps 0,
-    rate from 0 to 34 over 12 epochs, then power 2 (Google's code for 32,768); batch norm over groups of replicas.
+    Smith: the growth takes the place of decay; it comes after epoch 30 (remembered). Ying: LARS, coefficient 0.001, eps
+    0, rate from 0 to 34 over 12 epochs, then power 2 (Google's code for 32,768); batch norm over groups of replicas.
 
 Chosen
     How many workers share the batch: 32 images each, as in FAIR's run that this one starts from, with its rate (3.2),
     warm-up, drops, momentum and decay. At epoch 30, where FAIR divides the rate by 10, the batch takes a factor 2 of it
     and the rate the remaining 5; at 60 and 80 the rate falls by 10.
-    mini: the same at epochs 7, 13 and 18 of 20. @@google@@
+    mini: the same at epochs 7, 13 and 18 of 20.
+    Searched: 18 settings with three seeds each, judged on 2,000 of 12,000 training images: rate 0.05 to
+    0.7 x weight decay 1e-4, 5e-4, 2e-3. Best: 0.2 and 2e-3, 87.9 %.
 
 Differs
     paper_pod normalises each worker's 32 images alone; the groups of replicas of the original are not built.
@@ -122,9 +124,9 @@ def mini() -> RunConfig:
         workers=WorkersConfig(count=32, local_batch=32),
         plan=(Stage(epoch=7, count=32, local_batch=64),),
         epochs=20,
-        optimizer=OptimizerConfig(name="sgd", momentum=0.9, nesterov=True, weight_decay=1e-4),
+        optimizer=OptimizerConfig(name="sgd", momentum=0.9, nesterov=True, weight_decay=2e-3),
         lr=LrConfig(
-            base=0.1,
+            base=0.2,
             schedule=(
                 Piece(shape="warmup", until=1, start="base", end=1.0),
                 Piece(shape="table", until=20, at=(7, 13, 18), values=(1.0, 0.2, 0.02, 0.002)),

@@ -27,14 +27,16 @@ Known
 
 Chosen
     The corpus is not public, so the paper preset keeps the exchange, the batch and the order of operations and trains
-    ResNet-50 on ImageNet for 90 epochs. 24 / 309 of a pass are 35 dense steps. The rate of AdaGrad, 0.02 with square-root
-    decay of its own and a line to zero, is a convention.
-    mini: two dense epochs (24 steps), no double buffering. @@onebit@@
+    ResNet-50 on ImageNet for 90 epochs. 24 / 309 of a pass are 35 dense steps. The rate of AdaGrad, 0.02 with
+    square-root decay of its own and a line to zero, is a convention.
+    mini: two dense epochs (24 steps), no double buffering.
+    Searched on one rank, so without codes: 18 settings with three seeds each, judged on 2,000 of 12,000 training
+    images: rate 0.003 to 0.1 x weight decay 1e-4, 5e-4, 2e-3. Best: 0.006 and 2e-3, 89.2 %.
 
 Differs
-    The printed recursion of the residual leaves the old residual out; the carried form is used, as in the authors' CNTK.
-    No momentum after AdaGrad. Codes are per rank: with one rank nothing is quantised, and the path depends on the number
-    of ranks, which the program says. Word error rates and hours cannot be reproduced here.
+    The printed recursion of the residual leaves the old residual out; the carried form is used, as in the authors'
+    CNTK. No momentum after AdaGrad. Codes are per rank: with one rank nothing is quantised, and the path depends on the
+    number of ranks, which the program says. Word error rates and hours cannot be reproduced here.
 """
 
 from __future__ import annotations
@@ -92,8 +94,8 @@ def mini() -> RunConfig:
         data=DataConfig(augment="flip"),
         workers=WorkersConfig(count=32, local_batch=32),
         epochs=20,
-        optimizer=OptimizerConfig(name="adagrad", weight_decay=1e-4, eps=1e-8),
-        lr=LrConfig(base=0.02, scaling="none", schedule=(Piece(shape="linear", until=20, start=1.0, end=0.0),)),
+        optimizer=OptimizerConfig(name="adagrad", weight_decay=2e-3, eps=1e-8),
+        lr=LrConfig(base=0.006, scaling="none", schedule=(Piece(shape="linear", until=20, start=1.0, end=0.0),)),
         norm=NormConfig(statistics="moving", momentum=0.9, zero_gamma=True),
         exchange=ExchangeConfig(collective="gather", codec="onebit", warmup_steps=24),
     )

@@ -18,16 +18,18 @@ Batch
     mini: 32 workers x 32 = 1,024.
 
 Known
-    RMSprop turns into SGD around epoch 10 over 5 epochs; mu2 0.99, eps 1e-8, RMSprop rate 3e-4. Rate factors 0.5, 0.075,
-    0.01, 0.001 from epochs 0, 40, 70, 85: 6.4, 0.96, 0.128, 0.0128. Batch norm without moving averages: statistics of
-    the last batch, averaged over workers before an evaluation. Gradients travel in fp16, all else is fp32; one buffer
-    for the whole gradient, not overlapped with backward.
+    RMSprop turns into SGD around epoch 10 over 5 epochs; mu2 0.99, eps 1e-8, RMSprop rate 3e-4. Rate factors 0.5,
+    0.075, 0.01, 0.001 from epochs 0, 40, 70, 85: 6.4, 0.96, 0.128, 0.0128. Batch norm without moving averages:
+    statistics of the last batch, averaged over workers before an evaluation. Gradients travel in fp16, all else is
+    fp32; one buffer for the whole gradient, not overlapped with backward.
 
 Chosen
     Momentum 0.9, weight decay 1e-4 and zero gamma are Goyal's, which the paper names as its base.
     bucket_mb 128 holds the whole gradient of 102 MB in one group.
     mini: the transition and the steps at the same fractions of the run (center 10 of 90 becomes 2.2 of 20, 40/70/85
-    become 9/16/19). @@pfn@@
+    become 9/16/19).
+    Searched: 18 settings with three seeds each, judged on 2,000 of 12,000 training images: rate 0.05 to
+    0.7 x RMSprop rate 3e-4, 1e-3, 3e-3. Best: 0.45 and 3e-4, 87.4 %.
 
 Differs
     The linear part of the transition rises with 1/period; the printed 2/period would overshoot to 1.5.
@@ -111,7 +113,7 @@ def mini() -> RunConfig:
             blend_period=1.1,
         ),  # fmt: skip
         lr=LrConfig(
-            base=0.1,
+            base=0.45,
             schedule=(Piece(shape="table", until=20, at=(9, 16, 19), values=(0.5, 0.075, 0.01, 0.001)),),
         ),
         norm=NormConfig(statistics="last_batch", zero_gamma=True),

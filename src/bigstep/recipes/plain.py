@@ -23,7 +23,9 @@ Known
 
 Chosen
     mini: linear decay to zero instead of steps, since a short run has no time for plateaus; three epochs of warm-up;
-    flips. @@plain@@
+    flips.
+    Searched: 18 settings with three seeds each, judged on 2,000 of 12,000 training images: rate 0.05 to
+    0.7 x weight decay 1e-4, 5e-4, 2e-3. Best: 0.2 and 2e-3, 89.5 %.
 
 Differs
     paper: in nothing that is known; the data pipeline's resampling is Pillow's.
@@ -85,7 +87,7 @@ def mini() -> RunConfig:
         data=DataConfig(augment="flip"),
         workers=WorkersConfig(count=32, local_batch=32),
         epochs=20,
-        optimizer=OptimizerConfig(name="sgd", momentum=0.9, nesterov=True, weight_decay=5e-4),
+        optimizer=OptimizerConfig(name="sgd", momentum=0.9, nesterov=True, weight_decay=2e-3),
         lr=LrConfig(
             base=0.2,
             schedule=(

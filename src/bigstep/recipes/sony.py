@@ -29,7 +29,9 @@ Known
 Chosen (the paper's constants were not seen; these are recollections or conventions, and none is asserted as published)
     Trust coefficient 0.01, eps 1e-6, peak rate 29, polynomial decay of power 2, weight decay 5e-5, smoothing 0.1; the
     first growth of v1 at epoch 30; the grid is taken from nodes and ranks.
-    mini: growth at epoch 7, the same fraction. @@sony@@
+    mini: growth at epoch 7, the same fraction.
+    Searched: 18 settings with three seeds each, judged on 2,000 of 12,000 training images: rate 0.5 to
+    16 x coefficient 0.001, 0.005, 0.02. Best: 8 and 0.005, 89.2 %.
 
 Differs
     v1 also changed how many GPUs took part; here the local batch grows. Augmentation is crop and flip, without the
@@ -116,9 +118,9 @@ def mini() -> RunConfig:
         workers=WorkersConfig(count=32, local_batch=32),
         plan=(Stage(epoch=7, count=32, local_batch=64),),
         epochs=20,
-        optimizer=OptimizerConfig(name="lars", momentum=0.9, weight_decay=5e-5, trust_coefficient=0.01, eps=1e-6),
+        optimizer=OptimizerConfig(name="lars", momentum=0.9, weight_decay=5e-5, trust_coefficient=0.005, eps=1e-6),
         lr=LrConfig(
-            base=2.0,
+            base=8.0,
             scaling="none",
             schedule=(
                 Piece(shape="warmup", until=3, start=0.0, end=1.0),
