@@ -253,6 +253,7 @@ def test_precisions_may_be_mixed_in_one_group(name: str) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
 @pytest.mark.parametrize("tensor_lr", [False, True])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_gpu_takes_the_path_of_the_cpu_and_is_never_waited_for(name: str, tensor_lr: bool) -> None:
