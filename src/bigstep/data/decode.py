@@ -45,8 +45,10 @@ def open_image(path: Path) -> Iterator[Image.Image]:
             yield image
     except DataError:
         raise
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise DataError(f"{path} has more than the {_MAX_PIXELS:,} pixels that are read.") from None
     except Exception as error:  # Pillow has no error of its own: a damaged file can raise nearly anything
-        reason = getattr(error, "strerror", None) or str(error).split(" (")[0].split(f" '{path}'")[0]
+        reason = getattr(error, "strerror", None) or str(error).removesuffix(f" {str(path)!r}")
         raise DataError(f"{path} cannot be decoded: {reason}.") from None
 
 

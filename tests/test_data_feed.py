@@ -1,0 +1,251 @@
+"""The feed: one batch a request, in order, the same whatever the loaders; errors arrive as one sentence."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from bigstep.data.catalog import open_data
+from bigstep.data.feed import Feed, Request
+from bigstep.data.folder import open_folder, rectangle_of
+from bigstep.data.images import TensorImages
+from bigstep.errors import ConfigError, DataError, RunError
+from test_data_folder import make_folder
+
+
+def requests(epoch: int, *batches: list[int]) -> list[Request]:
+    return [Request(epoch, torch.tensor(batch)) for batch in batches]
+
+
+def tiny(count: int = 100) -> TensorImages:
+    images = torch.randint(0, 256, (count, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(count) % 10
+    return TensorImages(images=images, labels=labels, classes=tuple("0123456789"), mean=(0.5,), std=(0.5,), name="tiny")
+
+
+class Squares:
+    """A data set of a user's own, with a random part."""
+
+    classes = ("even", "odd")
+
+    def __init__(self, count: int = 200) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return torch.cat([torch.tensor([float(index) ** 2]), torch.rand(2)]).view(3, 1, 1), index % 2
+
+
+class Broken(Squares):
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        if index == 3:
+            raise DataError("item 3 is broken.")
+        return super().__getitem__(index)
+
+
+class Uneven(Squares):
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return torch.zeros(index + 1), 0
+
+
+class Suicidal(Squares):
+    """Ends its loader process, as the system does when memory runs out."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("unreachable")
+
+
+def test_memory_yields_one_batch_a_request_in_order() -> None:
+    source = tiny()
+    feed = Feed(source, train=False, dtype=torch.float64)
+    found = list(feed(requests(0, [5, 3], [99], [0, 1, 2])))
+    assert [labels.tolist() for _, labels in found] == [[5, 3], [9], [0, 1, 2]]
+    torch.testing.assert_close(found[0][0], (source.images[[5, 3]].double() / 255 - 0.5) / 0.5, rtol=0, atol=1e-15)
+    assert (len(feed), feed.num_classes, feed.channels, feed.image_size) == (100, 10, 1, 8)
+
+
+def test_evaluation_is_never_augmented_and_training_is() -> None:
+    wanted = requests(1, list(range(50)))
+    plain = next(iter(Feed(tiny(), train=False, augment="crop_flip")(wanted)))[0]
+    assert torch.equal(plain, next(iter(Feed(tiny(), train=True, augment="none")(wanted)))[0])
+    assert not torch.equal(plain, next(iter(Feed(tiny(), train=True, augment="crop_flip")(wanted)))[0])
+
+
+def test_batches_of_an_evaluation_hold_every_sample_once() -> None:
+    batches = Feed(tiny(), train=False).evaluation_batches(30)
+    assert [len(batch) for batch in batches] == [30, 30, 30, 10]
+    assert torch.equal(torch.cat(batches), torch.arange(100))
+
+
+def test_memory_can_change_its_size_between_epochs() -> None:
+    feed = Feed(tiny(), train=True, augment="resized_crop")
+    assert next(iter(feed(requests(0, [1, 2]))))[0].shape == (2, 1, 8, 8)
+    feed.resize(12, min_scale=0.5)
+    assert next(iter(feed(requests(1, [1, 2]))))[0].shape == (2, 1, 12, 12)
+    assert feed.image_size == 12
+
+
+@pytest.mark.parametrize("augment", ["none", "crop_flip", "resized_crop"])
+def test_a_folder_looks_the_same_with_and_without_loaders(tmp_path: Path, augment: str) -> None:
+    train, _ = open_folder(make_folder(tmp_path))
+    wanted = requests(3, [4, 0, 2], [1], [5, 3])
+    feeds = [Feed(train, train=True, augment=augment, seed=1, image_size=32, loaders=n) for n in (0, 2)]
+    alone, helped = ([*feed(wanted)] for feed in feeds)
+    feeds[1].close()
+    for (x, y), (u, v) in zip(alone, helped, strict=True):
+        assert torch.equal(x, u)
+        assert torch.equal(y, v)
+    assert [labels.tolist() for _, labels in alone] == [[1, 0, 0], [0], [1, 1]]
+    whole = next(iter(feeds[0](requests(3, [0, 1, 2, 3, 4, 5]))))[0]
+    assert torch.equal(whole[[4, 0, 2]], alone[0][0])  # the batch does not matter
+    assert (feeds[0].channels, feeds[0].image_size, feeds[0].num_classes) == (3, 32, 2)
+
+
+def test_loaders_live_through_a_new_size_and_an_unfinished_pass(tmp_path: Path) -> None:
+    train, _ = open_folder(make_folder(tmp_path))
+    feed = Feed(train, train=True, augment="resized_crop", image_size=32, loaders=2)
+    abandoned = feed(requests(0, *([n] for n in range(6))))
+    assert next(abandoned)[0].shape == (1, 3, 32, 32)
+    feed.resize(48, min_scale=0.35)
+    found = list(feed(requests(1, [1, 2], [3])))
+    feed.close()
+    alone = Feed(train, train=True, augment="resized_crop", image_size=32)
+    alone.resize(48, min_scale=0.35)
+    for (x, _), (u, _) in zip(found, alone(requests(1, [1, 2], [3])), strict=True):
+        assert torch.equal(x, u)
+
+
+def test_a_large_request_is_one_batch(tmp_path: Path) -> None:
+    train, _ = open_folder(make_folder(tmp_path, per_class=3))
+    indices = [n % 6 for n in range(150)]  # three chunks
+    images, labels = next(iter(Feed(train, train=False, image_size=16)(requests(0, indices))))
+    assert images.shape == (150, 3, 16, 16)
+    assert labels.tolist() == [train.labels[n].item() for n in indices]
+    assert torch.equal(images[4], images[148])
+
+
+def test_rectangular_evaluation_sees_each_sample_once_at_its_shape(tmp_path: Path) -> None:
+    _, test = open_folder(make_folder(tmp_path, per_class=5))
+    feed = Feed(test, train=False, image_size=64, rectangular=True)
+    batches = feed.evaluation_batches(3)
+    assert sorted(torch.cat(batches).tolist()) == list(range(10))
+    for batch, (images, labels) in zip(batches, feed(Request(0, batch) for batch in batches), strict=True):
+        width, height = rectangle_of(*test.sizes[batch[0]].tolist(), 64)
+        assert images.shape == (len(batch), 3, height, width)
+        assert torch.equal(labels, test.labels[batch])
+
+
+@pytest.mark.parametrize("loaders", [0, 1])
+def test_a_damaged_file_is_the_same_sentence_from_a_loader(tmp_path: Path, loaders: int) -> None:
+    train, _ = open_folder(make_folder(tmp_path))
+    path = train.path(2)
+    path.write_bytes(path.read_bytes()[:-300])
+    feed = Feed(train, train=False, image_size=32, loaders=loaders)
+    batches = feed(requests(0, [0, 1], [2, 3]))
+    next(batches)
+    with pytest.raises(DataError) as caught:
+        next(batches)
+    feed.close()
+    with pytest.raises(DataError) as direct:
+        train.load_crops([2], 32)
+    assert str(caught.value) == str(direct.value)
+    assert str(caught.value).startswith(f"{path} cannot be decoded: image file is truncated")
+
+
+def test_a_folder_needs_a_size(tmp_path: Path) -> None:
+    train, _ = open_folder(make_folder(tmp_path))
+    with pytest.raises(ConfigError, match=r"set data\.image_size"):
+        Feed(train, train=True)
+
+
+def test_own_data_repeats_its_random_part_and_leaves_the_generator_alone() -> None:
+    torch.manual_seed(5)
+    expected_next = torch.rand(1)
+    torch.manual_seed(5)
+    wanted = requests(2, list(range(130)), [7, 3])
+    feeds = [Feed(Squares(), train=True, seed=4, dtype=torch.float64, loaders=n) for n in (0, 1)]
+    alone, helped = ([*feed(wanted)] for feed in feeds)
+    feeds[1].close()
+    assert torch.equal(torch.rand(1), expected_next)
+    for (x, y), (u, v) in zip(alone, helped, strict=True):
+        assert torch.equal(x, u)
+        assert torch.equal(y, v)
+    assert torch.equal(alone[0][0][[7, 3]], alone[1][0])
+    assert alone[1][0][:, 0, 0, 0].tolist() == [49, 9]
+    assert alone[0][0].dtype == torch.float64
+    other_epoch = next(iter(feeds[0](requests(3, [7]))))[0]
+    assert not torch.equal(other_epoch[0], alone[1][0][0])
+    assert (len(feeds[0]), feeds[0].num_classes, feeds[0].channels, feeds[0].image_size) == (200, 2, 3, 1)
+
+
+@pytest.mark.parametrize("loaders", [0, 1])
+@pytest.mark.parametrize(("kind", "sentence"), [(Broken, "item 3 is broken."), (Uneven, "do not form a batch")])
+def test_own_data_that_is_wrong_is_one_error(kind: type[Squares], sentence: str, loaders: int) -> None:
+    feed = Feed(kind(), train=True, loaders=loaders)
+    with pytest.raises(DataError, match=sentence):
+        list(feed(requests(0, [2, 3])))
+    feed.close()
+
+
+def test_a_killed_loader_is_a_run_error() -> None:
+    feed = Feed(Suicidal(), train=True, loaders=1)
+    with pytest.raises(RunError, match="loader process .* was killed"):
+        list(feed(requests(0, [1])))
+    feed.close()
+
+
+def test_requests_are_taken_as_they_are_needed() -> None:
+    taken = 0
+
+    def endless() -> Iterator[Request]:
+        nonlocal taken
+        while True:
+            taken += 1
+            yield Request(0, torch.tensor([taken % 100]))
+
+    batches = Feed(tiny(), train=False)(endless())
+    for _ in range(5):
+        next(batches)
+    assert taken == 5
+
+
+def test_own_data_by_import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_sets.py").write_text(
+        "class S(list):\n    pass\n"
+        "def plain():\n    return [(1, 0)] * 3, [(1, 0)]\n"
+        "def placed(path):\n    return [(path, 0)], [(path, 0)]\n"
+        "def preset(path='there'):\n    return [(path, 0)], [(path, 0)]\n"
+        "def single():\n    return [1]\n"
+        "def empty():\n    return [], [1]\n"
+        "def numbers():\n    return 1, 2\n"
+    )
+    (tmp_path / "my_fault.py").write_text("import a_module_that_is_not_there\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert len(open_data("my_sets:plain").train) == 3
+    assert open_data("my_sets:placed", "here").test == [("here", 0)]
+    assert open_data("my_sets:preset").test == [("there", 0)]
+    assert open_data("my_sets:preset", "here").test == [("here", 0)]
+    assert len(open_data("my_sets:plain", holdout=0.34).test) == 1
+    for name, path, sentence in [
+        ("my_setz:plain", "", "there is no module 'my_setz'"),
+        ("my_sets.deeper:plain", "", "there is no module"),
+        ("my_sets:plian", "", "did you mean 'plain'"),
+        ("my_sets:single", "", "must return two data sets"),
+        ("my_sets:empty", "", "empty data set"),
+        ("my_sets:numbers", "", "returned a int"),
+        ("my_sets:plain", "here", "takes no argument"),
+        (":plain", "", "package.module:function"),
+    ]:
+        with pytest.raises(DataError, match=sentence):
+            open_data(name, path)
+    with pytest.raises(ModuleNotFoundError, match="a_module_that_is_not_there"):  # the user's own fault, seen whole
+        open_data("my_fault:plain")
