@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bigstep.kernels.backend import why_not_triton
 
-__all__ = ["LarsKernels", "LarsSettings", "lars_step", "lars_twin", "why_not_lars_kernels"]
+__all__ = ["LarsKernels", "LarsSettings", "lars_step", "lars_twin", "same_memory_order", "why_not_lars_kernels"]
 
 CHUNK = 4096
 """Elements that one program of the norm and update launches handles."""
@@ -35,8 +35,12 @@ class LarsSettings:
     """Which element of `lr` it takes."""
 
 
-def _same_memory_order(a: Tensor, b: Tensor) -> bool:
-    """Whether element k of one's memory is element k of the other's; both without gaps."""
+def same_memory_order(a: Tensor, b: Tensor) -> bool:
+    """Whether element k of one's memory is element k of the other's; both without gaps.
+
+    >>> same_memory_order(torch.zeros(2, 3), torch.zeros(3, 2).t())
+    False
+    """
     order = [(x, y) for x, y, n in zip(a.stride(), b.stride(), a.shape, strict=True) if n > 1]
     return a.shape == b.shape and all(x == y for x, y in order)
 
@@ -58,7 +62,7 @@ def why_not_lars_kernels(params: Sequence[Tensor], velocities: Sequence[Tensor])
             return "the parameters are on several devices"
         if param.dtype != torch.float32 or velocity.dtype != torch.float32:
             return f"the kernels update fp32 weights and velocities, not {param.dtype} and {velocity.dtype}"
-        if not _dense(param) or not _same_memory_order(param, velocity):
+        if not _dense(param) or not same_memory_order(param, velocity):
             return "a parameter has gaps in memory, or its velocity is laid out otherwise"
     return None
 
@@ -91,7 +95,7 @@ class LarsKernels:
         self.copies = list(copies) if copies is not None else [None] * len(params)
         self.momentum, self.nesterov, self.narrow = momentum, nesterov, narrow
         for param, copy in zip(self.params, self.copies, strict=True):
-            assert copy is None or (copy.dtype == narrow and _same_memory_order(param, copy)), "checked by the caller"
+            assert copy is None or (copy.dtype == narrow and same_memory_order(param, copy)), "checked by the caller"
         device = self.params[0].device
         rows = [[s.weight_decay, float(s.adapt), s.trust_coefficient, s.eps, float(s.rate)] for s in settings]
         self.settings = torch.tensor(rows, dtype=torch.float32).t().contiguous().to(device)
@@ -123,7 +127,7 @@ class LarsKernels:
             return
         for param, grad in zip(self.params, grads, strict=True):
             assert grad.dtype in (torch.float32, self.narrow), "checked by the caller"
-            assert _same_memory_order(param, grad), "checked by the caller"
+            assert same_memory_order(param, grad), "checked by the caller"
         table = [
             [p.data_ptr() for p in self.params],
             addresses,
@@ -257,7 +261,7 @@ def lars_step(
             _remembered.popitem(last=False)
     kernels = _remembered[key]
     laid_out = [
-        g if _same_memory_order(p, g) else torch.empty_like(p, dtype=g.dtype).copy_(g)
+        g if same_memory_order(p, g) else torch.empty_like(p, dtype=g.dtype).copy_(g)
         for p, g in zip(params, grads, strict=True)
     ]
     kernels.bind(laid_out)
