@@ -1,0 +1,132 @@
+"""The ranks that exchange gradients: who they are, which nodes they lie on, and the groups a collective needs."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Literal
+
+import torch.distributed as dist
+
+from bigstep.errors import ConfigError
+from bigstep.wire import choose_grid
+
+__all__ = ["World"]
+
+
+@dataclass(frozen=True)
+class World:
+    """Rank, size, nodes and grid of the ranks that exchange gradients.
+
+    Rank r has the place x = r mod X, y = r div X of the X x Y grid; with X the ranks of a node (the automatic choice),
+    rows of the grid stay inside nodes. Nodes are runs of `ranks_per_node` neighbouring ranks, as torchrun numbers them.
+    """
+
+    rank: int
+    """Of this process, among `ranks`."""
+    ranks: tuple[int, ...]
+    """Global ranks of the members, in order."""
+    ranks_per_node: int
+    """Members on one node."""
+    grid: tuple[int, int]
+    """X and Y."""
+    timeout: timedelta
+    """How long a collective may take before its ranks give up."""
+    processes: tuple[tuple[str, int], ...]
+    """Host name and process number of each member, to name a rank that died."""
+
+    @property
+    def size(self) -> int:
+        """How many ranks take part."""
+        return len(self.ranks)
+
+    @classmethod
+    def join(
+        cls,
+        group: dist.ProcessGroup,
+        *,
+        ranks_per_node: int = 0,
+        grid: Literal["auto"] | tuple[int, int] = "auto",
+        timeout: timedelta = timedelta(minutes=5),
+    ) -> World:
+        """Describe the members of `group`; every one of them must call this.
+
+        Args:
+            group: For example the process group of a DistributedDataParallel object.
+            ranks_per_node: 0 takes torchrun's LOCAL_WORLD_SIZE, or puts all ranks on one node.
+            grid: X and Y of a torus, or auto.
+            timeout: Of every collective on groups made from this world.
+        """
+        ranks = tuple(dist.get_process_group_ranks(group))
+        size = len(ranks)
+        per_node = min(ranks_per_node or int(os.environ.get("LOCAL_WORLD_SIZE", size)), size)
+        X, Y = choose_grid(size, per_node) if grid == "auto" else grid
+        if size != X * Y:
+            raise ConfigError(
+                f"A grid of {X} x {Y} has {X * Y} places, but there are {size} ranks: change exchange.grid."
+            )
+        processes: list[tuple[str, int] | None] = [None] * size
+        dist.all_gather_object(processes, (socket.gethostname(), os.getpid()), group=group)
+        known = tuple(process for process in processes if process is not None)
+        return cls(dist.get_rank(group), ranks, per_node, (X, Y), timeout, known)
+
+    def everyone(self) -> list[int]:
+        """All members."""
+        return list(range(self.size))
+
+    def row(self) -> list[int]:
+        """The members with this rank's y: X neighbours."""
+        X = self.grid[0]
+        return list(range(self.rank // X * X, self.rank // X * X + X))
+
+    def column(self) -> list[int]:
+        """The members with this rank's x, one in each row."""
+        return list(range(self.rank % self.grid[0], self.size, self.grid[0]))
+
+    def node(self) -> list[int]:
+        """The members on this rank's node; the first is its leader."""
+        first = self.rank // self.ranks_per_node * self.ranks_per_node
+        return list(range(first, min(first + self.ranks_per_node, self.size)))
+
+    def peers(self) -> list[int]:
+        """The members with this rank's place in their node, one of each node; those of a leader are the leaders."""
+        return list(range(self.rank % self.ranks_per_node, self.size, self.ranks_per_node))
+
+    def new_group(self, members: list[int]) -> dist.ProcessGroup:
+        """A new process group of these members, among them this rank.
+
+        Hazard: torch names such a group by its members and by how many groups the caller has made before, so every
+        rank must make the same number of groups, in the same order of kinds (rows before columns, say).
+        """
+        assert self.rank in members
+        group = dist.new_group(
+            [self.ranks[member] for member in members], timeout=self.timeout, use_local_synchronization=True
+        )
+        assert isinstance(group, dist.ProcessGroup)
+        return group
+
+    def dead_ranks(self) -> list[int]:
+        """Members on this host whose process has ended; those of other hosts cannot be looked at from here."""
+        host = socket.gethostname()
+        return [r for r, (where, pid) in enumerate(self.processes) if where == host and not _lives(pid)]
+
+
+def _lives(pid: int) -> bool:
+    """Whether a process still runs; one that ended but was not yet collected by its parent does not."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        if os.path.isdir("/proc/self"):
+            return False
+    except OSError:
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
