@@ -249,3 +249,19 @@ def test_own_data_by_import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             open_data(name, path)
     with pytest.raises(ModuleNotFoundError, match="a_module_that_is_not_there"):  # the user's own fault, seen whole
         open_data("my_fault:plain")
+
+
+@pytest.mark.gpu
+def test_a_gpu_gets_the_same_batches(tmp_path: Path) -> None:
+    train, _ = open_folder(make_folder(tmp_path))
+    for source in (train, tiny(), Squares()):
+        wanted = requests(1, [0, 1, 2], [4])
+        options = {"train": True, "augment": "resized_crop", "dtype": torch.float64}
+        here = Feed(source, image_size=16, **options)
+        there = Feed(source, image_size=16, device="cuda", loaders=2, **options)
+        for (x, y), (u, v) in zip(here(wanted), there(wanted), strict=True):
+            assert u.is_cuda
+            assert v.is_cuda
+            torch.testing.assert_close(x, u.cpu(), rtol=0, atol=1e-10)  # sampling points differ by float64 rounding
+            assert torch.equal(y, v.cpu())
+        there.close()

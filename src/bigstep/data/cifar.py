@@ -60,27 +60,27 @@ def read_batch(path: Path) -> tuple[Tensor, Tensor]:
     """Read one batch file: images as uint8 of (N, 3, 32, 32) and labels as int64."""
     try:
         size = path.stat().st_size
-        content = path.read_bytes() if size <= _MAX_FILE_BYTES else b""
+        if not 0 < size <= _MAX_FILE_BYTES:
+            raise DataError(f"{path} has {size:,} bytes; a batch of CIFAR-10 has some, up to {_MAX_FILE_BYTES:,}.")
+        content = np.fromfile(path, dtype=np.uint8)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from None
-    if not content:
-        raise DataError(f"{path} has {size:,} bytes; a batch of CIFAR-10 has some, and fewer than {_MAX_FILE_BYTES:,}.")
     pixels, labels = _parse_binary(content, path) if path.suffix == ".bin" else _parse_pickle(content, path)
     check_labels(labels, len(pixels), len(CLASSES), str(path))
     return pixels.view(-1, 3, 32, 32), labels
 
 
-def _parse_binary(content: bytes, path: Path) -> tuple[Tensor, Tensor]:
+def _parse_binary(content: NDArray[np.uint8], path: Path) -> tuple[Tensor, Tensor]:
     record = 1 + _PIXELS
     if len(content) % record:
         raise DataError(f"{path} has {len(content):,} bytes, which are no whole records of {record:,}; fetch it again.")
-    records = torch.frombuffer(bytearray(content), dtype=torch.uint8).view(-1, record)
-    return records[:, 1:].contiguous(), records[:, 0].long()
+    records = torch.from_numpy(content).view(-1, record)
+    return records[:, 1:], records[:, 0].long()
 
 
-def _parse_pickle(content: bytes, path: Path) -> tuple[Tensor, Tensor]:
+def _parse_pickle(content: NDArray[np.uint8], path: Path) -> tuple[Tensor, Tensor]:
     try:
-        batch = _ArrayUnpickler(io.BytesIO(content), encoding="bytes").load()
+        batch = _ArrayUnpickler(io.BytesIO(content.data), encoding="bytes").load()
         data, labels = batch[b"data"], batch[b"labels"]
     except Exception as error:  # a damaged pickle can raise nearly anything
         reason = str(error) if isinstance(error, pickle.UnpicklingError) else f"damaged ({type(error).__name__})"
