@@ -1,0 +1,301 @@
+"""Locked, round-robin and Hogwild! SGD on sparse examples: threads that share one weight vector.
+
+All modes run the same arithmetic in the same order of operations and without fast-math, so that one thread, or any
+number of threads under the lock, gives bit for bit the serial result.
+
+The weights are stored as `weights = true weights / scale(t)`, where `scale(t) = (1 + rate * alpha)^-t` depends only on
+the position t of the example in the epoch's order. L2 decay of all coordinates thus costs nothing per coordinate and
+needs no shared state: each thread knows t. The caller folds the scale back into the weights when it becomes small.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from bigstep.kernels.atomics import (
+    acquire,
+    compiled,
+    fetch_add,
+    load_float,
+    prefetch,
+    release,
+    store_int,
+    try_acquire,
+    wait_for,
+)
+
+__all__ = ["CHUNK", "CONTROL_SIZE", "FREE", "HINGE", "LOCK", "LOCKED", "LOGISTIC", "ROUND_ROBIN", "TICKET", "TURN"]
+__all__ += ["WATCH_EVERY", "fill_order", "linear_worker"]
+
+HINGE, LOGISTIC = 0, 1
+FREE, LOCKED, ROUND_ROBIN = 0, 1, 2
+
+# places in the control block, 128 bytes apart so that no two share a cache line or its prefetched neighbour
+LOCK, TICKET, TURN, MERGE, CONTROL_SIZE = 0, 16, 32, 48, 64
+CHUNK = 256  # examples that a free-running thread claims at once: about 25 us between two touches of the ticket
+WATCH_EVERY = 64  # every 64th position is watched for conflicts
+AHEAD = 4  # examples between prefetch and use: about 400 ns, a few times the latency of memory
+
+
+@compiled
+def fill_order(order: Any, begin: int, end: int, key: Any) -> None:
+    """Write `order[begin:end]` of the permutation of `range(len(order))` that the four keys choose.
+
+    Rounds of multiply and xor-shift permute [0, 2^bits); values outside the range are walked on until they fall inside.
+    """
+    n = np.uint64(len(order))
+    bits = np.uint64(1)
+    while (np.uint64(1) << bits) < n:
+        bits += np.uint64(1)
+    mask = (np.uint64(1) << bits) - np.uint64(1)
+    shift = (bits + np.uint64(1)) >> np.uint64(1)
+    for t in range(begin, end):
+        x = np.uint64(t)
+        while True:
+            for r in range(len(key)):
+                x = (x * (key[r] | np.uint64(1)) + (key[r] >> np.uint64(32))) & mask
+                x ^= x >> shift
+            if x < n:
+                break
+        order[t] = x
+
+
+@compiled
+def _dot(indices: Any, values: Any, start: Any, stop: Any, weights: Any) -> Any:
+    # four sums: the additions of one would wait for each other
+    a = np.float32(0)
+    b = np.float32(0)
+    c = np.float32(0)
+    d = np.float32(0)
+    j = start
+    while j + np.uint64(4) <= stop:
+        a += values[j] * weights[indices[j]]
+        b += values[j + np.uint64(1)] * weights[indices[j + np.uint64(1)]]
+        c += values[j + np.uint64(2)] * weights[indices[j + np.uint64(2)]]
+        d += values[j + np.uint64(3)] * weights[indices[j + np.uint64(3)]]
+        j += np.uint64(4)
+    while j < stop:
+        a += values[j] * weights[indices[j]]
+        j += np.uint64(1)
+    return (a + b) + (c + d)
+
+
+@compiled
+def _add_dots(indices: Any, values: Any, start: Any, stop: Any, weights: Any, sums: Any) -> None:
+    outputs = np.uint64(len(sums))
+    for j in range(start, stop):
+        x = values[j]
+        base = np.uint64(indices[j]) * outputs
+        for k in range(outputs):
+            sums[k] += x * weights[base + k]
+
+
+@compiled
+def _add_row(indices: Any, values: Any, start: Any, stop: Any, weights: Any, step: Any) -> None:
+    for j in range(start, stop):
+        weights[indices[j]] += step * values[j]
+
+
+@compiled
+def _add_rows(
+    indices: Any, values: Any, start: Any, stop: Any, weights: Any, outputs: int, steps: Any, active: Any, count: int
+) -> None:
+    """Change only the outputs that have a step: the others may be in another thread's hands."""
+    for j in range(start, stop):
+        base = np.uint64(indices[j]) * np.uint64(outputs)
+        for a in range(np.uint64(count)):
+            weights[base + np.uint64(active[a])] += steps[a] * values[j]
+
+
+@compiled
+def _pull(loss: int, margin: Any, target: Any) -> Any:
+    """Minus the derivative of the loss by the margin."""
+    z = margin * target
+    if loss == HINGE:
+        return target if z < np.float32(1) else np.float32(0)
+    return target / (np.float32(1) + np.float32(math.exp(z)))
+
+
+@compiled
+def _loss(loss: int, margin: Any, target: Any) -> Any:
+    z = margin * target
+    if loss == HINGE:
+        return max(np.float32(0), np.float32(1) - z)
+    return max(np.float32(0), -z) + np.float32(math.log1p(math.exp(-abs(z))))
+
+
+@compiled
+def _watch(indices: Any, start: Any, stop: Any, outputs: int, k: int, weights: Any, seen: Any, compare: bool) -> bool:
+    """Note the weights of one output that an example touches, or compare them with those noted."""
+    changed = False
+    for j in range(start, stop):
+        now = load_float(weights, np.int64(indices[j]) * outputs + k)
+        if compare:
+            changed |= now != seen[j - start]
+        else:
+            seen[j - start] = now
+    return changed
+
+
+@compiled
+def _merge(weights: Any, local: Any, base: Any) -> None:
+    """Add what this thread did to its copy since the last merge; where nobody else did anything, exactly."""
+    for v in range(len(local)):
+        now = weights[v]
+        new = local[v] if now == base[v] else now + (local[v] - base[v])
+        weights[v] = new
+        local[v] = new
+        base[v] = new
+
+
+@compiled
+def linear_worker(
+    mode: int,
+    loss: int,
+    thread: int,
+    threads: int,
+    begin: int,
+    end: int,
+    order: Any,
+    indptr: Any,
+    split: Any,
+    indices: Any,
+    values: Any,
+    labels: Any,
+    weights: Any,
+    outputs: int,
+    hot: int,
+    rate: float,
+    bias_rate: float,
+    outer: Any,
+    inner: Any,
+    control: Any,
+) -> Any:
+    """Take one thread's part of the positions `begin..end` of the order.
+
+    Column 0 of the weights is the intercept; columns `1..hot-1` are those that occur about once a chunk or more. Were
+    they written by every example, their cache lines would travel between the cores with every example; a free-running
+    thread works on its own copy of them and adds its part to the shared ones once a chunk. All others are shared.
+
+    Args:
+        mode: FREE, LOCKED or ROUND_ROBIN; serial is FREE with one thread.
+        loss: HINGE or LOGISTIC.
+        thread: This thread's number; only ROUND_ROBIN uses it.
+        threads: How many threads run this call.
+        begin: First position.
+        end: One past the last position.
+        order: Example at each position.
+        indptr: Row starts, int64.
+        split: Where in each row the columns below `hot` end, int64.
+        indices: Columns as uint32: unsigned, so that no code for negative indices is made.
+        values: Values, float32.
+        labels: Output for which each example is positive, int32; all other outputs take it as negative.
+        weights: Shared, float32, flat, columns x outputs.
+        outputs: Number of linear functions that are learnt at once.
+        hot: Number of hot columns, the intercept among them.
+        rate: Step size.
+        bias_rate: Step size of the intercept; 0 leaves it alone.
+        outer: `scale(begin + i * CHUNK)`.
+        inner: `scale(begin + i) / scale(begin)` for i < CHUNK.
+        control: int64 block, 0 but for TICKET and TURN, which are `begin`.
+
+    Returns:
+        Sum of losses before each update, examples that changed the weights, watched ones among them, and of those
+        how many found a shared weight changed by another thread between their read and their write.
+    """
+    local = weights
+    base = weights
+    size = 1
+    if mode == FREE:
+        size = CHUNK
+        acquire(control, MERGE)
+        local = weights[: hot * outputs].copy()
+        release(control, MERGE)
+        base = local.copy()
+    sums = np.empty(outputs, np.float32)
+    steps = np.empty(outputs, np.float32)
+    active = np.empty(outputs, np.int64)
+    seen = np.empty(np.max(indptr[1:] - indptr[:-1]), np.float32)
+    total, updates, watched, conflicts = 0.0, 0, 0, 0
+    own = begin + thread
+    while True:
+        if mode == LOCKED:
+            acquire(control, LOCK)
+        if mode == ROUND_ROBIN:
+            first = own
+            own += threads
+        else:
+            first = fetch_add(control, TICKET, size)
+        if first >= end:
+            break
+        for t in range(first, min(first + size, end)):
+            if t + AHEAD < len(order):
+                later = order[t + AHEAD]
+                for j in range(indptr[later], indptr[later + 1], 16):
+                    prefetch(indices, j)
+                    prefetch(values, j)
+            if t + 2 * AHEAD < len(order):
+                prefetch(indptr, order[t + 2 * AHEAD])
+                prefetch(split, order[t + 2 * AHEAD])
+                prefetch(labels, order[t + 2 * AHEAD])
+            row = order[t]
+            start, middle, stop = np.uint64(indptr[row]), np.uint64(split[row]), np.uint64(indptr[row + 1])
+            label = labels[row]
+            place = t - begin
+            scale = outer[place // CHUNK] * inner[place % CHUNK]
+            watch = t % WATCH_EVERY == 0
+            if watch:
+                shared = middle if mode == FREE else start
+                _watch(indices, shared, stop, outputs, label if outputs > 1 else 0, weights, seen, False)
+            if outputs == 1:
+                sums[0] = _dot(indices, values, start, middle, local) + _dot(indices, values, middle, stop, weights)
+            else:
+                sums[:] = 0
+                _add_dots(indices, values, start, middle, local, sums)
+                _add_dots(indices, values, middle, stop, weights, sums)
+            count = 0
+            for k in range(outputs):
+                target = np.float32(1) if label == k else np.float32(-1)
+                margin = scale * sums[k] + local[k]
+                total += _loss(loss, margin, target)
+                pull = _pull(loss, margin, target)
+                if pull != 0:
+                    active[count] = k
+                    steps[count] = pull
+                    count += 1
+            if mode == ROUND_ROBIN:
+                wait_for(control, TURN, t)
+            if count > 0:
+                updates += 1
+                if watch:
+                    watched += 1
+                    shared = middle if mode == FREE else start
+                    conflicts += _watch(
+                        indices, shared, stop, outputs, label if outputs > 1 else 0, weights, seen, True
+                    )
+                for a in range(count):
+                    local[active[a]] += np.float32(bias_rate) * steps[a]
+                    steps[a] *= np.float32(rate) / scale
+                if outputs == 1:
+                    _add_row(indices, values, start, middle, local, steps[0])
+                    _add_row(indices, values, middle, stop, weights, steps[0])
+                else:
+                    _add_rows(indices, values, start, middle, local, outputs, steps, active, count)
+                    _add_rows(indices, values, middle, stop, weights, outputs, steps, active, count)
+            if mode == ROUND_ROBIN:
+                store_int(control, TURN, t + 1)
+        if mode == LOCKED:
+            release(control, LOCK)
+        elif mode == FREE and try_acquire(control, MERGE):  # when another thread merges now, go on and merge later
+            _merge(weights, local, base)
+            release(control, MERGE)
+    if mode == LOCKED:
+        release(control, LOCK)
+    elif mode == FREE:
+        acquire(control, MERGE)
+        _merge(weights, local, base)
+        release(control, MERGE)
+    return total, updates, watched, conflicts

@@ -1,0 +1,24 @@
+"""Hogwild! for sparse problems: linear classification and matrix completion, with scikit-learn's conventions."""
+
+from __future__ import annotations
+
+from bigstep.sparse.classifier import HogwildClassifier
+from bigstep.sparse.crew import epoch_order
+from bigstep.sparse.factorizer import HogwildFactorizer
+from bigstep.sparse.libsvm import read_libsvm
+from bigstep.sparse.report import FitReport
+from bigstep.sparse.rows import Rows
+from bigstep.sparse.sparsity import Sparsity, measure_sparsity
+from bigstep.sparse.training import train_sparse
+
+__all__ = [
+    "FitReport",
+    "HogwildClassifier",
+    "HogwildFactorizer",
+    "Rows",
+    "Sparsity",
+    "epoch_order",
+    "measure_sparsity",
+    "read_libsvm",
+    "train_sparse",
+]

@@ -1,0 +1,96 @@
+"""Threads that run the same kernel at once, and the order in which examples are taken."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bigstep.errors import ConfigError
+from bigstep.kernels.hogwild import fill_order
+
+__all__ = ["Crew", "cores", "epoch_order", "threads_of"]
+
+T = TypeVar("T")
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def threads_of(n_threads: int, mode: str) -> int:
+    """Resolve `n_threads` (-1: every core; serial: one) and refuse more threads than cores."""
+    if n_threads != -1 and n_threads < 1:
+        raise ConfigError(
+            f"n_threads={n_threads} is not allowed; give a number from 1 to {cores()}, or -1 for every core."
+        )
+    if n_threads > cores():
+        raise ConfigError(
+            f"n_threads={n_threads} is more than the {cores()} cores this process may use, where waiting threads would "
+            f"only slow the others down; give at most {cores()}, or -1 for every core."
+        )
+    if mode == "serial":
+        return 1
+    return cores() if n_threads == -1 else n_threads
+
+
+class Crew:
+    """A fixed number of threads; the caller's thread is number 0. Kernels must release the GIL."""
+
+    def __init__(self, n_threads: int) -> None:
+        self.n_threads = n_threads
+        self._pool = ThreadPoolExecutor(n_threads - 1, "bigstep-sparse") if n_threads > 1 else None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()
+
+    def run(self, work: Callable[[int], T]) -> list[T]:
+        """Run `work(thread)` on every thread at once; return the results in the threads' order."""
+        others = [self._pool.submit(work, thread) for thread in range(1, self.n_threads)] if self._pool else []
+        return [work(0), *(other.result() for other in others)]
+
+    def share(self, thread: int, count: int) -> tuple[int, int]:
+        """Return a thread's contiguous part of `range(count)`."""
+        return count * thread // self.n_threads, count * (thread + 1) // self.n_threads
+
+
+def epoch_order(n: int, seed: int, epoch: int, crew: Crew | None = None) -> NDArray[np.uint32]:
+    """Return the order of n examples in an epoch: a permutation that depends on seed and epoch alone.
+
+    >>> epoch_order(6, seed=0, epoch=0).tolist() == epoch_order(6, seed=0, epoch=0).tolist()
+    True
+    >>> sorted(epoch_order(6, seed=0, epoch=1).tolist())
+    [0, 1, 2, 3, 4, 5]
+    """
+    key = np.random.SeedSequence([seed, epoch]).generate_state(4, np.uint64)
+    order = np.empty(n, np.uint32)
+    if crew is None:
+        fill_order(order, 0, n, key)
+    else:
+        crew.run(lambda thread: fill_order(order, *crew.share(thread, n), key))
+    return order
+
+
+def seed_of(random_state: Any) -> int:
+    """Turn scikit-learn's `random_state` (number, None or generator) into a seed."""
+    if random_state is None:
+        return int(np.random.SeedSequence().generate_state(1)[0])
+    if isinstance(random_state, np.random.RandomState):
+        return int(random_state.randint(2**31 - 1))
+    if isinstance(random_state, np.random.Generator):
+        return int(random_state.integers(2**31 - 1))
+    if isinstance(random_state, int | np.integer) and random_state >= 0:
+        return int(random_state)
+    raise ConfigError(f"random_state={random_state!r} is not allowed; give a whole number from 0 up, or None.")

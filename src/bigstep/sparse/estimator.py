@@ -1,0 +1,60 @@
+"""scikit-learn's conventions without scikit-learn: parameters, tags, errors of an estimator not yet fitted."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from typing import Any, Self
+
+from bigstep.errors import ConfigError, nearest
+
+__all__ = ["Estimator", "NotFittedError"]
+
+
+class NotFittedError(ConfigError, AttributeError):
+    """A result was asked of an estimator before `fit`."""
+
+
+class Estimator:
+    """Parameters are the arguments of `__init__`, stored under their own names and checked in `fit`."""
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Return the parameters by name."""
+        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+
+    def set_params(self, **params: Any) -> Self:
+        """Change parameters by name and return the estimator."""
+        known = inspect.signature(type(self)).parameters
+        for name, value in params.items():
+            if name not in known:
+                raise ConfigError(f"{type(self).__name__} has no parameter {name!r}; {nearest(name, known)}.")
+            setattr(self, name, value)
+        return self
+
+    def __repr__(self) -> str:
+        defaults = inspect.signature(type(self)).parameters
+        changed = [f"{k}={v!r}" for k, v in self.get_params().items() if v is not defaults[k].default]
+        return f"{type(self).__name__}({', '.join(changed)})"
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "n_features_in_")
+
+    def _check_fitted(self) -> None:
+        if self.__sklearn_is_fitted__():
+            return
+        message = f"This {type(self).__name__} instance is not fitted yet; call fit first."
+        # A program that uses scikit-learn catches scikit-learn's class.
+        exceptions = sys.modules.get("sklearn.exceptions")
+        raise (exceptions.NotFittedError if exceptions else NotFittedError)(message)
+
+    def _tags(self, kind: str, **inputs: Any) -> Any:
+        from sklearn.utils import ClassifierTags, InputTags, RegressorTags, Tags, TargetTags
+
+        return Tags(
+            estimator_type=kind,
+            target_tags=TargetTags(required=True),
+            classifier_tags=ClassifierTags() if kind == "classifier" else None,
+            regressor_tags=RegressorTags() if kind == "regressor" else None,
+            input_tags=InputTags(**inputs),
+            non_deterministic=True,  # threads race
+        )
