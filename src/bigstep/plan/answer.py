@@ -91,7 +91,9 @@ def cli_result(
             f"no law of epochs against batch is known for {workload.name}, so the ranking is by samples a second; "
             "fit one to your own runs with --law"
         )
-    elif law.warning(best.prediction.batch):
+    elif target and target < law.target:
+        result["warnings"].append(f"the law gives epochs to {law.target} %; {target:g} % needs somewhat fewer")
+    if law and law.warning(best.prediction.batch):
         result["warnings"].append(law.warning(best.prediction.batch))
     return result
 

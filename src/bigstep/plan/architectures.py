@@ -84,12 +84,11 @@ def _resnet9() -> list[LayerFacts]:
 def _small() -> list[LayerFacts]:
     """The network of the embedded data, for 28-pixel images."""
     return [
-        _convolution("conv1", 1, 32, 3, 14),
-        _convolution("residual1.conv1", 32, 32, 3, 14),
-        _convolution("residual1.conv2", 32, 32, 3, 14),
-        _convolution("conv2", 32, 64, 3, 7),
-        _convolution("residual2.conv1", 64, 64, 3, 7),
-        _convolution("residual2.conv2", 64, 64, 3, 7),
+        _convolution("conv1", 1, 16, 3, 14),
+        _convolution("conv2", 16, 32, 3, 7),
+        _convolution("residual.conv1", 32, 32, 3, 7),
+        _convolution("residual.conv2", 32, 32, 3, 7),
+        _convolution("conv3", 32, 64, 3, 4),
         _linear("classifier", 64, 10),
     ]
 

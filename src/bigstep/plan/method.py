@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Literal
 
@@ -67,7 +68,7 @@ class Method:
         return f"{self.collective}{grid}, {self.codec}, {self.bucket_mb:g} MB{halves}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Bucket:
     """Gradients that travel together; complete when the backward pass has left `layer` (position in forward order)."""
 
@@ -75,18 +76,21 @@ class Bucket:
     values: int
     shapes: tuple[tuple[int, ...], ...]
 
+    @functools.cache  # noqa: B019 - buckets live as long as their workload, a few hundred at most
     def encoded(self, codec: str) -> int:
         """Bytes on the wire."""
         return encoded_bytes(codec, self.shapes)
 
 
-def make_buckets(workload: Workload, bucket_mb: float) -> list[Bucket]:
+@functools.lru_cache(maxsize=256)
+def make_buckets(workload: Workload, bucket_mb: float) -> tuple[Bucket, ...]:
     """Group gradients in backward order until a group holds `bucket_mb` megabytes of float32.
 
     >>> [round(bucket.values * 4 / 1e6, 1) for bucket in make_buckets(Workload.load("alexnet"), 25)]
     [83.5, 151.0, 15.0]
     """
-    limit, buckets = bucket_mb * 1e6, []
+    limit = bucket_mb * 1e6
+    buckets: list[Bucket] = []
     shapes: list[tuple[int, ...]] = []
     values, last = 0, 0
     for index in range(len(workload.layers) - 1, -1, -1):
@@ -100,7 +104,7 @@ def make_buckets(workload: Workload, bucket_mb: float) -> list[Bucket]:
             shapes, values = [], 0
     if values:
         buckets.append(Bucket(last, values, tuple(shapes)))
-    return buckets
+    return tuple(buckets)
 
 
 def codec_seconds(codec: str, values: int, cluster: Cluster, devices: int) -> tuple[float, float]:

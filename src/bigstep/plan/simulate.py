@@ -11,7 +11,7 @@ from statistics import NormalDist
 
 from bigstep.errors import ConfigError
 from bigstep.plan.cluster import Cluster
-from bigstep.plan.cost import exchange_phases
+from bigstep.plan.cost import Phase, exchange_phases
 from bigstep.plan.events import Task, run_tasks
 from bigstep.plan.method import Method, codec_seconds, make_buckets, optimizer_seconds
 from bigstep.plan.workload import Workload
@@ -130,6 +130,14 @@ def check_fits(workload: Workload, cluster: Cluster, devices: int, local_batch: 
         )
 
 
+def exchanges(workload: Workload, cluster: Cluster, devices: int, method: Method) -> list[list[Phase]]:
+    """The phases of each bucket's exchange."""
+    return [
+        exchange_phases(method.collective, bucket.encoded(method.codec), cluster, devices, method.grid)
+        for bucket in make_buckets(workload, method.bucket_mb)
+    ]
+
+
 def step_tasks(
     workload: Workload, cluster: Cluster, *, devices: int, local_batch: float, method: Method, slowest: float = 1.0
 ) -> list[Task]:
@@ -214,11 +222,7 @@ def _account(
         "optimizer": total("optimizer"),
         "data": max(0.0, fed - end),
     }
-    phases = [
-        phase
-        for bucket in make_buckets(workload, method.bucket_mb)
-        for phase in exchange_phases(method.collective, bucket.encoded(method.codec), cluster, devices, method.grid)
-    ]
+    phases = exchanges(workload, cluster, devices, method)
     return Prediction(
         devices=devices,
         local_batch=local_batch,
@@ -226,8 +230,8 @@ def _account(
         step_s=max(end, fed),
         split=split,
         exchange_s=total("exchange"),
-        bytes_sent=math.fsum(phase.bytes_sent for phase in phases),
-        rounds=sum(phase.rounds for phase in phases),
+        bytes_sent=math.fsum(phase.bytes_sent for bucket in phases for phase in bucket),
+        rounds=sum(phase.rounds for bucket in phases for phase in bucket),
         single_s=compute + total("optimizer"),
     )
 

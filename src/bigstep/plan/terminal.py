@@ -32,8 +32,9 @@ def _render_plan(result: dict[str, Any], console: Console, limit: int) -> None:
     console.print(
         f"[bold]{result['model']} on {best['gpus']:,} devices of {result['cluster']}: {goal}[/bold]\n"
         f"recipe {best['recipe']}, batch {best['batch']:,} ({best['local_batch']:g} a device), "
-        f"{best['collective']}{grid}, codec {best['codec']}, buckets of {best['bucket_mb']:g} MB: {best['step_ms']:.2f} ms a step, "
-        f"{best['samples_per_s']:,.0f} samples/s, efficiency {100 * best['efficiency']:.1f} %"
+        f"{best['collective']}{grid}, codec {best['codec']}, buckets of {best['bucket_mb']:g} MB: "
+        f"{best['step_ms']:.2f} ms a step, {best['samples_per_s']:,.0f} samples/s, "
+        f"efficiency {100 * best['efficiency']:.1f} %"
     )
     console.print(_choices(Table(box=None, pad_edge=False), result["ranking"][:limit], with_gpus=False))
     for sentence in result["why"]:
@@ -53,7 +54,7 @@ def _render_plan(result: dict[str, Any], console: Console, limit: int) -> None:
 def _choices(table: Any, rows: list[dict[str, Any]], *, with_gpus: bool) -> Any:
     for name in (["gpus"] if with_gpus else []) + ["collective", "codec"]:
         table.add_column(name, no_wrap=True, justify="right" if name == "gpus" else "left")
-    for name in ("batch", "ms/step", "samples/s", "eff.", "epochs", "time"):
+    for name in ("batch", "ms/step", "k/s", "eff.", "epochs", "time"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("waits for", no_wrap=True)
     for row in rows:
@@ -64,7 +65,7 @@ def _choices(table: Any, rows: list[dict[str, Any]], *, with_gpus: bool) -> Any:
             row["codec"],
             f"{row['batch']:,}",
             f"{row['step_ms']:.2f}",
-            f"{row['samples_per_s']:,.0f}",
+            f"{row['samples_per_s'] / 1e3:,.1f}",
             f"{100 * row['efficiency']:.0f} %",
             f"{row['epochs']:.0f}" if row["epochs"] else "-",
             _minutes(row["minutes"]) if row["minutes"] else "-",

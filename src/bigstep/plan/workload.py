@@ -34,13 +34,13 @@ class Layer:
     backward_s: float = 0.0
     """Measured time of the backward pass."""
 
-    @property
+    @functools.cached_property
     def parameters(self) -> int:
         """Numbers in the layer's gradient."""
         return sum(math.prod(shape) for shape in self.shapes)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)  # compared by identity, so that what is derived from it can be cached
 class Workload:
     """A model as the planner sees it.
 
@@ -63,6 +63,11 @@ class Workload:
     def parameters(self) -> int:
         """Numbers in the gradient."""
         return sum(layer.parameters for layer in self.layers)
+
+    @functools.cached_property
+    def outputs(self) -> int:
+        """Numbers that one sample's layers put out."""
+        return sum(layer.outputs for layer in self.layers)
 
     @functools.cached_property
     def tensors(self) -> int:
@@ -99,7 +104,7 @@ class Workload:
 
         Each layer keeps its output before and after normalisation, in half precision.
         """
-        return 12.0 * self.parameters + 4.0 * local_batch * sum(layer.outputs for layer in self.layers)
+        return 12.0 * self.parameters + 4.0 * local_batch * self.outputs
 
     @classmethod
     @functools.cache
