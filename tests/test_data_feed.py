@@ -15,6 +15,7 @@ from bigstep.data.catalog import open_data
 from bigstep.data.feed import Feed, Request
 from bigstep.data.folder import open_folder, rectangle_of
 from bigstep.data.images import TensorImages
+from bigstep.data.pair import hold_out
 from bigstep.errors import ConfigError, DataError, RunError
 from test_data_folder import make_folder
 
@@ -182,6 +183,8 @@ def test_own_data_repeats_its_random_part_and_leaves_the_generator_alone() -> No
     assert torch.equal(alone[0][0][[7, 3]], alone[1][0])
     assert alone[1][0][:, 0, 0, 0].tolist() == [49, 9]
     assert alone[0][0].dtype == torch.float64
+    part = Feed(hold_out(Squares(), 0.1, seed=0).test, train=False)
+    assert (len(part), part.num_classes) == (20, 2)
     other_epoch = next(iter(feeds[0](requests(3, [7]))))[0]
     assert not torch.equal(other_epoch[0], alone[1][0][0])
     assert (len(feeds[0]), feeds[0].num_classes, feeds[0].channels, feeds[0].image_size) == (200, 2, 3, 1)

@@ -4,7 +4,8 @@ from bigstep.data.augment import Augment, sample_uniform
 from bigstep.data.catalog import open_data
 from bigstep.data.feed import Feed, Request
 from bigstep.data.folder import FolderImages
-from bigstep.data.images import DataPair, MapStyle, TensorImages
+from bigstep.data.images import TensorImages
+from bigstep.data.pair import DataPair, MapStyle
 
 __all__ = [
     "Augment", "DataPair", "Feed", "FolderImages", "MapStyle", "Request", "TensorImages", "open_data",

@@ -12,8 +12,8 @@ from bigstep.data.cifar import find_cifar, open_cifar
 from bigstep.data.download import Progress, Remote, cache_folder, download, locked, unpack
 from bigstep.data.folder import open_folder
 from bigstep.data.idx import find_idx, open_idx
-from bigstep.data.images import DataPair, hold_out
 from bigstep.data.names import SETS
+from bigstep.data.pair import DataPair, hold_out
 from bigstep.errors import DataError, nearest
 
 __all__ = ["open_data"]

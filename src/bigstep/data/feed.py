@@ -120,7 +120,8 @@ class Feed:
     @property
     def classes(self) -> tuple[str, ...]:
         """Names of the classes; empty where a user's own data set has no attribute `classes`."""
-        return tuple(map(str, getattr(self.source, "classes", ())))
+        whole = getattr(self.source, "dataset", self.source)  # of a part that was held out
+        return tuple(map(str, getattr(self.source, "classes", getattr(whole, "classes", ()))))
 
     @property
     def num_classes(self) -> int:

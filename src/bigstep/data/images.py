@@ -1,54 +1,15 @@
-"""Images held in memory, and what every data set has in common.
-
-Three kinds of source feed a run: `TensorImages` (in memory), `bigstep.data.folder.FolderImages` (files, decoded as they
-are needed) and any map-style data set of a user's own, whose items are pairs (x, y).
-"""
+"""Images held in memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self, cast
 
 import torch
 from torch import Tensor
-from torch.utils.data import Subset
 
-from bigstep.data.augment import sample_uniform
 from bigstep.errors import DataError
 
-__all__ = ["DataPair", "LabelledImages", "MapStyle", "TensorImages", "hold_out"]
-
-_HOLDOUT = 11  # stream of the numbers that choose which samples are held out
-
-
-class MapStyle(Protocol):
-    """A data set with a length whose items, by index, are pairs (x, y)."""
-
-    def __len__(self) -> int: ...  # noqa: D105
-
-    def __getitem__(self, index: int, /) -> Any: ...  # noqa: D105
-
-
-class LabelledImages(Protocol):
-    """What `TensorImages` and `FolderImages` share."""
-
-    @property
-    def labels(self) -> Tensor:
-        """The class of each sample, int64."""
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Names of the classes, by label."""
-
-    @property
-    def name(self) -> str:
-        """What to call the set in a message."""
-
-    def __len__(self) -> int: ...  # noqa: D105
-
-    def subset(self, indices: Tensor) -> Self:
-        """Keep the samples at `indices`, in that order."""
+__all__ = ["TensorImages", "check_labels"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,42 +78,3 @@ def check_labels(labels: Tensor, count: int, num_classes: int, where: str) -> No
     if lowest < 0 or highest >= num_classes:
         wrong = lowest if lowest < 0 else highest
         raise DataError(f"{where} has a label {wrong}, but its classes are numbered 0 to {num_classes - 1}.")
-
-
-@dataclass(frozen=True)
-class DataPair:
-    """What a run trains on and what it is evaluated on."""
-
-    train: Any  # TensorImages, FolderImages or MapStyle; the feed looks at which
-    test: Any
-
-
-def hold_out(train: Any, fraction: float, seed: int) -> DataPair:
-    """Divide a training set in two: the larger part to train on, `fraction` of each class to evaluate on.
-
-    Which samples are held out depends on the seed alone. A user's own data set has no labels to look at, so there the
-    fraction is of the whole.
-
-    >>> images = torch.zeros(40, 1, 2, 2, dtype=torch.uint8)
-    >>> full = TensorImages(images=images, labels=torch.arange(40) % 4, classes=tuple("abcd"), mean=(0.0,), std=(1.0,),
-    ...                     name="tiny")
-    >>> pair = hold_out(full, 0.2, seed=0)
-    >>> len(pair.train), pair.test.labels.bincount().tolist()
-    (32, [2, 2, 2, 2])
-    """
-    chance = sample_uniform(seed, 0, torch.arange(len(train)), _HOLDOUT)
-    labels = getattr(train, "labels", None) if hasattr(train, "subset") else None
-    groups = [torch.arange(len(train))] if labels is None else _by_class(labels)
-    held = torch.zeros(len(train), dtype=torch.bool)
-    for group in groups:
-        count = min(max(round(fraction * len(group)), 1), len(group) - 1)
-        held[group[chance[group].argsort()[:count]]] = True
-    if not held.any():
-        raise DataError(f"No class has the two samples that holding out a fraction of {fraction} takes.")
-    take = cast(Callable[[Tensor], Any], getattr(train, "subset", lambda indices: Subset(train, indices.tolist())))
-    return DataPair(take((~held).nonzero().flatten()), take(held.nonzero().flatten()))
-
-
-def _by_class(labels: Tensor) -> list[Tensor]:
-    order = labels.argsort(stable=True)
-    return [group for group in torch.split(order, labels.bincount().tolist()) if len(group)]

@@ -16,8 +16,9 @@ from torch import Tensor
 from bigstep.data.catalog import open_data
 from bigstep.data.decode import centre_box, cut, open_image
 from bigstep.data.folder import FolderImages
-from bigstep.data.images import DataPair, TensorImages
+from bigstep.data.images import TensorImages
 from bigstep.data.names import name_of_set
+from bigstep.data.pair import DataPair
 from bigstep.errors import ConfigError, DataError
 from bigstep.records import write_atomically
 

@@ -14,7 +14,7 @@ from torch.utils.data import default_collate
 
 from bigstep.data.augment import sample_uniform
 from bigstep.data.folder import FolderImages
-from bigstep.data.images import MapStyle
+from bigstep.data.pair import MapStyle
 from bigstep.errors import DataError
 
 __all__ = ["FolderJobs", "Job", "MapJobs", "quiet_worker"]
