@@ -14,7 +14,8 @@ from bigstep.report.words import clean, duration, percent
 
 __all__ = ["details_of"]
 
-LISTED = 50
+LISTED = 200
+"""Runs with a line of their own in the sections, over all groups."""
 
 
 def details_of(study: Study) -> dict[str, Any]:
@@ -24,6 +25,8 @@ def details_of(study: Study) -> dict[str, Any]:
     for group in groups:
         own = group.outcomes[0].settings
         shared = {name: value for name, value in shared.items() if own.get(name) == value}
+    listed = max(3, LISTED // len(groups))
+    machines = _distinct([_machine(outcome) for outcome in study.outcomes])
     sections = []
     for index, group in enumerate(groups):
         first = group.outcomes[0]
@@ -36,13 +39,14 @@ def details_of(study: Study) -> dict[str, Any]:
                 "accuracy": percent(group.median),
                 "preset": first.preset,
                 "settings": own,
-                "runs": [_run(outcome) for outcome in group.outcomes[:LISTED]],
-                "hidden": max(0, len(group.outcomes) - LISTED),
-                "machines": _distinct([_machine(outcome) for outcome in group.outcomes]),
+                "runs": [_run(outcome) for outcome in group.outcomes[:listed]],
+                "hidden": max(0, len(group.outcomes) - listed),
+                "machines": _distinct([_machine(run) for run in group.outcomes]) if len(machines) > 1 else [],
                 "notes": _distinct([clean(note) for outcome in group.outcomes for note in outcome.run.notes])[:10],
             }
         )
-    return {"shared": shared, "sections": sections, "hidden": len(study.groups) - len(groups)}
+    machine = machines[0] if len(machines) == 1 else ""
+    return {"shared": shared, "machine": machine, "sections": sections, "hidden": len(study.groups) - len(groups)}
 
 
 def _run(outcome: Outcome) -> dict[str, str]:

@@ -14,7 +14,7 @@ from bigstep.report.words import clean, count, duration, percent, size
 __all__ = ["anchor", "groups_grid", "runs_grid"]
 
 STANDING: dict[Verdict, str] = {"alike": "level", "apart": "behind", "too few": "too few seeds"}
-DETAILED = 200
+DETAILED = 100
 """Groups that have a section of their own in the page."""
 
 

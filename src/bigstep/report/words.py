@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 __all__ = ["clean", "count", "duration", "listing", "number", "percent", "points", "size"]
+
+
+BEYOND = 1e100
+"""No figure of a run is so large; sums and products of smaller ones stay finite."""
 
 
 def number(value: object) -> float | None:
@@ -20,7 +23,7 @@ def number(value: object) -> float | None:
         finite = float(value)
     except OverflowError:
         return None
-    return finite if math.isfinite(finite) else None
+    return finite if abs(finite) < BEYOND else None
 
 
 def clean(text: object, limit: int = 400) -> str:
