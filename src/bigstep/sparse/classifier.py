@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from bigstep.errors import ConfigError, DataError, nearest
 from bigstep.sparse.crew import Crew, seed_of, threads_of
-from bigstep.sparse.estimator import Estimator
+from bigstep.sparse.estimator import Estimator, MissingMethodError
 from bigstep.sparse.linear import BIAS_SHARE, LOSSES, MODES, run_epochs
 from bigstep.sparse.report import FitReport
 from bigstep.sparse.rows import Rows, arrange, as_rows, survey
@@ -264,13 +264,16 @@ class HogwildClassifier(Estimator):
         labels: NDArray[Any] = self.classes_[best]
         return labels
 
-    def predict_proba(self, X: Any) -> NDArray[np.float64]:
-        """Return probabilities, rows x classes; only for the logistic loss, one against the rest, normalised."""
-        self._check_fitted()
-        if self.loss != "logistic":
-            raise ConfigError(
+    @property
+    def predict_proba(self) -> Callable[[Any], NDArray[np.float64]]:
+        """Return probabilities, rows x classes: one against the rest, normalised; only the logistic loss has them."""
+        if self.loss != "logistic":  # `hasattr` must say no, which is how scikit-learn asks
+            raise MissingMethodError(
                 f"predict_proba needs loss='logistic' (got {self.loss!r}); use decision_function instead."
             )
+        return self._predict_proba
+
+    def _predict_proba(self, X: Any) -> NDArray[np.float64]:
         margins = self.decision_function(X)
         odds = 0.5 * (1 + np.tanh(0.5 * margins))  # the logistic function without overflow
         if odds.ndim == 1:

@@ -8,11 +8,15 @@ from typing import Any, Self
 
 from bigstep.errors import ConfigError, nearest
 
-__all__ = ["Estimator", "NotFittedError"]
+__all__ = ["Estimator", "MissingMethodError", "NotFittedError"]
 
 
 class NotFittedError(ConfigError, AttributeError):
     """A result was asked of an estimator before `fit`."""
+
+
+class MissingMethodError(ConfigError, AttributeError):
+    """The parameters leave out the method that was asked for."""
 
 
 class Estimator:

@@ -80,7 +80,7 @@ class HogwildFactorizer(Estimator):
         *,
         rank: int = 10,
         alpha: float = 0.05,
-        gamma0: float = 0.03,
+        gamma0: float = 0.05,
         beta: float = 0.9,
         epochs: int = 20,
         mode: Mode = "hogwild",

@@ -1,0 +1,219 @@
+"""HogwildClassifier: held to its equations, to the serial run in every mode, and to its conventions."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy.sparse import csr_matrix
+
+from bigstep.errors import ConfigError, DataError, RunError
+from bigstep.sparse import HogwildClassifier, Rows, epoch_order
+from bigstep.sparse.crew import Crew, cores
+from bigstep.sparse.linear import run_epochs
+from bigstep.sparse.rows import arrange, as_rows, survey
+
+two_cores = pytest.mark.skipif(cores() < 2, reason="needs two cores")
+
+
+def problem(n: int = 1500, features: int = 300, classes: int = 2, seed: int = 0) -> tuple[csr_matrix, NDArray[Any]]:
+    """Rows of about 12 features with power-law frequencies and unit length; noisy linear labels."""
+    rng = np.random.default_rng(seed)
+    shares = 1 / (np.arange(features) + 5.0)
+    dense = np.zeros((n, features), np.float32)
+    for row in dense:
+        chosen = rng.choice(features, 12, replace=False, p=shares / shares.sum())
+        row[chosen] = rng.exponential(size=12)
+    dense /= np.linalg.norm(dense, axis=1, keepdims=True)
+    scores = dense @ rng.normal(size=(features, classes)) + 0.05 * rng.normal(size=(n, classes))
+    return csr_matrix(dense), scores.argmax(axis=1)
+
+
+def weights_of(model: HogwildClassifier) -> NDArray[np.float32]:
+    return np.concatenate([model.coef_.ravel(), model.intercept_])
+
+
+def run(mode: str, threads: int, X: Any, y: NDArray[Any], classes: int, alpha: float = 1e-3) -> NDArray[np.float32]:
+    """Two epochs with any number of threads, also more than there are cores."""
+    rows = as_rows(X)
+    outputs = 1 if classes == 2 else classes
+    with Crew(threads) as crew:
+        arranged = arrange(rows, survey(rows, crew), outputs, crew)
+        weights = np.zeros((rows.n_features + 1) * outputs, np.float32)
+        labels = (1 - y if classes == 2 else y).astype(np.int32)
+        settings: dict[str, Any] = {"outputs": outputs, "loss": "hinge", "mode": mode, "crew": crew, "alpha": alpha}
+        run_epochs(arranged, labels, weights, rates=[1.0, 0.9], bias_share=0.01, seed=3, first_epoch=0, **settings)
+    return weights
+
+
+@pytest.mark.parametrize("loss", ["hinge", "logistic"])
+@pytest.mark.parametrize("classes", [2, 3])
+def test_serial_run_follows_the_equations(loss: str, classes: int) -> None:
+    X, y = problem(400, classes=classes)
+    model = HogwildClassifier(loss=loss, alpha=0.02, gamma0=0.8, epochs=3, mode="serial", random_state=7).fit(X, y)
+    dense = X.toarray().astype(np.float64)
+    outputs = 1 if classes == 2 else classes
+    w, b = np.zeros((outputs, dense.shape[1])), np.zeros(outputs)
+    for epoch in range(3):
+        rate = 0.8 * 0.9**epoch
+        for i in epoch_order(400, 7, epoch):
+            for k in range(outputs):
+                target = 1.0 if (y[i] == 1 if classes == 2 else y[i] == k) else -1.0
+                z = target * (w[k] @ dense[i] + b[k])
+                pull = target * (z < 1) if loss == "hinge" else target / (1 + math.exp(z))
+                w[k] = (w[k] + rate * pull * dense[i]) / (1 + rate * 0.02)
+                b[k] += 0.01 * rate * pull
+    # float32 rounding of 1200 steps; a hinge decision that rounding flips would show as a difference near 0.1
+    np.testing.assert_allclose(model.coef_, w, atol=2e-5)
+    np.testing.assert_allclose(model.intercept_, b, atol=2e-6)
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_locked_equals_serial_bit_for_bit(classes: int, threads: int) -> None:
+    X, y = problem(600, classes=classes)
+    np.testing.assert_array_equal(run("locked", threads, X, y, classes), run("serial", 1, X, y, classes))
+
+
+@pytest.mark.parametrize("mode", ["hogwild", "round_robin"])
+@pytest.mark.parametrize("alpha", [0.0, 1e-3, 0.5])
+def test_one_thread_equals_serial_bit_for_bit(mode: str, alpha: float) -> None:
+    # alpha 0.5 folds the scale every 20 examples, alpha 0 never
+    X, y = problem(600)
+    np.testing.assert_array_equal(run(mode, 1, X, y, 2, alpha), run("serial", 1, X, y, 2, alpha))
+
+
+@two_cores
+@pytest.mark.parametrize("mode", ["hogwild", "round_robin"])
+def test_threads_that_race_reach_the_accuracy_of_a_serial_run(mode: Any) -> None:
+    X, y = problem(6000)
+    gaps = []
+    for seed in range(3):
+        settings: dict[str, Any] = {"epochs": 5, "random_state": seed}
+        serial = HogwildClassifier(mode="serial", **settings).fit(X[:4000], y[:4000]).score(X[4000:], y[4000:])
+        racing = HogwildClassifier(mode=mode, n_threads=2, **settings).fit(X[:4000], y[:4000]).score(X[4000:], y[4000:])
+        assert serial > 0.85
+        gaps.append(racing - serial)
+    # two standard errors of a share of 0.9 of 2000 examples, as if the two runs were independent: 1.9 points
+    assert np.abs(gaps).max() < 0.019
+
+
+@pytest.mark.parametrize("threads", [2, 4])
+def test_no_example_is_skipped_or_taken_twice(threads: int) -> None:
+    # disjoint examples with alpha 0 do not interact: each weight is touched by its own example alone
+    X = csr_matrix(np.eye(700, dtype=np.float32))
+    y = np.arange(700) % 2
+    for mode in ("hogwild", "round_robin"):
+        np.testing.assert_allclose(run(mode, threads, X, y, 2, 0.0)[1:], run("serial", 1, X, y, 2, 0.0)[1:], atol=1e-6)
+
+
+def test_twenty_partial_fits_equal_one_fit() -> None:
+    X, y = problem(500, classes=3)
+    whole = HogwildClassifier(mode="serial", epochs=4).fit(X, y)
+    parts = HogwildClassifier(mode="serial")
+    for _ in range(4):
+        parts.partial_fit(X, y, classes=[0, 1, 2])
+    np.testing.assert_array_equal(weights_of(parts), weights_of(whole))
+
+
+def test_every_kind_of_input_gives_the_same_model() -> None:
+    X, y = problem(300)
+    expected = weights_of(HogwildClassifier(mode="serial").fit(X, y))
+    for same in (X.tocsc(), X.toarray(), X.astype(np.float64), (X.data, X.indices, X.indptr, X.shape[1])):
+        np.testing.assert_array_equal(weights_of(HogwildClassifier(mode="serial").fit(same, y)), expected)
+
+
+def test_classes_are_sorted_and_of_the_users_kind() -> None:
+    X, y = problem(600, classes=3)
+    names = np.array(["pear", "apple", "fig"])[y]
+    model = HogwildClassifier(loss="logistic", mode="serial").fit(X, names)
+    assert model.classes_.tolist() == ["apple", "fig", "pear"]
+    assert model.score(X, names) > 0.8
+    np.testing.assert_allclose(model.predict_proba(X).sum(axis=1), 1)
+    np.testing.assert_array_equal(model.decision_function(X).argmax(axis=1), model.predict_proba(X).argmax(axis=1))
+
+
+def test_report_says_how_fast_how_sparse_and_what_to_expect() -> None:
+    X, y = problem()
+    seen: list[dict[str, Any]] = []
+    report = HogwildClassifier(mode="serial", epochs=3).fit(X, y, progress=seen.append).fit_report_
+    assert report.examples_per_s > 0
+    assert (report.conflicts, report.n_threads, report.sparsity.omega) == (0, 1, 12)
+    assert 0 < report.watched <= report.updates <= 3 * 1500
+    assert [row["epoch"] for row in seen] == [1, 2, 3]
+    assert report.losses[2] < report.losses[0]
+    assert report.as_dict()["sparsity"]["delta"] == pytest.approx((X != 0).sum(axis=0).max() / 1500)
+
+
+def test_order_is_a_permutation_that_seed_and_epoch_choose() -> None:
+    for n in (1, 2, 3, 1000, 4097):
+        assert sorted(epoch_order(n, 5, 2)) == list(range(n))
+    with Crew(3) as crew:
+        np.testing.assert_array_equal(epoch_order(1000, 5, 2, crew), epoch_order(1000, 5, 2))
+    orders = np.array([epoch_order(64, seed, epoch) for seed in range(50) for epoch in range(80)])
+    # 4000 draws of 64 equally likely places: a cell has mean 62.5, standard deviation 7.8; six of them are never seen
+    table = np.array([np.bincount(orders[:, place], minlength=64) for place in range(64)])
+    assert np.abs(table - 62.5).max() < 47
+    steps = np.bincount((orders[:, 1] - orders[:, 0].astype(np.int64)) % 64, minlength=64)
+    assert np.abs(steps[1:] - 4000 / 63).max() < 48
+
+
+BAD_ROWS = {
+    "NaN": (([1.0, np.nan], [0, 1], [0, 1, 2], 2), "Row 1 .*NaN"),
+    "unsorted": (([1.0, 1.0], [1, 0], [0, 2, 2], 2), "Row 0 .*unsorted or duplicate"),
+    "duplicate": (([1.0, 1.0], [1, 1], [0, 2, 2], 2), "Row 0 .*unsorted or duplicate"),
+    "outside": (([1.0, 1.0], [0, 2], [0, 1, 2], 2), "index is 2, but there are 2 features"),
+    "negative": (([1.0, 1.0], [-1, 0], [0, 1, 2], 2), "outside 0..1"),
+    "lengths": (([1.0], [0, 1], [0, 1, 2], 2), "do not fit together"),
+    "indptr": (([1.0, 1.0], [0, 1], [0, 2, 1], 2), "never fall"),
+    "empty": (([], [], [0], 2), "0 sample"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_ROWS)
+def test_bad_rows_are_one_sentence(name: str) -> None:
+    rows, message = BAD_ROWS[name]
+    with pytest.raises(DataError, match=message):
+        HogwildClassifier().fit(rows, [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [([0.5, 1.0], "0.5 is no integer"), ([1, 1], "1 class only"), ([1], "2 rows but 1 labels"), ([np.nan, 1.0], "NaN")],
+)
+def test_bad_labels_are_one_sentence(labels: list[float], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        HogwildClassifier().fit(np.eye(2), labels)
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"n_threads": 10_000}, "more than the .* cores"),
+        ({"n_threads": 0}, "n_threads=0"),
+        ({"mode": "hogwlid"}, "did you mean 'hogwild'"),
+        ({"loss": "hing"}, "did you mean 'hinge'"),
+        ({"epochs": 0}, "epochs=0"),
+        ({"alpha": -1.0}, "alpha=-1.0"),
+        ({"gamma0": 0.0}, "gamma0=0.0"),
+        ({"random_state": "x"}, "random_state"),
+    ],
+)
+def test_bad_parameters_are_one_sentence(params: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        HogwildClassifier(**params).fit(np.eye(2), [0, 1])
+
+
+def test_a_step_that_diverges_is_named_with_its_epoch() -> None:
+    with pytest.raises(RunError, match="epoch 0 .*smaller gamma0"):
+        HogwildClassifier(gamma0=1e30, alpha=0.0, mode="serial").fit(np.eye(2) * 1e30, [0, 1])
+
+
+def test_a_failed_fit_leaves_the_data_alone() -> None:
+    rows = Rows(np.ones(2, np.float32), np.array([1, 0], np.int32), np.array([0, 2]), 2)
+    with pytest.raises(DataError):
+        HogwildClassifier().fit(rows, [0])
+    assert rows.indices.tolist() == [1, 0]
