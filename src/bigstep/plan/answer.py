@@ -63,7 +63,7 @@ def cli_result(
         if given and given not in allowed:
             raise ConfigError(f"There is no {name} {given!r}: {nearest(given, allowed)}")
     workload, machine = Workload.load(model), Cluster.load(cluster)
-    law = _law(workload, target, law_runs)
+    law = choose_law(workload, target, law_runs)
     counts = parse_sweep(sweep) if sweep else []
     if counts:
         machine = machine.resized(max(*counts, gpus))
@@ -103,7 +103,8 @@ def _reachable(law: ConvergenceLaw | None, devices: int) -> ConvergenceLaw | Non
     return law if law and devices <= law.largest_batch else None
 
 
-def _law(workload: Workload, target: float, runs: Sequence[Path]) -> ConvergenceLaw | None:
+def choose_law(workload: Workload, target: float, runs: Sequence[Path]) -> ConvergenceLaw | None:
+    """The law of epochs against batch: fitted to own runs, or the one that ships; None where none is known."""
     if target and not 0 < target < 100:
         raise ConfigError(f"target is {target}, but it is an accuracy in percent, between 0 and 100.")
     if runs:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["render"]
+__all__ = ["crossover_sentence", "render", "spoken_minutes"]
 
 
 def render(result: dict[str, Any], console: Console | None = None, *, limit: int = 8) -> None:
@@ -28,7 +28,7 @@ def _render_plan(result: dict[str, Any], console: Console, limit: int) -> None:
 
     best = result["best"]
     grid = f" {best['grid'][0]}x{best['grid'][1]}" if best["grid"] else ""
-    goal = f"{result['target']} % in {_minutes(best['minutes'])}" if best["minutes"] else "by samples a second"
+    goal = f"{result['target']} % in {spoken_minutes(best['minutes'])}" if best["minutes"] else "by samples a second"
     console.print(
         f"[bold]{result['model']} on {best['gpus']:,} devices of {result['cluster']}: {goal}[/bold]\n"
         f"recipe {best['recipe']}, batch {best['batch']:,} ({best['local_batch']:g} a device), "
@@ -39,7 +39,7 @@ def _render_plan(result: dict[str, Any], console: Console, limit: int) -> None:
     console.print(_choices(Table(box=None, pad_edge=False), result["ranking"][:limit], with_gpus=False))
     for sentence in result["why"]:
         console.print(sentence)
-    console.print(_crossover_sentence(result))
+    console.print(crossover_sentence(result))
     sure = result["sure"]
     console.print(
         f"How sure: the same model is off by {100 * sure['mean_error']:.0f} % on average and "
@@ -68,19 +68,21 @@ def _choices(table: Any, rows: list[dict[str, Any]], *, with_gpus: bool) -> Any:
             f"{row['samples_per_s'] / 1e3:,.1f}",
             f"{100 * row['efficiency']:.0f} %",
             f"{row['epochs']:.0f}" if row["epochs"] else "-",
-            _minutes(row["minutes"]) if row["minutes"] else "-",
+            spoken_minutes(row["minutes"]) if row["minutes"] else "-",
             row["bottleneck"],
         )
     return table
 
 
-def _minutes(minutes: float) -> str:
+def spoken_minutes(minutes: float) -> str:
+    """A time in the unit that reads best."""
     if minutes < 2:
         return f"{minutes * 60:.1f} s"
     return f"{minutes:.1f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
 
 
-def _crossover_sentence(result: dict[str, Any]) -> str:
+def crossover_sentence(result: dict[str, Any]) -> str:
+    """Whether 1-bit pays on this network, and below which rate it would."""
     found = result["crossover"]
     if found is None:
         return "Compression: nothing leaves the node, so there is nothing to gain."

@@ -1,0 +1,158 @@
+"""One self-contained page for a plan, with controls that recompute it in the browser."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import bigstep
+from bigstep.plan.answer import choose_law
+from bigstep.plan.cluster import Cluster, Link
+from bigstep.plan.cost import PLANNED_COLLECTIVES
+from bigstep.plan.terminal import crossover_sentence, spoken_minutes
+from bigstep.plan.workload import Workload
+from bigstep.records import write_atomically
+from bigstep.wire import encoded_bytes
+
+__all__ = ["page_facts", "write_page"]
+
+TEMPLATES = Path(__file__).parent / "templates"
+PAGE_CODECS = ("none", "fp16", "onebit")
+PAGE_BUCKETS = (1, 4, 16, 64)
+
+
+def write_page(result: dict[str, Any], path: Path, *, model: str, cluster: str) -> None:
+    """Write the answer of `cli_result` as one HTML file that needs no network.
+
+    Args:
+        result: What `cli_result` returned for a plan.
+        path: The file to write.
+        model: The model, as given to `cli_result`.
+        cluster: The cluster, as given to `cli_result`.
+    """
+    import jinja2
+    from plotly.offline import get_plotlyjs
+
+    workload, machine = Workload.load(model), Cluster.load(cluster)
+    facts = page_facts(workload, machine.resized(result["gpus"]), result)
+    best = result["best"]
+    goal = f"{result['target']} % in {spoken_minutes(best['minutes'])}" if best["minutes"] else "as fast as it goes"
+    sure = result["sure"]
+    sentences = [
+        *result["why"],
+        crossover_sentence(result),
+        f"The same model is off by {100 * sure['mean_error']:.0f} % on average and {100 * sure['worst_error']:.0f} % "
+        f"at worst on {sure['predicted']} published rows of other people's clusters.",
+        *(f"Note: {warning}." for warning in result["warnings"]),
+    ]
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    files = ("plan.css", "plan_model.js", "plan_page.js")
+    css, model_js, page_js = ((TEMPLATES / name).read_text(encoding="utf-8") for name in files)
+    times = [spoken_minutes(row["minutes"]) if row["minutes"] else "–" for row in result["ranking"]]
+    html = environment.get_template("plan.html").render(
+        title=f"{workload.name} on {result['gpus']:,} GPUs of {machine.name}: {goal}",
+        lead=f"{machine.about or machine.name}. Best found: recipe {best['recipe']}, batch {best['batch']:,}, "
+        f"{best['collective']}, codec {best['codec']}, buckets of {best['bucket_mb']:g} MB.",
+        counts=facts["counts"],
+        start=_start(best, facts, machine),
+        codecs=PAGE_CODECS,
+        collectives=[name for name in facts["collectives"] if name != "gather"],
+        buckets=PAGE_BUCKETS,
+        law=choose_law(workload, 0.0, ()) if facts["model"]["law"] else None,
+        gpus=result["gpus"],
+        ranking=[row | {"time": time} for row, time in zip(result["ranking"], times, strict=True)],
+        sentences=sentences,
+        version=bigstep.__version__,
+        facts=facts,
+        css=css,
+        plotly=get_plotlyjs().replace("</script>", "<\\/script>"),
+        model_js=model_js,
+        page_js=page_js,
+    )
+    write_atomically(path, html.encode())
+
+
+def _start(best: dict[str, Any], facts: dict[str, Any], cluster: Cluster) -> dict[str, Any]:
+    """Where the controls stand when the page opens: at the best choice."""
+    codec = best["codec"] if best["codec"] in PAGE_CODECS else "fp16"
+    return {
+        "count": facts["counts"].index(best["gpus"]),
+        "bandwidth": round(math.log10(cluster.between.bandwidth_byte_s * 8 / 1e9), 2),
+        "batch": max(0, min(9, round(math.log2(best["local_batch"])))),
+        "codec": codec,
+        "collective": best["collective"] if best["collective"] != "gather" else "halving",
+        "bucket": min(PAGE_BUCKETS, key=lambda size: abs(size - best["bucket_mb"])),
+    }
+
+
+def page_facts(workload: Workload, cluster: Cluster, result: dict[str, Any]) -> dict[str, Any]:
+    """Everything the model in the page needs, in SI units."""
+    law = choose_law(workload, 0.0, ())
+    most = max(4096, result["gpus"]) if cluster.devices >= 4096 else cluster.devices
+    counts = sorted({2**power for power in range(21) if 2**power <= most} | {result["gpus"]})
+    layers = [
+        {
+            "flops": layer.flops,
+            "values": layer.parameters,
+            "tensors": len(layer.shapes),
+            "forward": layer.forward_s,
+            "backward": layer.backward_s,
+            "bytes": {codec: encoded_bytes(codec, layer.shapes) for codec in PAGE_CODECS},
+        }
+        for layer in workload.layers
+    ]
+    device = cluster.device
+    return {
+        "counts": counts,
+        "batches": [2**power for power in range(10)],
+        "collectives": [name for name in PLANNED_COLLECTIVES if name != "switch" or cluster.in_network],
+        "model": {
+            "layers": layers,
+            "parameters": workload.parameters,
+            "outputs": workload.outputs,
+            "samples": workload.samples,
+            "measuredBatch": workload.measured_batch,
+            "optimizer": workload.optimizer_s,
+            "law": law
+            and {"base": law.base_epochs, "slope": law.slope, "target": law.target, "largest": law.largest_batch},
+        },
+        "cluster": {
+            "perNode": cluster.devices_per_node,
+            "adapters": cluster.adapters_per_node,
+            "rack": cluster.nodes_per_rack,
+            "oversubscription": cluster.oversubscription,
+            "jitter": cluster.jitter,
+            "loader": 0 if math.isinf(cluster.loader_samples_s) else cluster.loader_samples_s,
+            "inside": _link(cluster.inside),
+            "between": _link(cluster.between),
+            "device": {
+                "flops": device.flop_s,
+                "launch": device.launch_s,
+                "memory": device.memory_byte,
+                "memoryRate": device.memory_byte_s,
+            },
+            "codecs": {
+                name: {
+                    "encode": speed.encode_byte_s,
+                    "decode": speed.decode_byte_s,
+                    "encodeCall": speed.encode_call_s,
+                    "decodeCall": speed.decode_call_s,
+                }
+                for name, speed in cluster.codecs.items()
+            },
+        },
+    }
+
+
+def _link(link: Link) -> dict[str, float]:
+    return {
+        "bandwidth": link.bandwidth_byte_s,
+        "latency": link.latency_s,
+        "gap": link.gap_s,
+        "efficiency": link.efficiency,
+        "start": link.start_s,
+        "copy": 1 / link.copy_byte_s,  # 0 where copies are free
+    }

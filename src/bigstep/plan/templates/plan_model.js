@@ -1,0 +1,170 @@
+"use strict";
+// The closed form of bigstep.plan in the browser: the same formulas as cost.py, method.py and simulate.py.
+const planner = (() => {
+  const STREAMED = 0.9;
+  const ENCODE = { none: 0, fp16: 6, bf16: 6, onebit: 12.125, powersgd: 12 };
+  const DECODE = { none: 0, fp16: 6, bf16: 6, onebit: 12.25, powersgd: 8 };
+  const UPDATE = { sgd: 20, lars: 28 };
+  const sum = (list) => list.reduce((total, value) => total + value, 0);
+
+  // Inverse of the normal distribution (Acklam's rational approximation, relative error below 1.2e-9).
+  function inverseNormal(p) {
+    const a = [-39.69683028665376, 220.9460984245205, -275.9285104469687, 138.357751867269, -30.66479806614716, 2.506628277459239];
+    const b = [-54.47609879822406, 161.5858368580409, -155.6989798598866, 66.80131188771972, -13.28068155288572];
+    const c = [-0.007784894002430293, -0.3223964580411365, -2.400758277161838, -2.549732539343734, 4.374664141464968, 2.938163982698783];
+    const d = [0.007784695709041462, 0.3224671290700398, 2.445134137142996, 3.754408661907416];
+    if (p < 0.02425 || p > 1 - 0.02425) {
+      const low = p < 0.5;
+      const q = Math.sqrt(-2 * Math.log(low ? p : 1 - p));
+      const x = (((((c[0] * q + c[1]) * q + c[2]) * q + c[3]) * q + c[4]) * q + c[5]) / ((((d[0] * q + d[1]) * q + d[2]) * q + d[3]) * q + 1);
+      return low ? x : -x;
+    }
+    const q = p - 0.5, r = q * q;
+    return (((((a[0] * r + a[1]) * r + a[2]) * r + a[3]) * r + a[4]) * r + a[5]) * q / (((((b[0] * r + b[1]) * r + b[2]) * r + b[3]) * r + b[4]) * r + 1);
+  }
+  const expectedMaximum = (n) => inverseNormal((n - 0.375) / (n + 0.25));
+
+  function squarest(n) {
+    let y = Math.floor(Math.sqrt(n));
+    while (n % y) y -= 1;
+    return [n / y, y];
+  }
+  function chooseGrid(n, perNode) {
+    const k = Math.min(perNode, n);
+    if (n % k) return squarest(n);
+    const [x, y] = squarest(n / k);
+    return [Math.min(x, y) * k, Math.max(x, y)];
+  }
+
+  function nodeRate(c, nodes, senders) {
+    const rate = c.adapters * c.between.bandwidth * c.between.efficiency;
+    if (!c.rack || nodes <= c.rack) return rate;
+    return Math.min(rate, (c.rack * rate) / c.oversubscription / Math.max(1, Math.min(senders, c.rack)));
+  }
+  const seconds = (link, rounds, bytes, rate) => link.start + rounds * link.latency + bytes * (1 / rate + link.copy);
+  const ringBytes = (n, N) => (N > 1 ? (2 * n * (N - 1)) / N : 0);
+
+  function ring(n, ranks, perNode, c, flows, senders, nodes) {
+    if (ranks <= 1) return 0;
+    const rounds = 2 * (ranks - 1), bytes = ringBytes(n, ranks), crossed = Math.ceil(ranks / perNode);
+    const insideRate = c.inside.bandwidth * c.inside.efficiency;
+    if (crossed === 1) return seconds(c.inside, rounds, bytes, insideRate);
+    let rate = nodeRate(c, nodes || crossed, senders) / flows;
+    const outer = perNode > 1 ? Math.min(rounds, 2 * crossed) : rounds;
+    if (perNode > 1) rate = Math.min(rate, insideRate);
+    return seconds(c.between, outer, bytes, rate) + (rounds - outer) * c.inside.latency;
+  }
+  function halvingTraffic(n, N) {
+    if (N <= 1) return [0, 0];
+    const p = 2 ** Math.floor(Math.log2(N)), bytes = (2 * n * (p - 1)) / p;
+    return p === N ? [2 * Math.log2(p), bytes] : [2 * Math.log2(p) + 2, bytes + n];
+  }
+
+  // Seconds to sum n encoded bytes over `devices`.
+  function exchange(collective, n, c, devices) {
+    if (devices <= 1) return 0;
+    const k = Math.min(c.perNode, devices), m = Math.ceil(devices / k);
+    const inside = c.inside.bandwidth * c.inside.efficiency, between = c.between.bandwidth * c.between.efficiency;
+    if (collective === "ring") return ring(n, devices, k, c, 1, 1, 0);
+    if (collective === "torus") {
+      const [X, Y] = chooseGrid(devices, c.perNode);
+      return ring(n, X, Math.min(k, X), c, 1, 1, 0) +
+        ring(n / X, Y, Math.min(Math.max(1, Math.floor(k / X)), Y), c, Math.min(X, k), Math.max(1, Math.floor(X / k)), m);
+    }
+    if (collective === "hierarchical") {
+      const inner = 4 * (k - 1), outer = 2 * (m - 1);
+      return (inner ? seconds(c.inside, inner, (inner * n) / k, inside) : 0) + (outer ? seconds(c.between, outer, ringBytes(n, m), between) : 0);
+    }
+    if (collective === "halving") {
+      const [inner, innerBytes] = halvingTraffic(n, k), [outer, outerBytes] = halvingTraffic(n / k, m);
+      const near = Math.min(m, 2 ** Math.floor(Math.log2(c.rack || m)));
+      const far = ((2 * n) / k) * Math.max(0, 1 / near - 1 / m);
+      return (inner ? seconds(c.inside, inner, innerBytes, inside) : 0) + (outer ? c.between.start + outer * c.between.latency +
+        (Math.max(0, outerBytes - far) * k) / nodeRate(c, 1, 0) + (far * k) / nodeRate(c, m, c.rack) + outerBytes * c.between.copy : 0);
+    }
+    if (collective === "gather") {
+      const bytes = ringBytes(n, devices), outside = (bytes * (devices - k)) / (devices - 1);
+      const link = m > 1 ? c.between : c.inside;
+      let wire = (bytes - outside) / inside;
+      if (m > 1) wire = Math.max(wire, (outside * k) / nodeRate(c, m, c.rack));
+      return link.start + 2 * link.latency + 2 * (devices - 1) * link.gap + wire + bytes * link.copy;
+    }
+    const within = k > 1 ? seconds(c.inside, 2 * (k - 1), ringBytes(n, k), inside) : 0;
+    return within + (m > 1 ? seconds(c.between, 2, n / k, nodeRate(c, m, 1) / k) : 0);
+  }
+
+  function codec(name, values, c, devices) {
+    if (name === "none" || devices <= 1) return [0, 0];
+    const speed = c.codecs[name];
+    if (speed) return [speed.encodeCall + (4 * values) / speed.encode, speed.decodeCall + (4 * values) / speed.decode];
+    const streamed = c.device.memoryRate * STREAMED, again = name === "onebit" ? ENCODE[name] / devices : 0;
+    return [(values * ENCODE[name]) / streamed, (values * (DECODE[name] + again)) / streamed];
+  }
+
+  // One step: { devices, localBatch, collective, codec, bucketMb, bandwidth } on a model and a cluster.
+  function predict(model, cluster, ask) {
+    const c = { ...cluster, between: { ...cluster.between, bandwidth: ask.bandwidth || cluster.between.bandwidth } };
+    const layers = model.layers, N = ask.devices, b = ask.localBatch;
+    const slowest = 1 + c.jitter * expectedMaximum(N);
+    const times = layers.map((layer, index) => {
+      if (model.measuredBatch) return [(layer.forward * b) / model.measuredBatch, (layer.backward * b) / model.measuredBatch];
+      const work = (b * layer.flops) / c.device.flops, fixed = c.device.launch * layer.tensors;
+      return [work + fixed / 3, work * (index ? 2 : 1) + (fixed * 2) / 3];
+    });
+    const forward = sum(times.map((pair) => pair[0])), backward = sum(times.map((pair) => pair[1]));
+    let now = forward * slowest, values = 0, bytes = 0, coded = 0, sent = 0;
+    const links = [];
+    const close = () => {
+      const [encode, decode] = codec(ask.codec, values, c, N);
+      now += encode;
+      coded += encode + decode;
+      sent += bytes;
+      links.push([now, exchange(ask.collective, bytes, c, N), decode]);
+      values = 0;
+      bytes = 0;
+    };
+    for (let index = layers.length - 1; index >= 0; index -= 1) {
+      now += times[index][1] * slowest;
+      values += layers[index].values;
+      bytes += layers[index].bytes[ask.codec];
+      if (values * 4 >= ask.bucketMb * 1e6) close();
+    }
+    const last = values > 0;
+    if (last) close();
+    const ended = now;
+    let end = 0, done = ended;
+    for (const [ready, travel, decode] of links) {
+      end = Math.max(end, ready) + travel;
+      done = Math.max(done, end) + decode;
+    }
+    const update = model.optimizer || (model.parameters * UPDATE[ask.optimizer || "lars"]) / (c.device.memoryRate * STREAMED);
+    done += update;
+    const compute = forward + backward, fed = c.loader ? b / c.loader : 0;
+    const split = {
+      forward, backward, straggler: compute * (slowest - 1), codec: coded,
+      exchange: Math.max(0, done - compute * slowest - coded - update), optimizer: update, data: Math.max(0, fed - done),
+    };
+    const step = Math.max(done, fed), batch = N * b;
+    const epochs = model.law ? model.law.base + model.law.slope * batch : null;
+    return {
+      step, split, batch, rate: batch / step, efficiency: (compute + update) / step, epochs,
+      minutes: epochs && model.samples ? (epochs * model.samples * step) / batch / 60 : null,
+      busy: sum(links.map((link) => link[1])), encoded: sent,
+      memory: 12 * model.parameters + 4 * b * model.outputs,
+    };
+  }
+
+  // The rate between nodes at which 1-bit takes as long as the other exchange; null where one always wins.
+  function crossover(model, cluster, ask) {
+    const saved = (bandwidth) => predict(model, cluster, { ...ask, bandwidth }).step -
+      predict(model, cluster, { ...ask, bandwidth, collective: "gather", codec: "onebit" }).step;
+    let low = 1e6 / 8, high = 1e13 / 8;
+    if (!(saved(low) > 0 && saved(high) < 0)) return null;
+    for (let i = 0; i < 40; i += 1) {
+      const middle = Math.sqrt(low * high);
+      if (saved(middle) > 0) low = middle; else high = middle;
+    }
+    return Math.sqrt(low * high);
+  }
+  return { predict, crossover, expectedMaximum, chooseGrid };
+})();

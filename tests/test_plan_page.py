@@ -1,0 +1,209 @@
+"""The planner's page in a real browser: its model equals Python's, its controls work at desktop and phone width."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bigstep.plan import Cluster, Method, Workload, cli_result, predict
+from bigstep.plan.crossover import find_crossover
+from bigstep.plan.page import page_facts, write_page
+
+DRIVER, BROWSER = shutil.which("chromedriver"), shutil.which("chromium") or shutil.which("google-chrome")
+needs_browser = pytest.mark.skipif(
+    not (DRIVER and BROWSER), reason="needs chromedriver and chromium (or google-chrome) on the path"
+)
+FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
+         "--disable-component-update", "--disable-sync", "--disable-quic", "--hide-scrollbars"]  # fmt: skip
+ARROW_RIGHT, ARROW_LEFT = "\ue014", "\ue012"
+
+
+class Browser:
+    """The few calls of the WebDriver protocol that these tests need."""
+
+    def __init__(self, port: int, profile: str, shots: str = "") -> None:
+        self.root, self.shots = f"http://127.0.0.1:{port}", shots
+        options = {"args": [*FLAGS, f"--user-data-dir={profile}"], "binary": BROWSER}
+        wanted = {"capabilities": {"alwaysMatch": {"browserName": "chrome", "goog:chromeOptions": options}}}
+        self.session = "/session/" + self.call("POST", "/session", wanted)["sessionId"]
+
+    def call(self, method: str, path: str, body: Any = None) -> Any:
+        data = json.dumps(body if body is not None else {}).encode() if method == "POST" else None
+        request = urllib.request.Request(self.root + path, data, {"Content-Type": "application/json"}, method=method)
+        with urllib.request.urlopen(request, timeout=40) as answer:
+            return json.load(answer)["value"]
+
+    def run(self, script: str, *arguments: Any) -> Any:
+        return self.call("POST", f"{self.session}/execute/sync", {"script": script, "args": list(arguments)})
+
+    def open(self, url: str, width: int) -> None:
+        metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+        self.devtools("Emulation.setDeviceMetricsOverride", metrics)
+        self.call("POST", f"{self.session}/url", {"url": url})
+
+    def devtools(self, command: str, parameters: dict[str, Any]) -> Any:
+        return self.call("POST", f"{self.session}/goog/cdp/execute", {"cmd": command, "params": parameters})
+
+    def press(self, element_id: str, keys: str) -> None:
+        found = self.call("POST", f"{self.session}/element", {"using": "css selector", "value": f"#{element_id}"})
+        self.call("POST", f"{self.session}/element/{next(iter(found.values()))}/value", {"text": keys})
+        # the page redraws in the next frame
+        self.call("POST", f"{self.session}/execute/async", {"script": "requestAnimationFrame(() => "
+                  "requestAnimationFrame(() => arguments[0]()))", "args": []})  # fmt: skip
+
+    def text(self, element_id: str) -> str:
+        return str(self.run("return document.getElementById(arguments[0]).textContent", element_id))
+
+    def photograph(self, name: str) -> None:
+        if self.shots:
+            shot = self.devtools("Page.captureScreenshot", {"captureBeyondViewport": True, "format": "png"})
+            Path(self.shots, f"{name}.png").write_bytes(base64.b64decode(shot["data"]))
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    assert DRIVER
+    with (
+        tempfile.TemporaryDirectory() as profile,
+        subprocess.Popen(
+            [DRIVER, f"--port={port}"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        ) as driver,
+    ):
+        assert driver.stdout
+        for line in driver.stdout:  # the driver says when it listens
+            if "started successfully" in line:
+                break
+        session = None
+        try:
+            session = Browser(port, profile, os.environ.get("BIGSTEP_SCREENSHOTS", ""))
+            yield session
+        finally:
+            if session:
+                session.call("DELETE", session.session)
+            driver.terminate()
+            driver.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("plan") / "plan.html"
+    write_page(cli_result(cluster="abci", gpus=2048), path, model="resnet50", cluster="abci")
+    return path
+
+
+def test_page_needs_no_network(page: Path) -> None:
+    text = page.read_text()
+    own = text[: text.index("<script>")] + text[text.rindex("const planner") :]
+    assert "http://" not in own
+    assert "https://" not in own
+    assert "default-src 'none'" in text
+
+
+@needs_browser
+def test_model_in_the_page_equals_python(browser: Browser, page: Path) -> None:
+    browser.open(page.as_uri(), 1400)
+    asks = [
+        {"devices": devices, "localBatch": local, "collective": collective, "codec": codec, "bucketMb": bucket,
+         "bandwidth": bandwidth, "optimizer": "lars"}
+        for devices in (1, 2, 4, 6, 64, 352, 2048, 4096)
+        for local in (4, 32)
+        for collective, codec in (("ring", "none"), ("torus", "fp16"), ("hierarchical", "fp16"), ("halving", "none"),
+                                  ("gather", "onebit"), ("switch", "fp16"))
+        for bucket in (1, 64)
+        for bandwidth in (1e8, 1.25e10)
+        if not (collective == "hierarchical" and devices == 6)
+    ]  # fmt: skip
+    for name in ("abci", "dgx_h100", "tencent_p40"):
+        workload, cluster = Workload.load("resnet50"), Cluster.load(name).resized(4096)
+        facts = page_facts(workload, cluster, {"gpus": 2048})
+        script = "return arguments[1].map((ask) => planner.predict(arguments[0].model, arguments[0].cluster, ask))"
+        answers = browser.run(script, facts, asks)
+        for ask, found in zip(asks, answers, strict=True):
+            method = Method(
+                collective=ask["collective"], codec=ask["codec"], bucket_mb=ask["bucketMb"], optimizer="lars"
+            )
+            changed = cluster.with_bandwidth(ask["bandwidth"])
+            expected = predict(workload, changed, devices=ask["devices"], local_batch=ask["localBatch"], method=method)
+            # 1e-8: Acklam's inverse of the normal distribution; the rest is the same arithmetic
+            assert found["step"] == pytest.approx(expected.step_s, rel=1e-8), (name, ask)
+            assert found["split"] == pytest.approx(expected.split, rel=1e-6, abs=1e-9)
+            assert found["efficiency"] == pytest.approx(expected.efficiency, rel=1e-8)
+
+
+@needs_browser
+def test_crossover_in_the_page_equals_python(browser: Browser, page: Path) -> None:
+    browser.open(page.as_uri(), 1400)
+    workload, cluster = Workload.load("resnet50"), Cluster.load("abci")
+    ask = {
+        "devices": 256,
+        "localBatch": 32,
+        "collective": "halving",
+        "codec": "fp16",
+        "bucketMb": 16,
+        "optimizer": "lars",
+    }
+    found = browser.run("return planner.crossover(facts.model, facts.cluster, arguments[0])", ask)
+    plain = Method(collective="halving", codec="fp16", bucket_mb=16, optimizer="lars")
+    onebit = replace(plain, collective="gather", codec="onebit")
+    expected = find_crossover(workload, cluster, devices=256, local_batch=32, compressed=[onebit], plain=[plain])
+    assert found == pytest.approx(expected.byte_s, rel=1e-6)
+
+
+@needs_browser
+@pytest.mark.parametrize("width", [1400, 390])
+def test_moving_a_slider_changes_the_numbers(browser: Browser, page: Path, width: int) -> None:
+    browser.open(page.as_uri(), width)
+    assert browser.run("return document.documentElement.scrollWidth") <= width, "the page scrolls sideways"
+    assert browser.run("return document.querySelectorAll('.plot .main-svg').length") >= 4
+    before = {name: browser.text(name) for name in ("time", "step", "rate", "efficiency", "gpus-value")}
+    assert all(before.values())
+    browser.press("gpus", ARROW_LEFT * 3)
+    after = {name: browser.text(name) for name in before}
+    assert int(after["gpus-value"].replace(",", "")) * 8 == int(before["gpus-value"].replace(",", ""))
+    assert all(after[name] != before[name] for name in ("time", "rate", "gpus-value"))
+    rate = browser.text("rate")
+    browser.press("batch", ARROW_RIGHT)
+    assert browser.text("rate") != rate
+    step = browser.text("step")
+    browser.press("bandwidth", ARROW_LEFT * 60)
+    slow = browser.text("step")
+    assert slow != step
+    browser.run(
+        "const codec = document.getElementById('codec'); codec.value = 'onebit';"
+        "codec.dispatchEvent(new Event('input', {bubbles: true})); update();"
+    )
+    assert browser.text("step") != slow
+    assert browser.run("return document.getElementById('collective').disabled") is True
+    browser.run("document.getElementById('restart').click(); update();")
+    assert {name: browser.text(name) for name in before} == before
+    for scheme in ("light", "dark"):
+        browser.devtools(
+            "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+        )
+        browser.run("update()")
+        browser.photograph(f"plan-{width}-{scheme}")
+
+
+@needs_browser
+def test_a_model_without_a_law_still_gets_its_page(browser: Browser, tmp_path: Path) -> None:
+    path = tmp_path / "small.html"
+    write_page(cli_result(model="small", cluster="dgx_a100", gpus=8), path, model="small", cluster="dgx_a100")
+    browser.open(path.as_uri(), 390)
+    assert browser.text("time") == "–"
+    assert browser.text("rate").endswith("/s")
+    assert browser.run("return document.getElementById('accuracy')") is None
