@@ -15,6 +15,7 @@ from bigstep.config import LrConfig, OptimizerConfig, Piece, RunConfig, require
 from bigstep.data.catalog import open_data
 from bigstep.data.feed import Feed
 from bigstep.data.sampler import Sampler
+from bigstep.errors import ConfigError
 from bigstep.models import build_model
 from bigstep.norm import WorkerStatistics, ghost_batch_norm, zero_gamma
 from bigstep.optim import LARS, RMSpropWarmup, parameter_groups
@@ -123,9 +124,10 @@ def assemble(
         zero_gamma(model)
     model.to(ranks.device, torch.float64 if config.precision == "float64" else torch.float32)
     ranks.require_same(weights_hash(model), "The initial weights")
+    samples_per_forward = 1
     if on_gpu:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub lacks this form
-        ghost_batch_norm(model, 1)
+        samples_per_forward = _joined_samples(model)
     smoothing = config.loss.label_smoothing
     return Parts(
         config=config,
@@ -140,7 +142,7 @@ def assemble(
         train_feed=train_feed,
         test_feed=test_feed,
         statistics=WorkerStatistics(model, 0.0 if config.norm.statistics == "last_batch" else config.norm.momentum),
-        samples_per_forward=GPU_SAMPLES_PER_FORWARD if on_gpu else 1,
+        samples_per_forward=samples_per_forward,
     )
 
 
@@ -187,11 +189,10 @@ def _schedule(piece: Piece, begin: float, unscaled: float) -> Schedule:
 
 
 def _optimizer(config: OptimizerConfig, model: nn.Module) -> torch.optim.Optimizer:
-    groups = (
-        [{"params": list(model.parameters()), "weight_decay": config.weight_decay}]
-        if config.decay_all
-        else parameter_groups(model, config.weight_decay)
-    )
+    groups = parameter_groups(model, config.weight_decay)
+    if config.decay_all:
+        for group in groups:
+            group["weight_decay"] = config.weight_decay
     lr = 1.0  # the loop sets the rate of every step
     match config.name:
         case "sgd":
@@ -211,6 +212,18 @@ def _optimizer(config: OptimizerConfig, model: nn.Module) -> torch.optim.Optimiz
             )
         case "adagrad":
             return torch.optim.Adagrad(groups, lr, eps=config.eps)
+
+
+def _joined_samples(model: nn.Module) -> int:
+    """Make ready to run several workers in one forward, and return how many samples that may be.
+
+    A norm layer that cannot keep workers apart leaves every worker to a forward of its own.
+    """
+    try:
+        ghost_batch_norm(model, 1)
+    except ConfigError:
+        return 1
+    return GPU_SAMPLES_PER_FORWARD
 
 
 def _feeds(config: RunConfig, ranks: Ranks, data: tuple[Any, Any] | None) -> tuple[Feed, Feed]:

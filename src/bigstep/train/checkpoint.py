@@ -25,9 +25,14 @@ _HEADER_BYTES = len(_MAGIC) + hashlib.sha256().digest_size
 
 
 def weights_hash(model: nn.Module) -> str:
-    """Return the SHA-256 over all parameters and buffers, by name; equal weights give equal hashes on any rank."""
+    """Return the SHA-256 over all parameters and buffers, by name; equal weights give equal hashes on any rank.
+
+    Batch norm's counters of forwards are left out: nothing reads them, and ranks that host more workers count more.
+    """
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
+        if name.endswith("num_batches_tracked"):
+            continue
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

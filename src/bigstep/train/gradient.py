@@ -47,7 +47,8 @@ def gradient_of(parts: Parts, step: Step, batches: Iterator[tuple[Any, Any]]) ->
     """
     forwards = _forwards(parts, step)
     objective = parts.parallel or parts.objective
-    loss, waited_s, seen = torch.zeros((), device=parts.ranks.device), 0.0, 0
+    loss = torch.zeros((), dtype=torch.float64, device=parts.ranks.device)
+    waited_s, seen = 0.0, 0
     for index, forward in enumerate(forwards):
         asked = time.perf_counter()
         inputs, target = next(batches)
@@ -93,9 +94,6 @@ def connect(parts: Parts) -> None:
         codec=exchange.codec,
         grid=exchange.grid if exchange.grid == "auto" else (exchange.grid[0], exchange.grid[1]),
         warmup_steps=exchange.warmup_steps,
-        error_feedback=exchange.error_feedback,
-        double_buffer=exchange.double_buffer,
-        rank=exchange.rank,
     )
     parts.exchange.attach(parts.parallel)
 

@@ -60,7 +60,7 @@ class Meter:
         return len(self._rows) >= self._interval
 
     def add(self, loss: Tensor, cost: StepCost, **row: Any) -> None:
-        """Note one step; `loss` is this rank's part of the mean and may still be on its way."""
+        """Note one step; `loss` is this rank's part of the mean, in float64, and may still be on its way."""
         self._losses.append(loss)
         self._costs.append(cost)
         self._rows.append({"kind": "train", **row})
@@ -76,7 +76,7 @@ class Meter:
         steps, size = len(self._rows), self._ranks.size
         computed = torch.zeros(size, dtype=torch.float64)
         computed[self._ranks.rank] = sum(cost.compute_s for cost in self._costs)
-        losses = torch.stack(self._losses).double()
+        losses = torch.stack(self._losses)
         sums = self._ranks.sum_(torch.cat([losses, computed.to(losses.device)])).tolist()  # waits for the device
         now = time.perf_counter()
         elapsed = max(now - self._flushed - self._paused_s, 1e-9)

@@ -182,7 +182,7 @@ def _capture(parts: Parts, position: Position, seconds: float) -> dict[str, Any]
         "optimizer": parts.optimizer.state_dict(),
         "scaler": parts.scaler.state_dict(),
         "statistics": parts.statistics.state_dict(),
-        "exchange": parts.exchange.gather_state() if parts.exchange else None,
+        "exchange": None,
     }
 
 
