@@ -11,7 +11,7 @@ from typing import Any
 from bigstep.errors import ConfigError, nearest
 from bigstep.plan import units
 
-__all__ = ["Cluster", "CodecSpeed", "Device", "Link", "cluster_names"]
+__all__ = ["Cluster", "CodecSpeed", "CollectiveSpeed", "Device", "Link", "cluster_names"]
 
 FOLDER = Path(__file__).parent / "clusters"
 
@@ -34,6 +34,11 @@ _CODEC = {
     "decode_byte_s": units.rate("decode"),
     "encode_call_s": units.duration("encode_call", 0.0),
     "decode_call_s": units.duration("decode_call", 0.0),
+}
+_COLLECTIVE = {
+    "latency_s": units.duration("latency"),
+    "start_s": units.duration("start", 0.0),
+    "copy_byte_s": units.rate("copy", math.inf),
 }
 _CLUSTER = {
     "nodes": units.count("nodes"),
@@ -93,6 +98,15 @@ class CodecSpeed:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CollectiveSpeed:
+    """Measured cost of one collective's software, in place of that of the links."""
+
+    latency_s: float
+    start_s: float = 0.0
+    copy_byte_s: float = math.inf
+
+
+@dataclass(frozen=True, kw_only=True)
 class Cluster:
     """Nodes of devices, joined by two kinds of links.
 
@@ -120,6 +134,9 @@ class Cluster:
     in_network: bool = False
     """The switches add numbers (SHARP)."""
     codecs: dict[str, CodecSpeed] = field(default_factory=dict)
+    """Measured codecs; the others are priced by the device's memory."""
+    collectives: dict[str, CollectiveSpeed] = field(default_factory=dict)
+    """Measured collectives; the others are priced by the links."""
     sources: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -138,6 +155,16 @@ class Cluster:
     def with_bandwidth(self, byte_s: float) -> Cluster:
         """Return the same cluster with another line rate between its nodes."""
         return dataclasses.replace(self, between=dataclasses.replace(self.between, bandwidth_byte_s=byte_s))
+
+    def running(self, collective: str) -> Cluster:
+        """Return the cluster with both links priced as measured for this collective, where it was measured."""
+        speed = self.collectives.get(collective)
+        if speed is None:
+            return self
+        costs = dataclasses.asdict(speed)
+        return dataclasses.replace(
+            self, inside=dataclasses.replace(self.inside, **costs), between=dataclasses.replace(self.between, **costs)
+        )
 
     def resized(self, devices: int) -> Cluster:
         """Return the same cluster with nodes enough for `devices`."""
@@ -158,7 +185,7 @@ class Cluster:
     @classmethod
     def from_mapping(cls, mapping: dict[str, Any], origin: str) -> Cluster:
         """Build a cluster from the content of a file, or refuse it with one sentence that names the field."""
-        nested = {"device": dict, "inside": dict, "between": dict, "codecs": dict, "sources": dict}
+        nested = {"device": dict, "inside": dict, "between": dict, "codecs": dict, "collectives": dict, "sources": dict}
         plain = {"name": str, "about": str, "in_network": bool}
         values = units.read_fields(mapping, _CLUSTER, nested | plain, "")
         for name in ("device", "inside", "between"):
@@ -172,6 +199,10 @@ class Cluster:
         values["codecs"] = {
             codec: CodecSpeed(**units.read_fields(speed, _CODEC, {}, f"codecs.{codec}"))
             for codec, speed in values.get("codecs", {}).items()
+        }
+        values["collectives"] = {
+            name: CollectiveSpeed(**units.read_fields(speed, _COLLECTIVE, {}, f"collectives.{name}"))
+            for name, speed in values.get("collectives", {}).items()
         }
         if values["oversubscription"] < 1:
             raise ConfigError(

@@ -82,6 +82,7 @@ def exchange_phases(
         raise ConfigError(f"There is no collective {collective!r}: {nearest(collective, PLANNED_COLLECTIVES)}")
     if devices <= 1:
         return []
+    cluster = cluster.running(collective)
     k = min(cluster.devices_per_node, devices)
     m = -(-devices // k)
     if collective == "ring":

@@ -128,6 +128,10 @@ def page_facts(workload: Workload, cluster: Cluster, result: dict[str, Any]) -> 
             "loader": 0 if math.isinf(cluster.loader_samples_s) else cluster.loader_samples_s,
             "inside": _link(cluster.inside),
             "between": _link(cluster.between),
+            "collectives": {
+                name: {"latency": speed.latency_s, "start": speed.start_s, "copy": 1 / speed.copy_byte_s}
+                for name, speed in cluster.collectives.items()
+            },
             "device": {
                 "flops": device.flop_s,
                 "launch": device.launch_s,

@@ -61,8 +61,10 @@ const planner = (() => {
   }
 
   // Seconds to sum n encoded bytes over `devices`.
-  function exchange(collective, n, c, devices) {
+  function exchange(collective, n, machine, devices) {
     if (devices <= 1) return 0;
+    const own = machine.collectives[collective] || {};
+    const c = { ...machine, inside: { ...machine.inside, ...own }, between: { ...machine.between, ...own } };
     const k = Math.min(c.perNode, devices), m = Math.ceil(devices / k);
     const inside = c.inside.bandwidth * c.inside.efficiency, between = c.between.bandwidth * c.between.efficiency;
     if (collective === "ring") return ring(n, devices, k, c, 1, 1, 0);

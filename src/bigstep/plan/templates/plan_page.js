@@ -14,20 +14,21 @@ function chosen() {
   };
 }
 const number = (value, digits = 3) => value >= 1000 ? Math.round(value).toLocaleString("en") : String(+value.toPrecision(digits));
+const short = (value) => value >= 1e6 ? `${number(value / 1e6)} M` : number(value);
 const clock = (minutes) => minutes === null ? "–" : minutes < 2 ? `${number(minutes * 60)} s` : minutes < 120 ? `${number(minutes)} min` : `${number(minutes / 60)} h`;
 
 function theme() {
   const style = getComputedStyle(document.documentElement);
   const pick = (name) => style.getPropertyValue(name).trim();
-  return { ink: pick("--ink"), quiet: pick("--quiet"), grid: pick("--grid"), colors: pick("--series").split(",").map((text) => text.trim()) };
+  return { ink: pick("--ink"), quiet: pick("--quiet"), grid: pick("--grid"), family: pick("--sans"), colors: pick("--series").split(",").map((text) => text.trim()) };
 }
 function layout(look, x, y, more = {}) {
   const axis = { gridcolor: look.grid, linecolor: look.grid, zerolinecolor: look.grid, automargin: true, fixedrange: true };
   return {
-    paper_bgcolor: "transparent", plot_bgcolor: "transparent", font: { color: look.quiet, size: 13, family: "inherit" }, colorway: look.colors,
-    margin: { l: 8, r: 12, t: 8, b: 8 }, height: 320, hovermode: "x unified", hoverlabel: { font: { size: 13 } },
-    legend: { orientation: "h", y: -0.28, x: 0, font: { size: 12 } }, showlegend: true,
-    xaxis: { ...axis, title: { text: x, standoff: 8 }, ...more.xaxis }, yaxis: { ...axis, title: { text: y, standoff: 8 }, rangemode: "tozero", ...more.yaxis },
+    paper_bgcolor: "transparent", plot_bgcolor: "transparent", font: { color: look.quiet, size: 13, family: look.family }, colorway: look.colors,
+    margin: { l: 8, r: 12, t: 8, b: innerWidth < 600 ? 130 : 96 }, height: 340, hovermode: "x unified", hoverlabel: { font: { size: 13 } },
+    legend: { orientation: "h", yref: "container", y: 0, yanchor: "bottom", x: 0, font: { size: 12 }, traceorder: "normal" }, showlegend: true,
+    xaxis: { ...axis, title: { text: x, standoff: 8, font: { size: 13 } }, ...more.xaxis }, yaxis: { ...axis, title: { text: y, standoff: 8, font: { size: 13 } }, rangemode: "tozero", ...more.yaxis },
     ...more.rest,
   };
 }
@@ -40,10 +41,10 @@ function update() {
   by("bandwidth-value").textContent = `${number((ask.bandwidth * 8) / 1e9)} Gbit/s`;
   by("batch-value").textContent = `${ask.localBatch} (global ${now.batch.toLocaleString("en")})`;
   by("step").textContent = `${number(now.step * 1e3)} ms`;
-  by("rate").textContent = `${number(now.rate)}/s`;
+  by("rate").textContent = `${short(now.rate)}/s`;
   by("efficiency").textContent = `${number(now.efficiency * 100)} %`;
   by("time").textContent = clock(now.minutes);
-  by("epochs").textContent = now.epochs ? `${Math.round(now.epochs)} epochs to ${facts.model.law.target} %` : "no law of epochs against batch is known";
+  by("epochs").textContent = now.epochs ? `${Math.round(now.epochs)} epochs to ${facts.model.law.target}\u00a0%` : "no law of epochs against batch is known";
   const worst = PARTS.slice(2).reduce((best, part) => now.split[part[0]] > now.split[best[0]] ? part : best, PARTS[2]);
   by("loss").textContent = `largest loss: ${worst[1]}, ${number((now.split[worst[0]] / now.step) * 100, 2)} %`;
   const warnings = [];
@@ -54,7 +55,8 @@ function update() {
   const look = theme(), counts = facts.counts;
   const all = counts.map((devices) => planner.predict(facts.model, facts.cluster, { ...ask, devices }));
   const labels = counts.map((count) => count.toLocaleString("en"));
-  const tick = { type: "category", nticks: innerWidth < 600 ? 7 : 14 };
+  const every = innerWidth < 600 ? 3 : 2;
+  const tick = { type: "category", tickangle: 0, tickvals: labels.filter((_, index) => (labels.length - 1 - index) % every === 0) };
   draw("split", PARTS.filter(([key]) => all.some((row) => row.split[key] > 0)).map(([key, name]) => ({
     type: "bar", name, x: labels, y: all.map((row) => row.split[key] * 1e3), hovertemplate: "%{y:.2f} ms", marker: { color: look.colors[PARTS.findIndex((part) => part[0] === key)] },
   })), layout(look, "GPUs", "ms a step", { xaxis: tick, rest: { barmode: "stack", bargap: 0.25 } }));
@@ -70,13 +72,13 @@ function update() {
       const row = planner.predict(facts.model, facts.cluster, { ...ask, devices, localBatch });
       return row.memory > facts.cluster.device.memory ? Infinity : usable(row) ?? Infinity;
     })));
-    const every = [...all.map(usable), ...bests].filter((value) => value !== null && Number.isFinite(value));
-    const unit = Math.max(...every) > 300 ? ["hours", 60] : ["minutes", 1];
+    const shown = [...all.map(usable), ...bests].filter((value) => value !== null && Number.isFinite(value));
+    const unit = Math.max(...shown) > 300 ? ["hours", 60] : ["minutes", 1];
     const scaled = (values) => values.map((value) => value === null || !Number.isFinite(value) ? null : value / unit[1]);
     draw("accuracy", [
       { type: "scatter", mode: "lines+markers", name: `${ask.localBatch} images a GPU`, x: labels, y: scaled(all.map(usable)), hovertemplate: `%{y:.3g} ${unit[0]}` },
       { type: "scatter", mode: "lines", name: "best batch", x: labels, y: scaled(bests), line: { dash: "dot" }, hovertemplate: `%{y:.3g} ${unit[0]}` },
-    ], layout(look, "GPUs", `${unit[0]} to ${facts.model.law.target} %`, { xaxis: tick, yaxis: { type: "log", rangemode: "normal" } }));
+    ], layout(look, "GPUs", `${unit[0]} to ${facts.model.law.target} %`, { xaxis: tick, yaxis: { type: "log", rangemode: "normal", dtick: 1 } }));
   }
   const rates = Array.from({ length: 61 }, (_, i) => 10 ** (-2 + i / 12));
   const dense = ask.collective === "gather" ? "halving" : ask.collective;
@@ -84,8 +86,8 @@ function update() {
     type: "scatter", mode: "lines", name: codec === "onebit" ? name : `${name}, ${dense}`, x: rates, line: { color: look.colors[index + 1], width: 2.5 },
     y: rates.map((gbit) => 1e3 * planner.predict(facts.model, facts.cluster, { ...ask, bandwidth: (gbit * 1e9) / 8, codec, collective: codec === "onebit" ? "gather" : dense }).step),
     hovertemplate: "%{y:.4g} ms",
-  })), layout(look, "Gbit/s of one adapter between nodes", "ms a step", {
-    xaxis: { type: "log", dtick: 1, hoverformat: ".3g" }, yaxis: { type: "log", rangemode: "normal" },
+  })), layout(look, "Gbit/s between nodes", "ms a step", {
+    xaxis: { type: "log", dtick: 1, hoverformat: ".3g", tickformat: "~g" }, yaxis: { type: "log", rangemode: "normal", dtick: 1 },
     rest: { shapes: [{ type: "line", x0: (ask.bandwidth * 8) / 1e9, x1: (ask.bandwidth * 8) / 1e9, yref: "paper", y0: 0, y1: 1, line: { color: look.quiet, dash: "dot", width: 1.5 } }] },
   }));
   const cross = planner.crossover(facts.model, facts.cluster, { ...ask, collective: dense, codec: "fp16" });
