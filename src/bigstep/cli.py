@@ -181,6 +181,7 @@ def data(
 
 def main() -> None:
     """Run the program; every expected failure is one sentence on stderr."""
+    sys.path.append(os.getcwd())  # so that package.module:function finds the user's own; last, so that it hides nothing
     try:
         app(standalone_mode=True)
     except BigstepError as error:
