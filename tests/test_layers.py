@@ -16,6 +16,7 @@ ALLOWED: dict[str, set[str]] = {
     # 0 facts
     "__init__": set(),
     "errors": set(),
+    "published": set(),
     "config": set(),
     "config_text": set(),
     "records": set(),
@@ -52,9 +53,9 @@ ALLOWED: dict[str, set[str]] = {
     # 5 choices
     "recipes": set(),
 }
-FACTS = {"errors", "records", "wire", "config", "config_text"}
+FACTS = {"errors", "published", "records", "wire", "config", "config_text"}
 NO_CONFIG = {"schedules", "optim", "norm", "models", "data", "kernels", "comm"}
-NO_TORCH = {"__init__", "errors", "config", "config_text", "records", "wire", "plan", "report", "recipes"}
+NO_TORCH = {"__init__", "errors", "published", "config", "config_text", "records", "wire", "plan", "report", "recipes"}
 DOOR = {"cli", "__main__"}
 
 

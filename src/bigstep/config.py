@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from bigstep.errors import ConfigError
+from bigstep.published import Published
 
 __all__ = [
-    "CheckpointConfig", "DataConfig", "ExchangeConfig", "LossConfig", "LrConfig", "NormConfig", "OptimizerConfig",
-    "Piece", "Published", "Resize", "RunConfig", "Stage", "WorkersConfig", "require",
+    "AsynchronousConfig", "CheckpointConfig", "DataConfig", "ExchangeConfig", "LossConfig", "LrConfig", "NormConfig",
+    "OptimizerConfig", "Piece", "Published", "Resize", "RunConfig", "Stage", "WorkersConfig", "require",
 ]  # fmt: skip
 
 
@@ -305,6 +306,35 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AsynchronousConfig:
+    """Updates that wait for nobody: processes that share the weights, or replicas around a parameter server."""
+
+    method: Literal["none", "locked", "hogwild", "downpour"] = "none"
+    """none (synchronous), locked and hogwild (one machine, shared weights) or downpour (a parameter server)."""
+    replicas: int = 2
+    """Processes that compute gradients, each of one worker's share at a time."""
+    shards: int = 1
+    """Server processes that the weights are spread over (downpour)."""
+    push_every: int = 1
+    """Steps of a replica between pushes of its summed gradient: n_push (downpour)."""
+    fetch_every: int = 1
+    """Steps of a replica between fetches of the weights: n_fetch (downpour)."""
+    overlap: bool = False
+    """Compute the next step while push and fetch travel, on weights without the replica's own last push (downpour)."""
+    warm_start: float = 0.0
+    """Epochs with one replica before the others take part (downpour)."""
+    max_staleness: int = 0
+    """Refuse a push that more than this many updates overtook; 0 refuses none (downpour)."""
+
+    def __post_init__(self) -> None:
+        for name in ("replicas", "shards", "push_every", "fetch_every"):
+            _positive(getattr(self, name), f"asynchronous.{name}")
+        for name in ("warm_start", "max_staleness"):
+            value = getattr(self, name)
+            require(value >= 0, f"asynchronous.{name} is {value}, but it must not be negative.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """Everything that decides the path of a run."""
 
@@ -332,6 +362,8 @@ class RunConfig:
     """Batch norm."""
     exchange: ExchangeConfig = field(default_factory=ExchangeConfig)
     """The exchange of gradients."""
+    asynchronous: AsynchronousConfig = field(default_factory=AsynchronousConfig)
+    """Updates without waiting; method none is the synchronous run that the rest of this file describes."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     """Checkpoints."""
     evaluate_every: float = 1.0
@@ -355,23 +387,3 @@ class RunConfig:
     def batch(self) -> int:
         """The global batch of the first stage."""
         return self.workers.count * self.workers.local_batch
-
-
-@dataclass(frozen=True, kw_only=True)
-class Published:
-    """What a paper reported, to stand beside what is measured here."""
-
-    system: str
-    """Short name of the system."""
-    source: str
-    """Authors, title, year, arXiv number."""
-    hardware: str
-    """Processors and network."""
-    batch: str
-    """Global batch as printed, with its stages."""
-    accuracy: float | None
-    """Top-1 accuracy on ImageNet as a fraction; None where the paper reports something else."""
-    seconds: float | None
-    """Time of the whole run; None where it is only in a figure."""
-    note: str = ""
-    """What a reader must know before comparing."""
