@@ -193,10 +193,10 @@ def test_a_thousand_runs_make_a_page_in_a_tenth_of_the_time_of_ten_thousand(tmp_
         recipe = f"r{number % 20}"
         facts = {**good.facts, "config": {**good.config, "recipe": recipe, "seed": number // 20}}
         runs.append(Run(Path(f"runs/{number}"), facts, rows[recipe]))
-    began = time.perf_counter()
+    began = time.process_time()
     page = page_of(runs, tmp_path)
-    # 10,000 in 30 s are 3 s a thousand; about 0.5 s on one quiet core
-    assert time.perf_counter() - began < 3
+    # 10,000 in 30 s are 3 s a thousand; processor time, since other tests may run beside this one
+    assert time.process_time() - began < 3
     assert len(json.loads(page.unpack("packed-data"))["grids"]["runs"]["rows"]) == 1_000
     assert (tmp_path / "report.html").stat().st_size <= 2_100_000
 

@@ -10,6 +10,7 @@ from bigstep.errors import ConfigError
 from bigstep.records import write_atomically
 from bigstep.report.gather import gather
 from bigstep.report.html import write_html
+from bigstep.report.study import study_of
 from bigstep.report.table import as_rows, to_csv, to_markdown
 from bigstep.report.terminal import print_summary
 
@@ -32,7 +33,7 @@ def report_command(
     for target in (html, csv):
         if target is not None and target.exists() and not force:
             raise ConfigError(f"{target} is there already; add --force to replace it, or name another file.")
-    runs = gather(paths)
+    runs = study_of(gather(paths))
     if csv is not None:
         _write(csv, to_csv(runs))
     if html is not None:

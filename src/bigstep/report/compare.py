@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import random
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -161,9 +160,11 @@ def permutation_p(a: Sequence[float], b: Sequence[float]) -> float:
     if math.comb(len(pooled), n) <= EXACT_SPLITS:
         found = [difference(part) >= observed for part in itertools.combinations(pooled, n)]
         return sum(found) / len(found)
-    draw = random.Random(0)
-    hits = sum(difference(draw.sample(pooled, n)) >= observed for _ in range(DRAWN_SPLITS))
-    return (hits + 1) / (DRAWN_SPLITS + 1)
+    import numpy as np
+
+    drawn = np.random.default_rng(0).permuted(np.tile(pooled, (DRAWN_SPLITS, 1)), axis=1)[:, :n].sum(axis=1)
+    hits = np.abs(drawn / n - (total - drawn) / len(b)) >= observed
+    return (int(hits.sum()) + 1) / (DRAWN_SPLITS + 1)
 
 
 def told_apart(a: Sequence[float], b: Sequence[float]) -> Verdict:

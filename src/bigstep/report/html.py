@@ -33,7 +33,7 @@ STATIC_ROWS = 100
 """Rows that stand in the page itself, for print and for browsers without JavaScript; the rest is in its data."""
 
 
-def write_html(runs: Sequence[Run], path: Path, *, target: float | None = None) -> None:
+def write_html(runs: Sequence[Run] | Study, path: Path, *, target: float | None = None) -> None:
     """Write one self-contained page about the runs.
 
     Args:

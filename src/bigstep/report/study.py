@@ -182,8 +182,13 @@ def _plural(number: float | None, noun: str) -> str:
     return f"{count(number)} {noun}{'' if number == 1 else 's'}"
 
 
-def study_of(runs: Sequence[Run], target: float | None = None) -> Study:
-    """Group runs and choose the accuracy for time-to-accuracy: one point under the best median, as a whole percent."""
+def study_of(runs: Sequence[Run] | Study, target: float | None = None) -> Study:
+    """Group runs and choose the accuracy for time-to-accuracy: one point under the best median, as a whole percent.
+
+    A study is returned as it is, so that one that serves several outputs is made once.
+    """
+    if isinstance(runs, Study):
+        return runs
     if not runs:
         raise DataError("A report needs at least one run folder (one that holds run.json), but none was given.")
     outcomes = tuple(outcome_of(run) for run in runs)

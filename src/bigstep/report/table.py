@@ -15,7 +15,7 @@ from bigstep.report.words import clean, count, duration, percent, points, size
 __all__ = ["as_rows", "rows_of", "to_csv", "to_markdown"]
 
 
-def as_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def as_rows(runs: Sequence[Run] | Study) -> list[dict[str, Any]]:
     """Return one flat row a run, best group first; plain numbers in SI units, accuracies as fractions."""
     return rows_of(study_of(runs))
 
@@ -60,7 +60,7 @@ def rows_of(study: Study) -> list[dict[str, Any]]:
     return rows
 
 
-def to_csv(runs: Sequence[Run]) -> str:
+def to_csv(runs: Sequence[Run] | Study) -> str:
     """Write all runs as CSV with a header; gaps are empty cells."""
     rows = as_rows(runs)
     text = io.StringIO()
@@ -73,7 +73,7 @@ def to_csv(runs: Sequence[Run]) -> str:
     return text.getvalue()
 
 
-def to_markdown(runs: Sequence[Run]) -> str:
+def to_markdown(runs: Sequence[Run] | Study) -> str:
     """Write the groups as a Markdown table for a paper or a pull request, with the summary above it."""
     study = study_of(runs)
     goal = f"time to {100 * study.target:g} %" if study.target is not None else "time to target"

@@ -22,7 +22,7 @@ DRAWN = len(COLORS)
 STANDING: dict[Verdict, str] = {"alike": "level", "apart": "behind", "too few": "unsure"}
 
 
-def print_summary(runs: Sequence[Run], console: Console | None = None) -> None:
+def print_summary(runs: Sequence[Run] | Study, console: Console | None = None) -> None:
     """Print the report of the runs; to standard output unless another console is given."""
     from rich.console import Console
 
@@ -30,7 +30,7 @@ def print_summary(runs: Sequence[Run], console: Console | None = None) -> None:
     console.print(summary(runs, width=console.width))
 
 
-def summary(runs: Sequence[Run], *, width: int = 80) -> RenderableType:
+def summary(runs: Sequence[Run] | Study, *, width: int = 80) -> RenderableType:
     """Return the report of the runs as one thing that rich prints, for a terminal of `width` columns."""
     from rich.console import Group
     from rich.text import Text
