@@ -45,6 +45,9 @@ class Codec(Protocol):
     def start(self, bucket: Bucket) -> Steps:
         """Put the mean over ranks into the bucket; every rank starts the same buckets in the same order."""
 
+    def scale(self, factor: float) -> None:
+        """Multiply what is carried, for example when the loss is scaled by another number."""
+
     def state_dict(self) -> dict[str, Any]:
         """What this rank carries, by parameter name."""
 
@@ -79,6 +82,9 @@ class Dense:
         yield from self._collective.start(wire)
         if wire.data_ptr() != flat.data_ptr():
             flat.copy_(wire)
+
+    def scale(self, factor: float) -> None:
+        """Nothing is carried."""
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing is carried."""

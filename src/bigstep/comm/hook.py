@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
@@ -16,7 +17,10 @@ from torch.nn.parallel import DistributedDataParallel
 from bigstep.comm.clock import Clock, Meter
 from bigstep.comm.codecs import HALF_TYPES, Bucket, Codec, Dense
 from bigstep.comm.collectives import Collective, Halving, Hierarchical, Ring, Torus
+from bigstep.comm.double_buffer import DoubleBuffer
 from bigstep.comm.line import Line, Steps
+from bigstep.comm.onebit import OneBit
+from bigstep.comm.powersgd import PowerSGD
 from bigstep.comm.world import World
 from bigstep.errors import ConfigError, RunError, nearest
 
@@ -31,25 +35,36 @@ _SUMMING: dict[str, Callable[[World], Collective]] = {
     "torus": Torus,
     "halving": Halving,
 }
+_COLLECTIVES = (*_SUMMING, "gather")
+_CODECS = (*HALF_TYPES, "onebit", "powersgd")
 
 
 class Exchange:
     """How the gradients of a DistributedDataParallel model travel: collective x codec.
 
     The result is the mean over ranks, as DDP's own. Works with gradient accumulation (`no_sync`), since DDP calls its
-    hook only where it would have exchanged.
+    hook only where it would have exchanged. Every rank must make the same Exchange and attach it at the same point.
 
     Args:
-        collective: ring (the backend's all-reduce), hierarchical, torus or halving.
-        codec: none, fp16 or bf16.
+        collective: ring (the backend's all-reduce), hierarchical, torus, halving, or gather (an owner for each block,
+            for codes that cannot be summed).
+        codec: none, fp16, bf16, onebit (with gather) or powersgd (with ring).
         grid: X and Y of the torus; auto fills nodes with X.
-        warmup_steps: Dense steps before the first one that loses information.
+        warmup_steps: Dense steps before the first one that loses information (onebit, powersgd).
+        error_feedback: Carry what a lossy codec lost into the next step.
+        double_buffer: Hand back each gradient one backward late, so that its exchange overlaps with the next forward
+            and backward; see `bigstep.comm.double_buffer`.
+        rank: Of the approximation (powersgd).
         ranks_per_node: 0 takes torchrun's LOCAL_WORLD_SIZE, or puts all ranks on one node.
         timeout: Seconds after which a collective that does not end is an error.
 
     Example:
-        >>> Exchange(collective="torus", codec="fp16", grid=(4, 2))
-        Exchange(collective='torus', codec='fp16', grid=(4, 2))
+        Three lines in any program: `exchange = Exchange("torus", "fp16")`, `exchange.attach(ddp)`, and at the end
+        `exchange.close()`. What cannot work is refused at once:
+
+        >>> Exchange("torus", "onebit")
+        Traceback (most recent call last):
+        bigstep.errors.ConfigError: 1-bit codes cannot be summed on the wire: use collective='gather' (got 'torus').
     """
 
     def __init__(
@@ -59,12 +74,16 @@ class Exchange:
         grid: Literal["auto"] | tuple[int, int] = "auto",
         *,
         warmup_steps: int = 0,
+        error_feedback: bool = True,
+        double_buffer: bool = False,
+        rank: int = 2,
         ranks_per_node: int = 0,
         timeout: float = 300.0,
     ) -> None:
-        _check_names(collective, codec)
+        _check_pair(collective, codec, double_buffer)
         self.collective, self.codec, self.grid = collective, codec, grid
         self.warmup_steps, self.ranks_per_node = warmup_steps, ranks_per_node
+        self.error_feedback, self.rank = error_feedback, rank
         self.timeout = timedelta(seconds=timeout)
         self.world: World | None = None
         """The ranks, once attached."""
@@ -74,6 +93,9 @@ class Exchange:
         self._line = Line()
         self._busy, self._exposed = Meter(), Meter()
         self._backward: list[Future[Tensor]] = []  # the buckets of the backward under way
+        self._codecs: list[Codec] = []  # that of the warm-up, that of the steps after it
+        self._late = DoubleBuffer() if double_buffer else None
+        self._loaded: dict[str, Any] | None = None  # a state that came before the world was known
 
     def __repr__(self) -> str:
         return f"Exchange(collective={self.collective!r}, codec={self.codec!r}, grid={self.grid!r})"
@@ -81,7 +103,7 @@ class Exchange:
     @property
     def bytes_sent(self) -> float:
         """Bytes this rank has put on the wire since the beginning, by the count of `bigstep.wire`."""
-        return sum(codec.bytes_sent for codec in {id(c): c for c in (self._warmup, self._steady)}.values())
+        return sum(codec.bytes_sent for codec in self._codecs)
 
     @property
     def seconds(self) -> float:
@@ -110,13 +132,84 @@ class Exchange:
             self.world = World.join(
                 ddp.process_group, ranks_per_node=self.ranks_per_node, grid=self.grid, timeout=self.timeout
             )
-            self._make_codecs(self.world)
+            self._codecs = self._make_codecs(self.world)
+            if self._loaded is not None:
+                self.load_state_dict(self._loaded)
         ddp.register_comm_hook(None, lambda _, bucket: self._on_bucket(bucket))
         return self
 
-    def _make_codecs(self, world: World) -> None:
-        self._steady: Codec = Dense(world, _SUMMING[self.collective](world), HALF_TYPES[self.codec])
-        self._warmup: Codec = self._steady
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank carries from step to step: plain values and tensors on the CPU, by parameter name."""
+        world = self._attached()
+        return {
+            "codec": self.codec, "ranks": world.size, "step": self._step, "carried": self._codecs[-1].state_dict(),
+            "late": {n: p.to("cpu", copy=True) for n, p in self._late.finished().items()} if self._late else {},
+        }  # fmt: skip
+
+    def gather_state(self) -> dict[str, Any] | None:
+        """The state of all ranks in one, on rank 0 (others get None); every rank must call it, between two steps.
+
+        `torch.load(..., weights_only=True)` accepts it, and `load_state_dict` serves any number of ranks from it. For
+        the moment of saving, rank 0 holds the residuals of all ranks.
+        """
+        world = self._attached()
+        states: list[Any] | None = [None] * world.size if world.rank == 0 else None
+        dist.gather_object(self.state_dict(), states, dst=world.ranks[0], group=world.group)
+        if states is None:
+            return None
+        return {
+            **states[0],
+            "carried": self._codecs[-1].merge([state["carried"] for state in states]),
+            "gathered": True,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Carry on from `state_dict` of this rank, or from `gather_state` of any number of ranks.
+
+        With the same number of ranks each takes its own residuals, exactly. With another number each takes the mean of
+        all, which leaves unchanged what the model is still owed (`bigstep.comm.error_feedback.mean_over_ranks`).
+        Before `attach` the state is kept until then.
+        """
+        if state["codec"] != self.codec:
+            raise ConfigError(
+                f"The saved exchange used codec {state['codec']!r}, whose residuals mean nothing to {self.codec!r}: "
+                f"resume with codec={state['codec']!r} or without the exchange's state."
+            )
+        if self.world is None:
+            self._loaded = state
+            return
+        if not state.get("gathered") and state["ranks"] != self.world.size:
+            raise ConfigError(
+                f"The saved exchange is that of one of {state['ranks']} ranks, but there are {self.world.size}: save "
+                "with gather_state to change the number of ranks."
+            )
+        self._step = state["step"]
+        self._codecs[-1].load(state["carried"])
+        if self._late is not None:
+            self._late.load(dict(state["late"]))
+
+    def rescale(self, factor: float) -> None:
+        """Multiply everything carried: for a loss scaler that changes its scale by this factor."""
+        for codec in self._codecs:
+            codec.scale(factor)
+        if self._late is not None:
+            self._late.load({name: piece * factor for name, piece in self._late.finished().items()})
+
+    def flush(self) -> bool:
+        """Double buffering: put the last exchanged gradient into `.grad` of the parameters, for one more update.
+
+        Returns:
+            Whether there was one; the next backward then gets zeros again.
+        """
+        if self._late is None:
+            return False
+        pieces = self._late.finished()
+        self._late.load({})
+        for parameter, name in self._names.items():
+            if name in pieces:
+                # DDP lays a gradient out as its parameter, channels-last ones too
+                parameter.grad = pieces[name].as_strided(parameter.size(), parameter.stride()).clone()
+        return bool(pieces)
 
     @contextmanager
     def guard(self) -> Iterator[None]:
@@ -129,8 +222,22 @@ class Exchange:
             raise
 
     def close(self) -> None:
-        """End the threads of the exchange."""
+        """End the threads of the exchange; its process groups end with the program's."""
         self._line.close()
+
+    def _attached(self) -> World:
+        if self.world is None:
+            raise ConfigError("This Exchange is not attached yet: call exchange.attach(ddp) first.")
+        return self.world
+
+    def _make_codecs(self, world: World) -> list[Codec]:
+        """Hazard: makes process groups, so every rank must come here, with the same settings."""
+        if self.codec == "powersgd":
+            return [PowerSGD(world, self.rank, self.warmup_steps, self.error_feedback)]
+        if self.codec == "onebit":
+            shapes = {name: parameter.shape for parameter, name in self._names.items()}
+            return [Dense(world, Ring(world), None), OneBit(world, shapes, self.error_feedback)]
+        return [Dense(world, _SUMMING[self.collective](world), HALF_TYPES[self.codec])]
 
     def _on_bucket(self, grad_bucket: GradBucket) -> Future[Tensor]:
         """What DDP calls for each bucket that is ready, in the same order on every rank."""
@@ -143,7 +250,8 @@ class Exchange:
             shapes=tuple(parameter.shape for parameter in parameters),
             step=self._step,
         )
-        future = self._start(bucket)
+        late = self._late
+        future = self._start(bucket) if late is None else late.exchange(bucket, self._start, self._stream)
         self._backward.append(future)
         if grad_bucket.is_last():
             self._step += 1
@@ -152,10 +260,13 @@ class Exchange:
         return future
 
     def _start(self, bucket: Bucket) -> Future[Tensor]:
-        codec = self._warmup if bucket.step < self.warmup_steps else self._steady
+        codec = self._codecs[0 if bucket.step < self.warmup_steps else -1]
         steps = codec.start(bucket)
         if self._stream is not None:
-            return self._start_on_stream(steps, bucket.flat, self._stream)
+            try:
+                return self._start_on_stream(steps, bucket.flat, self._stream)
+            except Exception as error:
+                raise self._fail(error, bucket.step) from error
         begun = self._clock.mark()
         ended: Future[Tensor] = Future()
 
@@ -198,10 +309,10 @@ class Exchange:
         for future in futures:
             future.add_done_callback(lambda _: self._exposed.add(ready, self._clock.mark()))
 
-    def _fail(self, error: BaseException, step: int) -> None:
+    def _fail(self, error: BaseException, step: int) -> RunError:
         assert self.world is not None
         if self.failure is not None:
-            return
+            return self.failure
         patience = time.monotonic() + 2.0  # a rank whose connections close may need a moment until it is gone
         while not (dead := self.world.dead_ranks()) and time.monotonic() < patience:
             time.sleep(0.05)
@@ -211,15 +322,23 @@ class Exchange:
             f"The {self.collective} exchange ({self.codec}) of step {step} failed on rank {self.world.rank}: "
             f"{who}; the backend says: {reason}"
         )
-        self.failure.__cause__ = error
+        return self.failure
 
 
 def _new_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's, without annotations
 
 
-def _check_names(collective: str, codec: str) -> None:
-    if collective not in _SUMMING:
-        raise ConfigError(f"There is no collective {collective!r}: {nearest(collective, _SUMMING)}.")
-    if codec not in HALF_TYPES:
-        raise ConfigError(f"There is no codec {codec!r}: {nearest(codec, HALF_TYPES)}.")
+def _check_pair(collective: str, codec: str, double_buffer: bool) -> None:
+    if collective not in _COLLECTIVES:
+        raise ConfigError(f"There is no collective {collective!r}: {nearest(collective, _COLLECTIVES)}.")
+    if codec not in _CODECS:
+        raise ConfigError(f"There is no codec {codec!r}: {nearest(codec, _CODECS)}.")
+    if codec == "onebit" and collective != "gather":
+        raise ConfigError(f"1-bit codes cannot be summed on the wire: use collective='gather' (got {collective!r}).")
+    if collective == "gather" and codec != "onebit":
+        raise ConfigError(f"collective='gather' carries 1-bit codes only: use codec='onebit' (got {codec!r}).")
+    if codec == "powersgd" and collective != "ring":
+        raise ConfigError(f"powersgd brings its own all-reduce: use collective='ring' (got {collective!r}).")
+    if codec == "powersgd" and double_buffer:
+        raise ConfigError("double_buffer does not go with powersgd: use codec='onebit', or leave it out.")

@@ -24,6 +24,8 @@ class World:
     rows of the grid stay inside nodes. Nodes are runs of `ranks_per_node` neighbouring ranks, as torchrun numbers them.
     """
 
+    group: dist.ProcessGroup
+    """All members; for what is not on the way of a gradient."""
     rank: int
     """Of this process, among `ranks`."""
     ranks: tuple[int, ...]
@@ -70,7 +72,7 @@ class World:
         processes: list[tuple[str, int] | None] = [None] * size
         dist.all_gather_object(processes, (socket.gethostname(), os.getpid()), group=group)
         known = tuple(process for process in processes if process is not None)
-        return cls(dist.get_rank(group), ranks, per_node, (X, Y), timeout, known)
+        return cls(group, dist.get_rank(group), ranks, per_node, (X, Y), timeout, known)
 
     def everyone(self) -> list[int]:
         """All members."""
