@@ -15,7 +15,9 @@ from bigstep.cli import main
 
 
 @pytest.fixture
-def bigstep(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., tuple[int, str, str]]:
+def bigstep(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Callable[..., tuple[int, str, str]]:
     """Run `bigstep ARGUMENTS` in this process, in an empty folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("BIGSTEP_DATA", str(tmp_path / "cache"))

@@ -9,7 +9,16 @@ from typing import Any
 
 import pytest
 import torch
-from bigstep.config import DataConfig, ExchangeConfig, LrConfig, NormConfig, OptimizerConfig, Piece, RunConfig, WorkersConfig
+from bigstep.config import (
+    DataConfig,
+    ExchangeConfig,
+    LrConfig,
+    NormConfig,
+    OptimizerConfig,
+    Piece,
+    RunConfig,
+    WorkersConfig,
+)
 from bigstep.records import read_run
 from bigstep.train import fit
 from torch import nn
@@ -104,7 +113,9 @@ def train_here_steps(order: RunConfig, folder: str) -> dict[str, Any]:
     return train_here(order, folder, max_steps=STEPS)
 
 
-def test_the_small_network_on_embedded_images_takes_the_same_path(world: Callable[[int], World], tmp_path: Path) -> None:
+def test_the_small_network_on_embedded_images_takes_the_same_path(
+    world: Callable[[int], World], tmp_path: Path
+) -> None:
     order = config(precision="float64")
     alone = fit(order, out=tmp_path / "1", device="cpu", max_steps=8)
     together = world(2).run(fit_embedded, order, str(tmp_path / "2"), 8)

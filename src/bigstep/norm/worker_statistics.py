@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from bigstep.errors import ConfigError, RunError
+from bigstep.errors import ConfigError
 from bigstep.norm.statistics import copy_out, last_batch_statistics, statistics_of, tracking_norms
 
 __all__ = ["WorkerStatistics"]
@@ -22,13 +23,14 @@ class WorkerStatistics:
         global <- keep * global + (1 - keep) * step                      keep = 0: the last step alone
 
     A moving average is linear, so this is also the mean over workers of one moving average per worker, and no memory
-    per worker is needed. It is linear in the ranks as well: each rank gathers its share of the steps since the last
-    `synchronize`, and one sum over ranks completes them. So the result does not depend on how many ranks there are.
+    per worker is needed. It is linear in the ranks as well: each rank keeps its share of the average, and one sum over
+    ranks completes it. So the result does not depend on how many ranks there are.
 
-    In a step, a rank calls `begin_forward` before each forward and `end_step` once; before an evaluation or a
-    checkpoint all ranks call `synchronize`. While training goes on, the modules hold the statistics of the last
-    forward alone (their `momentum` is set to 1 and stays there, so that compiled and captured models stay valid, and
-    a forward that activation checkpointing repeats counts once).
+    In a step, a rank calls `begin_forward` before each forward and `end_step` once; before an evaluation all ranks
+    call `synchronize`, which changes nothing here: when a run was evaluated leaves no trace in its later statistics.
+    While training goes on, the modules hold the statistics of the last forward alone (their `momentum` is set to 1
+    and stays there, so that compiled and captured models stay valid, and a forward that activation checkpointing
+    repeats counts once).
 
     Args:
         model: Any module; batch norms that keep running statistics are taken, others left alone. With DDP,
@@ -60,10 +62,10 @@ class WorkerStatistics:
         self.keep = keep
         self._norms = tracking_norms(model)
         last_batch_statistics(model)
-        self._global = self._gathered()  # of all workers, up to the last synchronize
-        self._pending = torch.zeros_like(self._global)  # this rank's part of the steps since then
-        self._decay = 1.0  # what those steps leave of `_global`
-        self._step = torch.zeros_like(self._global)  # sum over this rank's workers in the running step
+        self._initial = self._gathered()  # what the average starts from, the same on every rank
+        self._decay = 1.0  # what the steps so far leave of it
+        self._share = torch.zeros_like(self._initial)  # this rank's part of those steps
+        self._step = torch.zeros_like(self._initial)  # sum over this rank's workers in the running step
         self._workers = 0  # how many of them are in that sum
         self._latest = 0  # workers of the forward whose statistics still lie in the modules
 
@@ -93,11 +95,11 @@ class WorkerStatistics:
             share: Workers of this rank in the step / active workers of all ranks; 0 for a rank without workers.
         """
         self._decay *= self.keep
-        self._pending.mul_(self.keep)
+        self._share.mul_(self.keep)
         if share > 0:
             self._collect()
             assert self._workers, "a step with a share must have had a forward"
-            self._pending.add_(self._step, alpha=(1 - self.keep) * share / self._workers)
+            self._share.add_(self._step, alpha=(1 - self.keep) * share / self._workers)
             self._workers = 0
 
     def synchronize(self, sum_over_ranks: Callable[[Tensor], object]) -> None:
@@ -108,38 +110,39 @@ class WorkerStatistics:
         Args:
             sum_over_ranks: Sums one flat tensor over the ranks in place; does nothing where there is one rank.
         """
+        total = self._share.clone()
         if self._norms:  # the same on every rank, so none waits in a collective that others skip
-            sum_over_ranks(self._pending)
-        self._global.mul_(self._decay).add_(self._pending)
-        self._pending.zero_()
-        self._decay = 1.0
+            sum_over_ranks(total)
         self._latest = 0
-        copy_out(self._global, statistics_of(self._norms))
+        copy_out(total.add_(self._initial, alpha=self._decay), statistics_of(self._norms))
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """What a checkpoint needs; call it after `synchronize`, when it is the same on every rank.
+    def state_dict(self) -> dict[str, Any]:
+        """Return what this rank carries; a checkpoint keeps those of all ranks."""
+        return {"initial": self._initial.clone(), "decay": self._decay, "share": self._share.clone()}
 
-        Returns:
-            A copy of the averages, as one flat tensor.
+    def load_state_dict(self, states: Sequence[Mapping[str, Any]], rank: int = 0, ranks: int = 1) -> None:
+        """Go on from a checkpoint: exactly on the same number of ranks, with the shares summed on another.
+
+        Args:
+            states: The `state_dict` of every rank that wrote the checkpoint, in order.
+            rank: This rank.
+            ranks: Number of ranks now.
         """
-        if self._decay != 1.0:
-            raise RunError("Batch-norm statistics of some steps are not yet summed over ranks; call synchronize first.")
-        return {"statistics": self._global.clone()}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a checkpoint: sets the averages, and the running statistics of the modules with them."""
-        saved = state["statistics"]
-        if saved.shape != self._global.shape:
+        saved = states[0]
+        if saved["initial"].shape != self._initial.shape:
             raise ConfigError(
-                f"The checkpoint holds {saved.numel()} batch-norm statistics, but this model has "
-                f"{self._global.numel()}; load it into the model it was written by."
+                f"The checkpoint holds {saved['initial'].numel()} batch-norm statistics, but this model has "
+                f"{self._initial.numel()}; load it into the model it was written by."
             )
-        self._global.copy_(saved)
-        for tensor in (self._pending, self._step):
-            tensor.zero_()
-        self._decay = 1.0
+        self._initial.copy_(saved["initial"])
+        self._decay = float(saved["decay"])
+        self._step.zero_()
         self._workers = self._latest = 0
-        copy_out(self._global, statistics_of(self._norms))
+        if len(states) == ranks:
+            self._share.copy_(states[rank]["share"])
+        else:  # only the sum over ranks counts: the first rank takes it all
+            total = torch.stack([state["share"] for state in states]).sum(0)
+            self._share.copy_(total if rank == 0 else torch.zeros_like(total))
 
     def _collect(self) -> None:
         """Add the statistics that lie in the modules to the sum of the step."""

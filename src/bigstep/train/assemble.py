@@ -162,8 +162,7 @@ def learning_rate(config: LrConfig, first_batch: int) -> Callable[[float, int], 
     begins = [0.0, *(piece.until for piece in config.schedule)]
     unscaled = config.base / scaled(first_batch)
     pieces = [
-        (piece.until, _schedule(piece, begin, unscaled))
-        for piece, begin in zip(config.schedule, begins, strict=False)
+        (piece.until, _schedule(piece, begin, unscaled)) for piece, begin in zip(config.schedule, begins, strict=False)
     ]
     multiple = join(*pieces) if pieces else constant(1.0)
     return lambda epoch, batch: scaled(batch if config.follow_plan else first_batch) * multiple(epoch)

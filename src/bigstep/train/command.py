@@ -69,7 +69,7 @@ class TrainRequest:
         if self.out.exists() and not self.out.is_dir():
             raise ConfigError(f"--out {self.out} is a file; name a folder.")
         if not self.resume and self.out.is_dir() and any(self.out.iterdir()):
-            raise ConfigError(f"--out {self.out} is not empty; add --resume to go on with its run, or name a new folder.")
+            raise ConfigError(f"--out {self.out} is not empty; add --resume to go on with its run, or name a new one.")
         return self.out
 
     def _base(self, folder: Path | None) -> RunConfig:
@@ -113,9 +113,7 @@ def stretched(config: RunConfig, epochs: float) -> RunConfig:
         epochs=epochs,
         lr=replace(config.lr, schedule=pieces),
         plan=tuple(replace(stage, epoch=stage.epoch * ratio) for stage in config.plan),
-        data=replace(
-            config.data, sizes=tuple(replace(size, epoch=size.epoch * ratio) for size in config.data.sizes)
-        ),
+        data=replace(config.data, sizes=tuple(replace(size, epoch=size.epoch * ratio) for size in config.data.sizes)),
         optimizer=replace(
             config.optimizer,
             blend_center=config.optimizer.blend_center * ratio,

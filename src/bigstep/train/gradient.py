@@ -94,6 +94,9 @@ def connect(parts: Parts) -> None:
         codec=exchange.codec,
         grid=exchange.grid if exchange.grid == "auto" else (exchange.grid[0], exchange.grid[1]),
         warmup_steps=exchange.warmup_steps,
+        error_feedback=exchange.error_feedback,
+        double_buffer=exchange.double_buffer,
+        rank=exchange.rank,
     )
     parts.exchange.attach(parts.parallel)
 
@@ -126,5 +129,3 @@ def _seed(seed: int, step: Step, forward: Forward) -> None:
 def _autocast(parts: Parts) -> contextlib.AbstractContextManager[Any]:
     dtype = _AUTOCAST.get(parts.config.precision)
     return contextlib.nullcontext() if dtype is None else torch.autocast(parts.ranks.device.type, dtype)
-
-

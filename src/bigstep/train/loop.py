@@ -150,8 +150,7 @@ def _finite(row: dict[str, Any], parts: Parts) -> float:
     loss = float(row["loss"])
     if not math.isfinite(loss) and not parts.scaler.is_enabled():
         raise RunError(
-            f"The loss is {loss} at step {row['step']} (epoch {row['epoch']:.2f}, learning rate {row['lr']:.4g}); lower "
-            "lr.base, lengthen the warm-up or shrink the batch."
+            f"The loss is {loss} at step {row['step']} (epoch {row['epoch']:.2f}, learning rate {row['lr']:.4g}); "
+            "lower lr.base, lengthen the warm-up or shrink the batch."
         )
     return loss
-

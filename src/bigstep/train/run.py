@@ -173,7 +173,6 @@ def _changed_field(old: Any, new: Any, path: str = "") -> str | None:
 
 def _capture(parts: Parts, position: Position, seconds: float) -> dict[str, Any]:
     """Collect everything that decides the path; every rank must call this at the same step."""
-    parts.statistics.synchronize(parts.ranks.sum_)
     return {
         "config": config_to_mapping(parts.config),
         "position": dataclasses.asdict(position),
@@ -181,8 +180,8 @@ def _capture(parts: Parts, position: Position, seconds: float) -> dict[str, Any]
         "model": parts.model.state_dict(),
         "optimizer": parts.optimizer.state_dict(),
         "scaler": parts.scaler.state_dict(),
-        "statistics": parts.statistics.state_dict(),
-        "exchange": None,
+        "statistics": parts.ranks.gather(parts.statistics.state_dict()),
+        "exchange": parts.exchange.gather_state() if parts.exchange else None,
     }
 
 
@@ -190,7 +189,7 @@ def _restore(parts: Parts, state: dict[str, Any]) -> tuple[Position, float]:
     parts.model.load_state_dict(state["model"])
     parts.optimizer.load_state_dict(state["optimizer"])
     parts.scaler.load_state_dict(state["scaler"])
-    parts.statistics.load_state_dict(state["statistics"])
+    parts.statistics.load_state_dict(state["statistics"], parts.ranks.rank, parts.ranks.size)
     if parts.exchange is not None and state["exchange"] is not None:
         parts.exchange.load_state_dict(state["exchange"])
     return Position(**state["position"]), float(state["seconds"])

@@ -23,7 +23,7 @@ class TensorBoard:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
-            raise ConfigError("--tensorboard needs the package tensorboard; install it or leave the option out.") from None
+            raise ConfigError("--tensorboard needs the package tensorboard; install it or leave that out.") from None
         self._audience = audience
         self._writer = SummaryWriter(str(folder / "tensorboard"))  # type: ignore[no-untyped-call]  # torch's own
 
