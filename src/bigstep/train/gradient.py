@@ -17,13 +17,14 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from bigstep.comm import Exchange
+from bigstep.config import ExchangeConfig
 from bigstep.data.feed import Request
 from bigstep.data.sampler import Step
 from bigstep.norm import set_workers
 from bigstep.train.assemble import Parts
 from bigstep.train.forwards import Forward, forwards_of
 
-__all__ = ["connect", "gradient_of", "requests_of"]
+__all__ = ["connect", "gradient_of", "make_exchange", "requests_of"]
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -89,16 +90,21 @@ def connect(parts: Parts) -> None:
         gradient_as_bucket_view=True,
     )
     _rehearse(parts, parts.parallel)
-    parts.exchange = Exchange(
-        collective=exchange.collective,
-        codec=exchange.codec,
-        grid=exchange.grid if exchange.grid == "auto" else (exchange.grid[0], exchange.grid[1]),
-        warmup_steps=exchange.warmup_steps,
-        error_feedback=exchange.error_feedback,
-        double_buffer=exchange.double_buffer,
-        rank=exchange.rank,
-    )
+    parts.exchange = make_exchange(exchange)
     parts.exchange.attach(parts.parallel)
+
+
+def make_exchange(config: ExchangeConfig) -> Exchange:
+    """Return the exchange that a configuration names, not yet attached."""
+    return Exchange(
+        collective=config.collective,
+        codec=config.codec,
+        grid=config.grid if config.grid == "auto" else (config.grid[0], config.grid[1]),
+        warmup_steps=config.warmup_steps,
+        error_feedback=config.error_feedback,
+        double_buffer=config.double_buffer,
+        rank=config.rank,
+    )
 
 
 def _rehearse(parts: Parts, parallel: DistributedDataParallel) -> None:

@@ -17,7 +17,7 @@ from bigstep.train.evaluate import Evaluation, evaluate
 from bigstep.train.gradient import gradient_of, requests_of
 from bigstep.train.meter import Meter, StepCost
 
-__all__ = ["Ending", "Listener", "train"]
+__all__ = ["Ending", "Listener", "resize", "set_rates", "train"]
 
 
 class Listener(Protocol):
@@ -59,13 +59,13 @@ def train(
     position, evaluation, loss = begin, None, math.nan
     parts.model.train()
     for steps in _by_epoch(parts, begin, max_steps):
-        _resize(parts, steps[0].position.epoch)
+        resize(parts, steps[0].position.epoch)
         batches = iter(parts.train_feed(requests_of(parts, steps)))
         for step in steps:
             started = time.perf_counter()
             exposed_before = parts.exchange.exposed_seconds if parts.exchange else 0.0
 
-            lr = _set_rates(parts, step)
+            lr = set_rates(parts, step)
             step_loss, data_s = gradient_of(parts, step, batches)
             parts.scaler.step(parts.optimizer)
             parts.scaler.update()
@@ -105,7 +105,7 @@ def _by_epoch(parts: Parts, begin: Position, max_steps: int | None) -> Iterator[
         yield list(group)
 
 
-def _set_rates(parts: Parts, step: Step) -> float:
+def set_rates(parts: Parts, step: Step) -> float:
     """Set what changes from step to step in the optimizer, as a function of the epoch, and return the rate."""
     epoch = _epochs(parts, step.position)
     lr = parts.learning_rate(epoch, step.workers * step.local_batch)
@@ -118,7 +118,7 @@ def _set_rates(parts: Parts, step: Step) -> float:
     return lr
 
 
-def _resize(parts: Parts, epoch: int) -> None:
+def resize(parts: Parts, epoch: int) -> None:
     """Progressive resizing: take the size that the recipe lists for this epoch."""
     listed = [size for size in parts.config.data.sizes if size.epoch <= epoch]
     if listed:

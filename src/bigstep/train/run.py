@@ -22,7 +22,7 @@ from bigstep.train.gradient import connect
 from bigstep.train.loop import Ending, train
 from bigstep.train.ranks import Ranks
 
-__all__ = ["Audience", "Order", "run"]
+__all__ = ["Audience", "Order", "capture", "restore", "run"]
 
 _FREE_TO_CHANGE = {"data.path", "data.loaders", "checkpoint.every", "checkpoint.keep"}
 """Fields that do not decide the path, so a resumed run may change them."""
@@ -93,7 +93,7 @@ def run(order: Order, ranks: Ranks, audience: Audience, **own: Any) -> dict[str,
     connect(parts)
     begin, seconds_before = Position(), 0.0
     if state is not None:
-        begin, seconds_before = _restore(parts, state)
+        begin, seconds_before = restore(parts, state)
     scribe: _Scribe | None = None
     if ranks.first:
         writer = RunWriter(
@@ -112,7 +112,7 @@ def run(order: Order, ranks: Ranks, audience: Audience, **own: Any) -> dict[str,
             scribe.note(f"Resumed at step {begin.step}." if begin.step else "Nothing to resume: started anew.")
 
     def save(position: Position, seconds: float) -> None:
-        captured = _capture(parts, position, seconds)
+        captured = capture(parts, position, seconds)
         if ranks.first:
             save_checkpoint(checkpoints, position.step, captured, order.config.checkpoint.keep)
 
@@ -171,7 +171,7 @@ def _changed_field(old: Any, new: Any, path: str = "") -> str | None:
     return f"was started with {path}={old!r}, but now {path}={new!r} is asked for"
 
 
-def _capture(parts: Parts, position: Position, seconds: float) -> dict[str, Any]:
+def capture(parts: Parts, position: Position, seconds: float) -> dict[str, Any]:
     """Collect everything that decides the path; every rank must call this at the same step."""
     return {
         "config": config_to_mapping(parts.config),
@@ -185,7 +185,8 @@ def _capture(parts: Parts, position: Position, seconds: float) -> dict[str, Any]
     }
 
 
-def _restore(parts: Parts, state: dict[str, Any]) -> tuple[Position, float]:
+def restore(parts: Parts, state: dict[str, Any]) -> tuple[Position, float]:
+    """Put what `capture` collected into fresh parts, on any number of ranks; return the position and the seconds."""
     parts.model.load_state_dict(state["model"])
     parts.optimizer.load_state_dict(state["optimizer"])
     parts.scaler.load_state_dict(state["scaler"])
