@@ -48,8 +48,8 @@ def find_crossover(
 
     Example:
         >>> resnet, abci = Workload.load("resnet50"), Cluster.load("abci")
-        >>> found = find_crossover(resnet, abci, devices=64, local_batch=32, plain=[Method()],
-        ...                        compressed=[Method(collective="gather", codec="onebit")])
+        >>> plain, onebit = Method(collective="halving", codec="fp16"), Method(collective="gather", codec="onebit")
+        >>> found = find_crossover(resnet, abci, devices=64, local_batch=32, plain=[plain], compressed=[onebit])
         >>> found.pays_here, 0.1 < found.gbit_s < 100
         (False, True)
     """

@@ -1,0 +1,126 @@
+"""Compute of a model by layer, measured on this machine, as a workload of the planner."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from bigstep.plan.workload import Layer, Workload
+
+__all__ = ["measure_workload"]
+
+
+@dataclass
+class _Leaf:
+    """A module without children, and what it was called with."""
+
+    name: str
+    module: nn.Module
+    inputs: tuple[Tensor, ...]
+    outputs: int
+
+
+def measure_workload(model: nn.Module, sample: Tensor, *, name: str, samples: int = 0, repeats: int = 5) -> Workload:
+    """Time the forward and backward pass of every layer of `model` on a batch.
+
+    Each leaf module is run by itself on what it received in a forward pass of the whole model; modules without
+    parameters count towards the layer before them. The times are then scaled so that they add up to those of the
+    whole model, which also does what lies between its modules.
+
+    Args:
+        model: Any module that takes one tensor and returns one.
+        sample: One batch, on the model's device.
+        name: Of the workload.
+        samples: Samples in an epoch, if known.
+        repeats: Each figure is the median of this many.
+
+    Returns:
+        The workload, measured at the batch of `sample`.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+        >>> workload = measure_workload(model, torch.randn(32, 8), name="tiny")
+        >>> [layer.name for layer in workload.layers], workload.parameters, workload.measured_batch
+        (['0', '2'], 212, 32)
+    """
+    leaves = _record(model, sample)
+    forward, backward = _time(model, (sample,), repeats, sample.device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
+    update = _median(optimizer.step, repeats, sample.device)
+    timed = [(leaf, *_time(leaf.module, leaf.inputs, repeats, sample.device)) for leaf in leaves]
+    scale_f = forward / max(1e-12, sum(row[1] for row in timed))
+    scale_b = backward / max(1e-12, sum(row[2] for row in timed))
+    batch = sample.shape[0]
+    layers: list[Layer] = []
+    for leaf, leaf_f, leaf_b in timed:
+        shapes = tuple(tuple(parameter.shape) for parameter in leaf.module.parameters())
+        own = Layer(name=leaf.name, shapes=shapes, outputs=leaf.outputs // batch, forward_s=leaf_f * scale_f,
+                    backward_s=leaf_b * scale_b)  # fmt: skip
+        if shapes or not layers:
+            layers.append(own)
+        else:
+            last = layers[-1]
+            layers[-1] = replace(
+                last,
+                outputs=last.outputs + own.outputs,
+                forward_s=last.forward_s + own.forward_s,
+                backward_s=last.backward_s + own.backward_s,
+            )
+    return Workload(name=name, layers=tuple(layers), samples=samples, measured_batch=batch, optimizer_s=update)
+
+
+def _record(model: nn.Module, sample: Tensor) -> list[_Leaf]:
+    """The leaves in the order of the forward pass; one that is called again keeps its first call."""
+    leaves: dict[nn.Module, _Leaf] = {}
+    names = {module: name for name, module in model.named_modules()}
+
+    def keep(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        if module not in leaves and all(isinstance(value, Tensor) for value in inputs):
+            copies = tuple(value.detach().clone() for value in inputs)
+            leaves[module] = _Leaf(names[module], module, copies, output.numel())
+
+    hooks = [m.register_forward_hook(keep) for m in model.modules() if not list(m.children())]
+    with torch.no_grad():
+        model(sample)
+    for hook in hooks:
+        hook.remove()
+    return list(leaves.values())
+
+
+def _time(module: nn.Module, inputs: tuple[Tensor, ...], repeats: int, device: torch.device) -> tuple[float, float]:
+    """Median seconds of forward and of backward."""
+    # a copy, since modules such as an in-place ReLU write into what they get; none for integers
+    leaves = tuple(value.clone().requires_grad_(value.is_floating_point()) for value in inputs)
+    forwards, backwards = [], []
+    for repeat in range(repeats + 1):
+        given = tuple(value * 1 if value.requires_grad else value for value in leaves)
+        start = _now(device)
+        output = module(*given)
+        middle = _now(device)
+        if output.requires_grad:
+            output.backward(torch.ones_like(output))
+        if repeat:  # the first one warms up
+            forwards.append(middle - start)
+            backwards.append(_now(device) - middle)
+    return statistics.median(forwards), statistics.median(backwards)
+
+
+def _median(function: Callable[[], object], repeats: int, device: torch.device) -> float:
+    times = []
+    for repeat in range(repeats + 1):
+        start = _now(device)
+        function()
+        if repeat:
+            times.append(_now(device) - start)
+    return statistics.median(times)
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
