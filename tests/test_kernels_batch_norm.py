@@ -98,16 +98,18 @@ CASES = [
 
 @interpreted
 @pytest.mark.usefixtures("kernels_run")
-@pytest.mark.parametrize("branches", ["none", "residual", "other"])
+@pytest.mark.parametrize("branches", ["none", "residual", "residual/2", "other"])
 @pytest.mark.parametrize("shape,groups,dtype", CASES)
 def test_kernels_agree_with_float64(shape, groups, dtype, branches) -> None:
     def run(x: Tensor, norm: Norm, extra: Tensor, other: Norm) -> tuple[Tensor, ...]:
         if x.dtype != torch.float64:
             assert why_not_fused(x) is None
         if branches == "residual":
-            return fused_norm(x, norm, residual=extra, fork=True)
+            return fused_norm(x, norm, residual=extra, fork=1)
+        if branches == "residual/2":
+            return fused_norm(x, norm, residual=extra, fork=2)
         if branches == "other":
-            return fused_norm(x, norm, other=extra, other_norm=other, fork=True)
+            return fused_norm(x, norm, other=extra, other_norm=other, fork=1)
         return fused_norm(x, norm)[:1]
 
     for got, want in twice(shape, groups, dtype, branches, run):
@@ -116,7 +118,7 @@ def test_kernels_agree_with_float64(shape, groups, dtype, branches) -> None:
 
 @interpreted
 @pytest.mark.usefixtures("kernels_run")
-@pytest.mark.parametrize("fork", [False, True])
+@pytest.mark.parametrize("fork", [0, 1, 2])
 @pytest.mark.parametrize("shape,groups,dtype", [((2, 16, 9, 6), 1, torch.float32), ((4, 8, 8, 8), 2, torch.float16)])
 def test_pool_kernels_agree_with_float64(shape, groups, dtype, fork) -> None:
     def run(x: Tensor, norm: Norm, extra: Tensor, other: Norm) -> tuple[Tensor, ...]:
@@ -143,13 +145,24 @@ def test_statistics_survive_a_mean_far_from_zero() -> None:
 def test_no_relu_and_an_unused_output() -> None:
     x = image((2, 8, 4, 4), 0, torch.float32)
     norm = norm_of(8, 1, 0)
-    main, skip = fused_norm(x, norm, residual=x.detach(), relu=False, fork=True)
+    main, skip = fused_norm(x, norm, residual=x.detach(), relu=False, fork=1)
     assert main.data_ptr() == skip.data_ptr()
     skip.pow(3).sum().backward()
     twin = x.detach().double().requires_grad_()
     exact = norm_of(8, 1, 0)
     y = F.batch_norm(twin, None, None, exact.weight.double(), exact.bias.double(), training=True) + twin.detach()
     y.pow(3).sum().backward()
+    assert error(x.grad, twin.grad) < 1e-5
+
+
+@interpreted
+@pytest.mark.usefixtures("kernels_run")
+def test_only_the_subsampled_output_is_used() -> None:
+    x, norm = image((2, 8, 5, 4), 0, torch.float32), norm_of(8, 1, 0)
+    fused_norm(x, norm, fork=2)[1].pow(3).sum().backward()
+    twin, exact = x.detach().double().requires_grad_(), norm_of(8, 1, 0)
+    y = F.batch_norm(twin, None, None, exact.weight.double(), exact.bias.double(), training=True).relu()
+    y[:, :, ::2, ::2].pow(3).sum().backward()
     assert error(x.grad, twin.grad) < 1e-5
 
 

@@ -114,7 +114,7 @@ def fused_norm(
     other: Tensor | None = None,
     other_norm: Norm | None = None,
     relu: bool = True,
-    fork: bool = False,
+    fork: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """`batch_norm_relu` with a second normalised branch and, on request, an output for each of two readers.
 
@@ -122,8 +122,9 @@ def fused_norm(
 
         y = max(norm(x) + residual + other_norm(other), 0)
 
-    With `fork=True` the two tensors returned are one memory with two gradients, which the backward pass adds while it
-    reads them; autograd alone would spend a pass over the tensor on their sum.
+    With `fork=1` the two tensors returned are one memory with two gradients, which the backward pass adds while it
+    reads them; autograd alone would spend a pass over the tensor on their sum. With `fork=2` the second one holds only
+    every second line and column, for a reader of stride 2 (the shortcut of a first block), and so does its gradient.
 
     >>> x = torch.tensor([1.0, 3.0]).view(2, 1, 1, 1)
     >>> norm = Norm(torch.ones(1), torch.zeros(1), None, None, eps=0.0)
@@ -139,17 +140,24 @@ def fused_norm(
             x, norm.weight, norm.bias, residual, other, weight2, bias2, norm, other_norm, relu, fork
         )
         return outputs if fork else (outputs[0], outputs[0])
+    y = _plain_sum(x, norm, residual, other, other_norm, relu)
+    return y, y[:, :, :: fork or 1, :: fork or 1]
+
+
+def _plain_sum(
+    x: Tensor, norm: Norm, residual: Tensor | None, other: Tensor | None, other_norm: Norm | None, relu: bool
+) -> Tensor:
+    """The twin of `fused_norm`."""
     z = _plain(x, norm)
     if residual is not None:
         z = z + residual
     if other is not None:
         assert other_norm is not None, "a second branch comes with its norm"
         z = z + _plain(other, other_norm)
-    y = (torch.relu(z) if relu else z).to(x.dtype)
-    return y, y
+    return (torch.relu(z) if relu else z).to(x.dtype)
 
 
-def fused_norm_pool(x: Tensor, norm: Norm, *, fork: bool = False) -> tuple[Tensor, Tensor]:
+def fused_norm_pool(x: Tensor, norm: Norm, *, fork: int = 0) -> tuple[Tensor, Tensor]:
     """Batch norm, ReLU and max-pool 3x3 of stride 2 and padding 1, in one; `fork` as in `fused_norm`.
 
     >>> x = torch.arange(16.0).view(1, 1, 4, 4)
@@ -164,7 +172,7 @@ def fused_norm_pool(x: Tensor, norm: Norm, *, fork: bool = False) -> tuple[Tenso
         )
         return outputs if fork else (outputs[0], outputs[0])
     y = F.max_pool2d(torch.relu(_plain(x, norm)), 3, 2, 1).to(x.dtype)
-    return y, y
+    return y, y[:, :, :: fork or 1, :: fork or 1]
 
 
 def _plain(x: Tensor, norm: Norm) -> Tensor:

@@ -21,9 +21,13 @@ def _statistics(x: Tensor, norm: Norm) -> Tensor:
     )
 
 
-def _gradients(first: Tensor | None, second: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients that are there, in channels_last, the present one first."""
-    both = [g.contiguous(memory_format=torch.channels_last) for g in (first, second) if g is not None]
+def _gradients(gradients: tuple[Tensor | None, ...], shape: torch.Size) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients that are there, in channels_last, one of the output's shape first."""
+    both = [g.contiguous(memory_format=torch.channels_last) for g in gradients if g is not None]
+    if len(both) == 1 and both[0].shape != shape:  # only the subsampled output was used
+        whole = torch.zeros(shape, dtype=both[0].dtype, device=both[0].device).to(memory_format=torch.channels_last)
+        whole[:, :, ::2, ::2] = both[0]
+        both = [whole]
     return (both[0] if both else None, both[1] if len(both) > 1 else None)
 
 
@@ -43,7 +47,7 @@ class FusedNorm(torch.autograd.Function):
         norm: Norm,
         other_norm: Norm | None,
         relu: bool,
-        fork: bool,
+        fork: int,
     ) -> tuple[Tensor, ...]:
         """Three passes over x: one for the statistics, one read and one write to normalise."""
         stats = _statistics(x, norm)
@@ -53,19 +57,19 @@ class FusedNorm(torch.autograd.Function):
             other_stats = _statistics(other, other_norm)
         # Without another summand the sign of the output follows from x; with one, a bit an element is kept.
         signs = relu and not (residual is None and other is None)
-        y, bits = launch.normalize(x, stats, residual, other, other_stats, relu=relu, signs=signs)
+        y, bits, half = launch.normalize(x, stats, residual, other, other_stats, relu=relu, signs=signs, half=fork == 2)
         ctx.save_for_backward(x, stats, bits, other, other_stats, weight)
         ctx.relu, ctx.has_residual = relu, residual is not None
         ctx.set_materialize_grads(False)
-        return (y, y.detach()) if fork else (y,)
+        return (y, y.detach() if half is None else half) if fork else (y,)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         """Two passes: the sums, then the gradients of x and of the other branch."""
-        first, second = _gradients(gradients[0], gradients[1] if len(gradients) > 1 else None)
+        x, stats, bits, other, other_stats, weight = ctx.saved_tensors
+        first, second = _gradients(gradients, x.shape)
         if first is None:
             return (None,) * 11
-        x, stats, bits, other, other_stats, weight = ctx.saved_tensors
         rows = launch.shape_of(x, stats.shape[1]).rows
         write = bits is not None or second is not None
         partial, dz = launch.backward_sums(
@@ -87,21 +91,21 @@ class FusedNormPool(torch.autograd.Function):
     """maxpool(max(norm(x), 0)): see `bigstep.kernels.batch_norm.fused_norm_pool`."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, norm: Norm, fork: bool) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, norm: Norm, fork: int) -> tuple[Tensor, ...]:
         """Two reads of x; only the pooled tensor is written."""
         stats = _statistics(x, norm)
         y, winner, picked = launch.pool(x, stats)
         ctx.save_for_backward(x, stats, winner, picked, weight)
         ctx.set_materialize_grads(False)
-        return (y, y.detach()) if fork else (y,)
+        return (y, y.detach()[:, :, ::fork, ::fork]) if fork else (y,)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         """The sums need only the pooled tensors, since all other pixels have gradient zero; one pass writes dx."""
-        first, second = _gradients(gradients[0], gradients[1] if len(gradients) > 1 else None)
+        x, stats, winner, picked, weight = ctx.saved_tensors
+        first, second = _gradients(gradients, picked.shape)
         if first is None:
             return (None,) * 5
-        x, stats, winner, picked, weight = ctx.saved_tensors
         partial, dz = launch.backward_sums(first, second, picked, stats, None, None, None, relu=True, write=True)
         assert dz is not None, "asked for with write=True"
         rows = launch.shape_of(x, stats.shape[1]).rows

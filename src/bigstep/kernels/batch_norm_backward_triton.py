@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from bigstep.kernels.tiles_triton import read, unpack_bits, write
+from bigstep.kernels.tiles_triton import half_row, read, unpack_bits, write
 
 __all__ = ["backward_coefficients_kernel", "backward_input_kernel", "backward_sums_kernel"]
 
@@ -30,6 +30,8 @@ def backward_sums_kernel(
     rows,
     channels,
     parts,
+    height,
+    width,
     BM: tl.constexpr,
     BC: tl.constexpr,
     EVEN: tl.constexpr,
@@ -40,7 +42,8 @@ def backward_sums_kernel(
 ):
     """Sums over rows of dz, dz * (x - mean) [and dz * (other - mean)], where dz = (dy [+ dy2]) * (y > 0).
 
-    MASK: 0 no ReLU, 1 recompute y > 0 from x, 2 read it from signs. partial is (2 or 3, groups, parts, channels).
+    MASK: 0 no ReLU, 1 recompute y > 0 from x, 2 read it from signs. PAIR: 0 no dy2, 1 of dy's shape, 2 only for even
+    lines and columns of a height x width image. partial is (2 or 3, groups, parts, channels).
     """
     blocks = tl.cdiv(channels, BC)
     part = tl.program_id(0) // blocks
@@ -71,8 +74,11 @@ def backward_sums_kernel(
         ok = ((tile * BM + r) < rows)[:, None] & inside[None, :]
         gradient = read(dy + base + offsets, ok, EVEN)
         value = read(x + base + offsets, ok, EVEN)
-        if PAIR:
+        if PAIR == 1:
             gradient += read(dy2 + base + offsets, ok, EVEN)
+        if PAIR == 2:
+            half, there = half_row(g * rows + tile * BM + r, height, width)
+            gradient += read(dy2 + half[:, None] * channels + c[None, :], ok & there[:, None], False)
         if MASK == 1:
             gradient = tl.where(value * scale[None, :] + shift[None, :] > 0, gradient, 0.0)
         if MASK == 2:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from bigstep.kernels.tiles_triton import pack_bits, read, rows_of_part, write
+from bigstep.kernels.tiles_triton import half_row, pack_bits, read, rows_of_part, write
 
 __all__ = ["merge_statistics_kernel", "normalize_kernel", "statistics_kernel"]
 
@@ -118,9 +118,12 @@ def normalize_kernel(
     other,
     other_stats,
     y,
+    y2,
     signs,
     rows,
     channels,
+    height,
+    width,
     BM: tl.constexpr,
     BC: tl.constexpr,
     EVEN: tl.constexpr,
@@ -128,8 +131,12 @@ def normalize_kernel(
     RESIDUAL: tl.constexpr,
     OTHER: tl.constexpr,
     SIGNS: tl.constexpr,
+    HALF: tl.constexpr,
 ):
-    """Store y = relu(x * scale + shift [+ residual] [+ other * other_scale + other_shift]); signs: y > 0 as bits."""
+    """Store y = relu(x * scale + shift [+ residual] [+ other * other_scale + other_shift]); signs: y > 0 as bits.
+
+    HALF also stores every second line and column of y in y2.
+    """
     blocks = tl.cdiv(channels, BC)
     tile = tl.program_id(0) // blocks
     first = (tl.program_id(0) % blocks) * BC
@@ -160,3 +167,6 @@ def normalize_kernel(
     if RELU:
         z = tl.maximum(z, 0.0)
     write(y + at, z, ok, EVEN)
+    if HALF:
+        half, there = half_row(g * rows + tile * BM + r, height, width)
+        write(y2 + half[:, None] * channels + c[None, :], z, ok & there[:, None], False)

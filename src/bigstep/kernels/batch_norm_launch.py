@@ -7,16 +7,27 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Shape", "backward_input", "backward_sums", "normalize", "pool", "shape_of", "statistics", "unpool"]
+__all__ = [
+    "Shape",
+    "add_plane",
+    "backward_input",
+    "backward_sums",
+    "normalize",
+    "pool",
+    "shape_of",
+    "statistics",
+    "unpool",
+]
 
 MULTIPROCESSORS = 132
 """Of an H100 or H200; only a hint for how many programs share a reduction."""
-STREAM_TILE, STREAM_WARPS = 4096, 4
-"""Elements and warps of a program of the passes that write a tensor."""
-SUM_TILE, SUM_WARPS, SUM_WAVES = 4096, 4, 4
-"""Elements and warps of a program of the passes that only reduce, and how many programs a multiprocessor gets."""
-CHANNEL_BLOCK = 64
-POOL_PIXELS = 32
+STREAM_ROWS, STREAM_CHANNELS, STREAM_WARPS = 32, 128, 4
+"""Tile and warps of a program of the passes that write a tensor; measured on an H200, as the rest of these."""
+SUM_TILE, SUM_CHANNELS, SUM_WARPS, SUM_WAVES = 4096, 64, 8, 4
+"""Elements, channels and warps of a program of the passes that reduce; how many of them a multiprocessor gets."""
+POOL_PIXELS, POOL_WARPS = 8, 4
+UNPOOL_PIXELS, UNPOOL_WARPS = 16, 2
+"""Pixels of a line and warps of a program of the stem's pooling, forward and backward."""
 
 
 class Shape(NamedTuple):
@@ -42,10 +53,10 @@ def _power_of_two(value: int) -> int:
     return 1 << max(value - 1, 0).bit_length()
 
 
-def _tile(elements: int, shape: Shape) -> tuple[int, int, bool]:
-    """Rows and channels of a tile, and whether tiles cover the tensor without a rest."""
-    block_c = max(8, min(CHANNEL_BLOCK, _power_of_two(shape.channels)))
-    block_m = max(1, min(elements // block_c, _power_of_two(shape.rows)))
+def _tile(shape: Shape, most_channels: int, rows: int = 0, elements: int = 0) -> tuple[int, int, bool]:
+    """Rows and channels of a tile (its rows or its elements given); whether tiles cover the tensor without a rest."""
+    block_c = max(8, min(most_channels, _power_of_two(shape.channels)))
+    block_m = max(1, min(rows or elements // block_c, _power_of_two(shape.rows)))
     return block_m, block_c, shape.rows % block_m == 0 and shape.channels % block_c == 0
 
 
@@ -53,10 +64,10 @@ def _blocks(total: int, size: int) -> int:
     return (total + size - 1) // size
 
 
-def _parts(shape: Shape, block_m: int, block_c: int) -> int:
-    """How many programs share the rows of a group and a block of channels: a power of two."""
-    wanted = MULTIPROCESSORS * SUM_WAVES // (shape.groups * _blocks(shape.channels, block_c))
-    return min(_power_of_two(max(wanted, 1)), 1024, _blocks(shape.rows, block_m))
+def _parts(shape: Shape, block_m: int, block_c: int, waves: int) -> int:
+    """How many programs share the rows of a group and a block of channels: all of them run at once, or nearly."""
+    wanted = MULTIPROCESSORS * waves // (shape.groups * _blocks(shape.channels, block_c))
+    return max(1, min(wanted, _blocks(shape.rows, block_m)))
 
 
 def _merge_blocks(shape: Shape, parts: int) -> dict[str, int]:
@@ -79,8 +90,8 @@ def statistics(
     from bigstep.kernels import batch_norm_forward_triton as kernels
 
     shape = shape_of(x, groups)
-    block_m, block_c, even = _tile(SUM_TILE, shape)
-    parts = _parts(shape, block_m, block_c)
+    block_m, block_c, even = _tile(shape, SUM_CHANNELS, elements=SUM_TILE)
+    parts = _parts(shape, block_m, block_c, SUM_WAVES)
     partial = torch.empty(2, groups, parts, shape.channels, dtype=torch.float32, device=x.device)
     stats = torch.empty(4, groups, shape.channels, dtype=torch.float32, device=x.device)
     kernels.statistics_kernel[(parts * _blocks(shape.channels, block_c), groups)](
@@ -116,13 +127,15 @@ def normalize(
     *,
     relu: bool,
     signs: bool,
-) -> tuple[Tensor, Tensor | None]:
-    """The output, and its signs as bits if asked for."""
+    half: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The output, its signs as bits and every second line and column of it, the latter two if asked for."""
     from bigstep.kernels import batch_norm_forward_triton as kernels
 
     shape = shape_of(x, stats.shape[1])
-    block_m, block_c, even = _tile(STREAM_TILE, shape)
+    block_m, block_c, even = _tile(shape, STREAM_CHANNELS, rows=STREAM_ROWS)
     y = torch.empty_like(x)
+    y2 = torch.empty_like(x[:, :, ::2, ::2], memory_format=torch.channels_last) if half else None
     bits = torch.empty(x.numel() // 8, dtype=torch.uint8, device=x.device) if signs else None
     kernels.normalize_kernel[(_blocks(shape.rows, block_m) * _blocks(shape.channels, block_c), shape.groups)](
         x,
@@ -131,9 +144,12 @@ def normalize(
         other,
         other_stats,
         y,
+        y2,
         bits,
         shape.rows,
         shape.channels,
+        x.shape[2],
+        x.shape[3],
         BM=block_m,
         BC=block_c,
         EVEN=even,
@@ -141,9 +157,10 @@ def normalize(
         RESIDUAL=residual is not None,
         OTHER=other is not None,
         SIGNS=signs,
+        HALF=half,
         num_warps=STREAM_WARPS,
     )
-    return y, bits
+    return y, bits, y2
 
 
 class Sums(NamedTuple):
@@ -169,8 +186,8 @@ def backward_sums(
     from bigstep.kernels import batch_norm_backward_triton as kernels
 
     shape = shape_of(x, stats.shape[1])
-    block_m, block_c, even = _tile(SUM_TILE // 2, shape)
-    parts = _parts(shape, block_m, block_c)
+    block_m, block_c, even = _tile(shape, SUM_CHANNELS, elements=SUM_TILE if write else SUM_TILE // 2)
+    parts = _parts(shape, block_m, block_c, SUM_WAVES // 2 if write else SUM_WAVES)
     planes = 2 if other is None else 3
     partial = torch.empty(planes, shape.groups, parts, shape.channels, dtype=torch.float32, device=x.device)
     dz = torch.empty_like(x) if write else None
@@ -187,11 +204,13 @@ def backward_sums(
         shape.rows,
         shape.channels,
         parts,
+        x.shape[2],
+        x.shape[3],
         BM=block_m,
         BC=block_c,
         EVEN=even,
         MASK=0 if not relu else 1 if signs is None else 2,
-        PAIR=dy2 is not None,
+        PAIR=0 if dy2 is None else 1 if dy2.shape == dy.shape else 2,
         OTHER=other is not None,
         WRITE=write,
         num_warps=SUM_WARPS,
@@ -228,7 +247,7 @@ def backward_input(
     from bigstep.kernels import batch_norm_backward_triton as kernels
 
     shape = shape_of(x, stats.shape[1])
-    block_m, block_c, even = _tile(STREAM_TILE, shape)
+    block_m, block_c, even = _tile(shape, STREAM_CHANNELS, rows=STREAM_ROWS)
     dx = torch.empty_like(x)
     dother = None if other is None else torch.empty_like(other)
     kernels.backward_input_kernel[(_blocks(shape.rows, block_m) * _blocks(shape.channels, block_c), shape.groups)](
@@ -253,6 +272,16 @@ def backward_input(
     return dx, dother
 
 
+def add_plane(x: Tensor) -> Tensor:
+    """Images of three planes with a fourth one of zeros; both in channels_last."""
+    from bigstep.kernels import pool_triton as kernels
+
+    n, _, h, w = x.shape
+    out = torch.empty((n, 4, h, w), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+    kernels.add_plane_kernel[(_blocks(out.numel(), 2048),)](x, out, out.numel(), BLOCK=2048)
+    return out
+
+
 def pool(x: Tensor, stats: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Normalise + ReLU + max-pool 3x3/2: the output, the winning tap of each window, the input found there."""
     from bigstep.kernels import pool_triton as kernels
@@ -263,9 +292,23 @@ def pool(x: Tensor, stats: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     picked = torch.empty_like(y)
     winner = torch.empty_like(y, dtype=torch.uint8)
     groups = stats.shape[1]
-    block_c = min(CHANNEL_BLOCK, _power_of_two(c))
+    block_c = min(SUM_CHANNELS, _power_of_two(c))
     kernels.normalize_pool_kernel[(n * out_h, _blocks(out_w, POOL_PIXELS) * _blocks(c, block_c))](
-        x, stats, y, winner, picked, n // groups, h, w, out_h, out_w, c, groups * c, BW=POOL_PIXELS, BC=block_c
+        x,
+        stats,
+        y,
+        winner,
+        picked,
+        n // groups,
+        h,
+        w,
+        out_h,
+        out_w,
+        c,
+        groups * c,
+        BW=POOL_PIXELS,
+        BC=block_c,
+        num_warps=POOL_WARPS,
     )
     return y, winner, picked
 
@@ -278,8 +321,8 @@ def unpool(dz: Tensor, winner: Tensor, x: Tensor, stats: Tensor, coefficient: Te
     out_h, out_w = (h + 1) // 2, (w + 1) // 2
     dx = torch.empty_like(x)
     groups = stats.shape[1]
-    block_c = min(CHANNEL_BLOCK, _power_of_two(c))
-    kernels.unpool_backward_kernel[(n * h, _blocks(w, POOL_PIXELS) * _blocks(c, block_c))](
+    block_c = min(SUM_CHANNELS, _power_of_two(c))
+    kernels.unpool_backward_kernel[(n * h, _blocks(w, UNPOOL_PIXELS) * _blocks(c, block_c))](
         dz,
         winner,
         x,
@@ -293,7 +336,8 @@ def unpool(dz: Tensor, winner: Tensor, x: Tensor, stats: Tensor, coefficient: Te
         out_w,
         c,
         groups * c,
-        BW=POOL_PIXELS,
+        BW=UNPOOL_PIXELS,
         BC=block_c,
+        num_warps=UNPOOL_WARPS,
     )
     return dx

@@ -99,24 +99,19 @@ class LarsKernels:
         device = self.params[0].device
         rows = [[s.weight_decay, float(s.adapt), s.trust_coefficient, s.eps, float(s.rate)] for s in settings]
         self.settings = torch.tensor(rows, dtype=torch.float32).t().contiguous().to(device)
-        tensor_of: list[int] = []
-        first_of: list[int] = []
-        begins = [0]
-        for index, param in enumerate(self.params):
-            firsts = range(0, param.numel(), CHUNK)
-            tensor_of += [index] * len(firsts)
-            first_of += firsts
-            begins.append(len(tensor_of))
-        self.tensors, self.chunks = len(self.params), len(tensor_of)
-        self.chunk_tensor = torch.tensor(tensor_of, dtype=torch.int32, device=device)
-        self.chunk_first = torch.tensor(first_of, dtype=torch.int32, device=device)
-        self.first_chunk = torch.tensor(begins, dtype=torch.int32, device=device)
-        self.sizes = torch.tensor([p.numel() for p in self.params], dtype=torch.int32, device=device)
+        firsts = [range(0, param.numel(), CHUNK) for param in self.params]
+        counts = [len(each) for each in firsts]
+        self.tensors, self.chunks = len(self.params), sum(counts)
+        self.chunk_tensor = torch.repeat_interleave(torch.arange(self.tensors), torch.tensor(counts)).int().to(device)
+        self.chunk_first = torch.tensor([first for each in firsts for first in each], dtype=torch.int32, device=device)
+        self.sizes = torch.tensor([param.numel() for param in self.params], dtype=torch.int32, device=device)
+        begins = torch.tensor([0, *counts]).cumsum(0)
+        self.first_chunk = begins.int().to(device)
         self.partial = torch.empty(2, self.chunks, dtype=torch.float32, device=device)
         self.rates = torch.empty(2, self.tensors, dtype=torch.float32, device=device)
         self.skipped = torch.zeros((), dtype=torch.float32, device=device)
         self.one = torch.ones((), dtype=torch.float32, device=device)
-        self.pointers = torch.zeros(5, self.tensors, dtype=torch.int64, device=device)
+        self.table = torch.zeros(5, self.tensors, dtype=torch.int64, device=device)
         self._bound: list[int] = []
         self.aligned = False
 
@@ -128,16 +123,16 @@ class LarsKernels:
         for param, grad in zip(self.params, grads, strict=True):
             assert grad.dtype in (torch.float32, self.narrow), "checked by the caller"
             assert same_memory_order(param, grad), "checked by the caller"
-        table = [
+        rows = [
             [p.data_ptr() for p in self.params],
             addresses,
             [v.data_ptr() for v in self.velocities],
             [0 if c is None else c.data_ptr() for c in self.copies],
             [int(g.dtype == self.narrow) for g in grads],
         ]
-        self.pointers.copy_(torch.tensor(table, dtype=torch.int64))
+        self.aligned = all(address % 16 == 0 for row in rows[:4] for address in row)
+        self.table.copy_(torch.tensor(rows))
         self._bound = addresses
-        self.aligned = all(address % 16 == 0 for row in table[:4] for address in row)
 
     def launch(
         self,
@@ -165,7 +160,7 @@ class LarsKernels:
 
         narrow = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}[self.narrow]
         kind = {"CHUNK": CHUNK, "NARROW": narrow, "ALIGNED": self.aligned if aligned is None else aligned}
-        tables = (self.pointers, self.chunk_tensor, self.chunk_first, self.sizes)
+        tables = (self.table, self.chunk_tensor, self.chunk_first, self.sizes)
         scale = self.one if scale is None else scale
         kernels.norms_kernel[(self.chunks,)](
             *tables, self.partial, self.skipped, self.tensors, self.chunks, num_warps=8, **kind

@@ -11,7 +11,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["normalize_pool_kernel", "unpool_backward_kernel"]
+__all__ = ["add_plane_kernel", "normalize_pool_kernel", "unpool_backward_kernel"]
+
+
+@triton.jit
+def add_plane_kernel(x, out, elements, BLOCK: tl.constexpr):
+    """Images of three planes, channels last, with a fourth plane of zeros."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    plane = at % 4
+    value = tl.load(x + at // 4 * 3 + plane, mask=(plane < 3) & (at < elements), other=0.0)
+    tl.store(out + at, value, mask=at < elements)
 
 
 @triton.jit

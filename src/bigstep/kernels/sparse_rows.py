@@ -8,10 +8,11 @@ import numpy as np
 
 from bigstep.kernels.atomics import compiled
 
-__all__ = ["BAD_ORDER", "BAD_RANGE", "BAD_VALUE", "add_shares", "arrange_rows", "count_meetings", "multiply"]
-__all__ += ["survey_rows"]
+__all__ = ["BAD_ORDER", "BAD_RANGE", "BAD_VALUE", "add_shares", "arrange_rows", "count_meetings"]
+__all__ += ["PAD", "measure_rows", "multiply", "sum_of_squares", "survey_rows"]
 
 BAD_VALUE, BAD_RANGE, BAD_ORDER = 1, 2, 3
+PAD = 4
 
 
 @compiled
@@ -33,6 +34,22 @@ def survey_rows(indptr: Any, indices: Any, values: Any, begin: int, end: int, n_
 
 
 @compiled
+def _padded(count: int) -> int:
+    return (count + PAD - 1) // PAD * PAD
+
+
+@compiled
+def measure_rows(indptr: Any, indices: Any, begin: int, end: int, place: Any, hot: int, split: Any, sizes: Any) -> None:
+    """Count each row's hot columns (`split`) and all its columns (`sizes`), both padded as `arrange_rows` does."""
+    for row in range(begin, end):
+        count = 0
+        for j in range(indptr[row], indptr[row + 1]):
+            count += place[indices[j]] < hot
+        split[row] = _padded(count)
+        sizes[row] = _padded(count) + _padded(indptr[row + 1] - indptr[row] - count)
+
+
+@compiled
 def arrange_rows(
     indptr: Any,
     indices: Any,
@@ -41,26 +58,44 @@ def arrange_rows(
     end: int,
     place: Any,
     hot: int,
+    starts: Any,
+    split: Any,
     new_indices: Any,
     new_values: Any,
-    split: Any,
 ) -> None:
-    """Copy rows with column c renamed to `place[c]`, those below `hot` first; `split` says where they end."""
+    """Copy rows with column c renamed to `place[c]`, those below `hot` before the others.
+
+    Both parts are padded to a multiple of PAD, so that loops over them need no remainder; the padding repeats the last
+    column with the value 0, which changes neither a sum nor a weight and touches no cache line that the row does not.
+    """
     for row in range(begin, end):
-        to = indptr[row]
+        to, other = starts[row], split[row]
         for j in range(indptr[row], indptr[row + 1]):
             column = place[indices[j]]
-            if column < hot:
-                new_indices[to] = column
-                new_values[to] = values[j]
-                to += 1
-        split[row] = to
+            is_hot = column < hot
+            at = to if is_hot else other  # a choice, not a branch: no processor can guess which columns are hot
+            new_indices[at] = column
+            new_values[at] = values[j]
+            to += is_hot
+            other += 1 - is_hot
+        while to < split[row]:
+            new_indices[to] = new_indices[to - 1]
+            new_values[to] = 0
+            to += 1
+        while other < starts[row + 1]:
+            new_indices[other] = new_indices[other - 1]
+            new_values[other] = 0
+            other += 1
+
+
+@compiled
+def sum_of_squares(indptr: Any, values: Any, rows: Any) -> float:
+    """Return the sum of the squared values of some rows, in float64."""
+    total = 0.0
+    for row in rows:
         for j in range(indptr[row], indptr[row + 1]):
-            column = place[indices[j]]
-            if column >= hot:
-                new_indices[to] = column
-                new_values[to] = values[j]
-                to += 1
+            total += np.float64(values[j]) ** 2
+    return total
 
 
 @compiled

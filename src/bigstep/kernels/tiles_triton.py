@@ -7,7 +7,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["pack_bits", "read", "rows_of_part", "unpack_bits", "write"]
+__all__ = ["half_row", "pack_bits", "read", "rows_of_part", "unpack_bits", "write"]
 
 
 @triton.jit
@@ -46,3 +46,12 @@ def unpack_bits(packed, BM: tl.constexpr, BC: tl.constexpr):
     """(BM, BC / 8) bytes -> (BM, BC) truth values."""
     bits = (packed.to(tl.int32)[:, :, None] >> tl.arange(0, 8)[None, None, :]) & 1
     return tl.reshape(bits, (BM, BC)) != 0
+
+
+@triton.jit
+def half_row(row, height, width):
+    """Row of a pixel in the image of every second line and column, and whether it is in there."""
+    line = row // width
+    column = row % width
+    half = (line // height * ((height + 1) // 2) + line % height // 2) * ((width + 1) // 2) + column // 2
+    return half.to(tl.int64), (line % height % 2 == 0) & (column % 2 == 0)

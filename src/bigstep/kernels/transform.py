@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from bigstep.errors import ConfigError
 from bigstep.kernels.batch_norm import Norm, fused_norm, fused_norm_pool
+from bigstep.kernels.pointwise import global_mean, pointwise, stem_convolution
 
 __all__ = ["Report", "optimize", "set_groups"]
 
@@ -69,6 +70,9 @@ def optimize(model: nn.Module, *, groups: int | None = None) -> Report:
         if reason is None:
             block.forward = types.MethodType(_block_alone, block)
             block.bigstep_fused = True
+            for conv in block.modules():
+                if isinstance(conv, nn.Conv2d) and _is_pointwise(conv, stride=1):
+                    conv.forward = types.MethodType(_pointwise, conv)  # type: ignore[method-assign]  # as above
             report.fused.append(name)
             covered.update(norms)
         else:
@@ -189,8 +193,24 @@ def _why_not_network(model: nn.Module) -> str | None:
     return None
 
 
-def _block(block: nn.Module, x: Tensor, skip: Tensor, fork: bool) -> tuple[Tensor, Tensor]:
-    """One residual block; x and skip are the same numbers, for the branch and for the shortcut."""
+def _is_pointwise(conv: nn.Conv2d, stride: int) -> bool:
+    plain = type(conv) is nn.Conv2d and conv.bias is None and conv.groups == 1 and conv.padding == (0, 0)
+    return plain and conv.kernel_size == (1, 1) and conv.stride == (stride, stride)
+
+
+def _pointwise(conv: nn.Conv2d, x: Tensor) -> Tensor:
+    return pointwise(x, conv.weight)
+
+
+def _shortcut_stride(block: nn.Module) -> int:
+    """2 if the shortcut begins with a 1x1 convolution of stride 2, which needs only a quarter of its input."""
+    shortcut = block.downsample
+    first = shortcut[0] if isinstance(shortcut, nn.Sequential) else None
+    return 2 if isinstance(first, nn.Conv2d) and _is_pointwise(first, stride=2) else 1
+
+
+def _block(block: nn.Module, x: Tensor, skip: Tensor, fork: int) -> tuple[Tensor, Tensor]:
+    """One residual block; x and skip are the same numbers, for the branch and, subsampled, for the shortcut."""
     *inner, (last_conv, last_norm) = _pairs(block)
     for conv, norm in inner:
         x = fused_norm(conv(x), _norm(norm))[0]
@@ -198,33 +218,48 @@ def _block(block: nn.Module, x: Tensor, skip: Tensor, fork: bool) -> tuple[Tenso
     shortcut = block.downsample
     if not isinstance(shortcut, nn.Sequential):
         return fused_norm(x, _norm(last_norm), residual=skip, fork=fork)
-    skip = shortcut[:-1](skip)
+    first = shortcut[0]
+    # with a stride of 2, skip has been subsampled already
+    skip = pointwise(skip, first.weight) if _shortcut_stride(block) == 2 else first(skip)  # type: ignore[arg-type]  # of a convolution
+    skip = shortcut[1:-1](skip)
     return fused_norm(x, _norm(last_norm), other=skip, other_norm=_norm(shortcut[-1]), fork=fork)  # type: ignore[arg-type]  # checked by _why_not_block
 
 
 def _block_alone(block: nn.Module, x: Tensor) -> Tensor:
     """A fused block inside a model that is not fused as a whole."""
     _count_batches(block)
-    return _block(block, x, x, fork=False)[0]
+    stride = _shortcut_stride(block)
+    return _block(block, x, x[:, :, ::stride, ::stride], fork=0)[0]
 
 
 def _network(model: Any, x: Tensor) -> Tensor:
     """A whole ResNet; where a branch and a shortcut read one tensor, its two gradients are added as they are read."""
     _count_batches(model)
-    x = model.conv1(x.contiguous(memory_format=torch.channels_last))
+    blocks = [block for stage in (model.layer1, model.layer2, model.layer3, model.layer4) for block in stage]
+    forks = [*map(_shortcut_stride, blocks), 0]
+    x = _stem(model.conv1, x.contiguous(memory_format=torch.channels_last))
     pool = model.maxpool
     if _is_usual_pool(pool):
-        x, skip = fused_norm_pool(x, _norm(model.bn1), fork=True)
+        x, skip = fused_norm_pool(x, _norm(model.bn1), fork=forks[0])
     elif _absent(pool):
-        x, skip = fused_norm(x, _norm(model.bn1), fork=True)
+        x, skip = fused_norm(x, _norm(model.bn1), fork=forks[0])
     else:
-        x = skip = pool(fused_norm(x, _norm(model.bn1))[0])
-    blocks = [block for stage in (model.layer1, model.layer2, model.layer3, model.layer4) for block in stage]
-    for block in blocks:
-        x, skip = _block(block, x, skip, fork=block is not blocks[-1])
+        x = pool(fused_norm(x, _norm(model.bn1))[0])
+        skip = x[:, :, :: forks[0], :: forks[0]]
+    for block, fork in zip(blocks, forks[1:], strict=True):
+        x, skip = _block(block, x, skip, fork)
     if hasattr(model, "forward_head"):
         return model.forward_head(x)  # type: ignore[no-any-return]  # modules are untyped in torch
-    return model.fc(torch.flatten(model.avgpool(x), 1))  # type: ignore[no-any-return]  # modules are untyped in torch
+    usual = isinstance(model.avgpool, nn.AdaptiveAvgPool2d) and model.avgpool.output_size in (1, (1, 1))
+    return model.fc(global_mean(x) if usual else torch.flatten(model.avgpool(x), 1))  # type: ignore[no-any-return]  # as above
+
+
+def _stem(conv: nn.Module, x: Tensor) -> Tensor:
+    if type(conv) is not nn.Conv2d or conv.bias is not None or conv.groups != 1 or isinstance(conv.padding, str):
+        return conv(x)  # type: ignore[no-any-return]  # modules are untyped in torch
+    if conv.padding_mode != "zeros" or conv.dilation != (1, 1):
+        return conv(x)  # type: ignore[no-any-return]  # modules are untyped in torch
+    return stem_convolution(x, conv.weight, conv.stride, conv.padding)  # type: ignore[arg-type]  # pairs of integers
 
 
 def _is_usual_pool(pool: nn.Module) -> bool:
