@@ -141,10 +141,10 @@ class Exchange:
     def state_dict(self) -> dict[str, Any]:
         """What this rank carries from step to step: plain values and tensors on the CPU, by parameter name."""
         world = self._attached()
-        return {
-            "codec": self.codec, "ranks": world.size, "step": self._step, "carried": self._codecs[-1].state_dict(),
-            "late": {n: p.to("cpu", copy=True) for n, p in self._late.finished().items()} if self._late else {},
-        }  # fmt: skip
+        # first: what is under way still changes residuals
+        late = {} if self._late is None else {n: p.to("cpu", copy=True) for n, p in self._late.finished().items()}
+        carried = self._codecs[-1].state_dict()
+        return {"codec": self.codec, "ranks": world.size, "step": self._step, "carried": carried, "late": late}
 
     def gather_state(self) -> dict[str, Any] | None:
         """The state of all ranks in one, on rank 0 (others get None); every rank must call it, between two steps.

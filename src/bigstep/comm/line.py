@@ -47,11 +47,13 @@ class Line:
         self._put(0, (steps, (), done))
 
     def close(self) -> None:
-        """End the threads, once what was submitted has gone through."""
+        """End the threads, one after the other, once what was submitted has gone through."""
+        self._end(0)
+
+    def _end(self, phase: int) -> None:
         with self._lock:
-            for queue in self._queues:
-                queue.put(None)
-            self._queues.clear()
+            if phase < len(self._queues):
+                self._queues[phase].put(None)
 
     def _put(self, phase: int, item: _Item) -> None:
         with self._lock:
@@ -79,3 +81,4 @@ class Line:
                 done(error)
             else:
                 self._put(phase + 1, (steps, started, done))
+        self._end(phase + 1)
