@@ -303,3 +303,13 @@ def test_every_answer_can_be_printed(arguments: dict[str, Any], capsys: pytest.C
     render(cli_result(**arguments))
     printed = capsys.readouterr().out
     assert "How sure" in printed or "rows count" in printed
+
+
+def test_the_tables_of_the_manual_are_current() -> None:
+    manual = Path(__file__).parents[1] / "docs" / "planner.md"
+    text = manual.read_text(encoding="utf-8")
+    rows = check_rows()
+    for row in rows:
+        line = f"| {row.system} | {row.quantity} | {row.published:,.4g} {row.unit} | {row.predicted:,.4g} |"
+        assert line in text, "run benchmarks/planner/tables.py"
+    assert f"worst **{100 * summarise(rows)['worst_error']:.1f} %**" in text

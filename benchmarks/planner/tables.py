@@ -1,0 +1,63 @@
+"""Write the generated tables of docs/planner.md anew: python benchmarks/planner/tables.py"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bigstep.plan import Cluster
+from bigstep.plan.cluster import cluster_names
+from bigstep.plan.validate import Checked, check_rows, summarise
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "planner.md"
+
+
+def validation_table(rows: list[Checked]) -> str:
+    lines = ["| system | quantity | published | predicted | error | counts |", "|---|---|---|---|---|---|"]
+    for row in rows:
+        counts = "yes" if row.role == "predicted" else row.role
+        note = f"; {row.note}" if row.note else ""
+        lines.append(
+            f"| {row.system} | {row.quantity} | {row.published:,.4g} {row.unit} | {row.predicted:,.4g} | "
+            f"{100 * row.error:+.1f} % | {counts}{note} |"
+        )
+    return "\n".join(lines)
+
+
+def summary_table(rows: list[Checked]) -> str:
+    summary = summarise(rows)
+    lines = [
+        f"{summary['predicted']} rows count: mean absolute error **{100 * summary['mean_error']:.1f} %**, worst "
+        f"**{100 * summary['worst_error']:.1f} %**. {summary['sets_a_constant']} rows set a constant and "
+        f"{summary['contradicted']} are contradicted by their own paper; neither kind counts.",
+        "",
+        "| system | mean absolute error |",
+        "|---|---|",
+    ]
+    lines += [f"| {name} | {100 * error:.1f} % |" for name, error in summary["mean_error_by_system"].items()]
+    return "\n".join(lines)
+
+
+def constants_table() -> str:
+    lines = ["| cluster | figure | source |", "|---|---|---|"]
+    for name in cluster_names():
+        lines += [f"| {name} | {field} | {source} |" for field, source in Cluster.load(name).sources.items()]
+    return "\n".join(lines)
+
+
+def fill(text: str, tables: dict[str, str]) -> str:
+    for name, table in tables.items():
+        start, end = f"<!-- generated: {name} -->", f"<!-- end: {name} -->"
+        head, _, rest = text.partition(start)
+        _, _, tail = rest.partition(end)
+        text = f"{head}{start}\n{table}\n{end}{tail}"
+    return text
+
+
+def main() -> None:
+    rows = check_rows()
+    tables = {"summary": summary_table(rows), "validation": validation_table(rows), "constants": constants_table()}
+    DOCUMENT.write_text(fill(DOCUMENT.read_text(encoding="utf-8"), tables), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
