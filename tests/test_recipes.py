@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 
@@ -9,9 +10,10 @@ import pytest
 
 from bigstep import recipes
 from bigstep.config import RunConfig
-from bigstep.config_text import config_from_yaml, config_to_yaml
+from bigstep.config_text import apply_settings, config_from_yaml, config_to_yaml
 from bigstep.errors import ConfigError
 from bigstep.models import build_model
+from bigstep.train import fit
 from bigstep.train.assemble import learning_rate
 
 PRESETS = [(name, preset) for name in recipes.NAMES for preset in recipes.describe(name).presets]
@@ -161,6 +163,14 @@ def test_the_model_of_a_preset_can_be_built(name: str, preset: str) -> None:
     config = recipes.load(name, preset)
     size, channels = (config.data.image_size, 3) if config.data.name == "imagenet" else (28, 1)
     assert build_model(config.model, classes=10, channels=channels, image_size=size) is not None
+
+
+@pytest.mark.parametrize("name", recipes.NAMES)
+def test_mini_runs_two_steps_with_few_workers(name: str) -> None:
+    few = apply_settings(recipes.load(name), ["workers.count=3", "plan=[]"])
+    result = fit(few, max_steps=2, device="cpu")
+    assert result.steps == 2
+    assert math.isfinite(result.loss)
 
 
 @pytest.mark.parametrize("name", recipes.NAMES)
