@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from bigstep.report.compare import Group
@@ -138,9 +139,7 @@ def _against_bytes(study: Study) -> Chart | None:
         made.add_scatter(
             x=[float(f"{sent / 1e6:.5g}")],
             y=[round(100 * (group.median or 0.0), 4)],
-            mode="markers+text" if len(groups) <= 8 else "markers",
-            text=[safe(group.label)],
-            textposition="top center",
+            mode="markers",
             marker={"color": color, "size": 11},
             meta={"group": index},
             hovertemplate=f"{safe(group.label)}<br>%{{x:,.4~g}} MB<br>{percent(group.median)}<extra></extra>",
@@ -148,10 +147,12 @@ def _against_bytes(study: Study) -> Chart | None:
     near = [group.median or 0.0 for _, group, _ in groups if best - (group.median or 0.0) <= 0.15]
     made.update_yaxes(range=[100 * (min(near) - 0.005), 100 * (best + 0.005)])
     sizes = [sent / 1e6 for _, _, sent in groups]
-    ticks = [k * 10.0**power for power in range(-6, 9) for k in (1, 2, 5)]
+    ticks = [k * 10.0**power for power in range(-6, 9) for k in (1, 2, 3, 5)]
     shown = [tick for tick in ticks if min(sizes) / 2.5 <= tick <= 2.5 * max(sizes)]
-    shown = shown if len(shown) <= 8 else [tick for tick in shown if f"{tick:e}"[0] == "1"]
-    made.update_xaxes(type="log", tickvals=shown, ticktext=[f"{tick:,.10g}" for tick in shown])
+    if len(shown) > 8:
+        shown = [tick for tick in shown if f"{tick:e}"[0] == "1"]
+    ends = [math.log10(min(sizes) / 1.4), math.log10(max(sizes) * 1.4)]
+    made.update_xaxes(type="log", range=ends, tickvals=shown, ticktext=[f"{tick:,.10g}" for tick in shown])
     caption = "Further left costs the network less; fewer bytes pay only where the network is the bottleneck."
     return Chart("against-bytes", "Bytes against accuracy", caption, made.to_plotly_json())
 
@@ -174,6 +175,7 @@ def _scaling(study: Study) -> Chart | None:
             mode="lines+markers+text",
             text=shares,
             textposition="bottom right",
+            cliponaxis=False,
             line={"color": color, "dash": dash, "width": 2},
             hovertemplate="%{x} ranks<br>%{y:,.0f} images/s<br>%{text} of ideal<extra></extra>",
         )

@@ -27,7 +27,7 @@ def groups_grid(study: Study) -> dict[str, Any]:
     """Lay out one row a group."""
     goal = "Time to target" if study.target is None else f"To {100 * study.target:g} %"
     columns = [
-        _column("Group"), _column("Standing"), _column("Accuracy", True), _column("Range (points)", True),
+        _column("Group"), _column("Accuracy", True), _column("Standing"), _column("Range (points)", True),
         _column("Seeds", True), _column(goal, True), _column("Time", True), _column("Batch", True),
         _column("Images/s", True), _column("Bytes sent", True),
     ]  # fmt: skip
@@ -37,13 +37,13 @@ def groups_grid(study: Study) -> dict[str, Any]:
         rows.append(
             [
                 _named(index, group),
-                _standing(index, group, verdict),
                 _cell(percent(group.median), group.median),
+                _standing(index, group, verdict),
                 _cell(f"{100 * group.spread:.2f}" if group.n > 1 else "–", group.spread),
                 _cell(count(group.n), group.n),
                 _cell(duration(reached), reached),
                 _cell(duration(group.median_of("seconds")), group.median_of("seconds")),
-                _cell(group.outcomes[0].batches, group.median_of("batch")),
+                _cell(_ends(group.outcomes[0].batches), group.median_of("batch")),
                 _cell(count(group.median_of("images_per_s")), group.median_of("images_per_s")),
                 _cell(size(group.median_of("bytes_sent")), group.median_of("bytes_sent")),
             ]
@@ -67,7 +67,7 @@ def runs_grid(study: Study) -> dict[str, Any]:
             _cell("–" if run.loss is None else f"{run.loss:.4f}", run.loss),
             _cell(duration(run.seconds), run.seconds),
             _cell(count(run.samples), run.samples),
-            _cell(run.batches, run.batch),
+            _cell(_ends(run.batches), run.batch),
             _cell(count(run.workers), run.workers),
             _cell(count(run.ranks), run.ranks),
             _cell(count(run.images_per_s), run.images_per_s),
@@ -85,6 +85,12 @@ def _column(name: str, numeric: bool = False) -> dict[str, Any]:
 
 def _cell(text: str, value: float | None) -> list[Any]:
     return [text, None if value is None else float(f"{value:.6g}")]
+
+
+def _ends(batches: str) -> str:
+    """First and last stage; a table has no room for those between."""
+    stages = batches.split(" → ")
+    return batches if len(stages) < 3 else f"{stages[0]} → {stages[-1]}"
 
 
 def _named(index: int, group: Group) -> list[Any]:
