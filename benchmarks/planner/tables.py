@@ -6,6 +6,7 @@ from pathlib import Path
 
 from bigstep.plan import Cluster
 from bigstep.plan.cluster import cluster_names
+from bigstep.plan.published import Assumed
 from bigstep.plan.validate import Checked, check_rows, summarise
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "planner.md"
@@ -37,6 +38,22 @@ def summary_table(rows: list[Checked]) -> str:
     return "\n".join(lines)
 
 
+def sensitivity_table() -> str:
+    cases = {
+        "as assumed": Assumed(),
+        **{f"jitter {100 * jitter:g} %": Assumed(jitter=jitter) for jitter in (0.0, 0.01, 0.03, 0.04)},
+        "no overhead of an MLPerf run": Assumed(run_overhead_s=0.0),
+        "Mikami's exchange overlaps backward": Assumed(mikami_overlap=True),
+        "Yamazaki with halving and doubling": Assumed(yamazaki_collective="halving"),
+        "Yamazaki with hierarchical": Assumed(yamazaki_collective="hierarchical"),
+    }
+    lines = ["| assumption | mean error | worst error |", "|---|---|---|"]
+    for name, assumed in cases.items():
+        summary = summarise(check_rows(assumed))
+        lines.append(f"| {name} | {100 * summary['mean_error']:.1f} % | {100 * summary['worst_error']:.1f} % |")
+    return "\n".join(lines)
+
+
 def constants_table() -> str:
     lines = ["| cluster | figure | source |", "|---|---|---|"]
     for name in cluster_names():
@@ -55,7 +72,12 @@ def fill(text: str, tables: dict[str, str]) -> str:
 
 def main() -> None:
     rows = check_rows()
-    tables = {"summary": summary_table(rows), "validation": validation_table(rows), "constants": constants_table()}
+    tables = {
+        "summary": summary_table(rows),
+        "validation": validation_table(rows),
+        "sensitivity": sensitivity_table(),
+        "constants": constants_table(),
+    }
     DOCUMENT.write_text(fill(DOCUMENT.read_text(encoding="utf-8"), tables), encoding="utf-8")
 
 

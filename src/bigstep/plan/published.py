@@ -18,11 +18,23 @@ from bigstep.plan.method import Method
 from bigstep.plan.simulate import Prediction, predict
 from bigstep.plan.workload import Workload
 
-__all__ = ["ROWS", "Row"]
+__all__ = ["ROWS", "Assumed", "Row"]
 
 IMAGES = 1281167
-RUN_OVERHEAD_S = 1.1
-"""What an MLPerf run takes beside its training steps: set by the 768-GPU row (22.1 s, 21.0 s of them steps)."""
+
+
+@dataclass(frozen=True)
+class Assumed:
+    """What the papers do not say, one value for all rows; the manual shows what other values would do."""
+
+    jitter: float = 0.02
+    """Of compute times, on every cluster."""
+    run_overhead_s: float = 1.1
+    """What an MLPerf run takes beside its steps: set by the 768-GPU row (22.1 s, 21.0 s of them steps)."""
+    mikami_overlap: bool = False
+    """Whether Sony's exchange runs during the backward pass."""
+    yamazaki_collective: str = "torus"
+    """Fujitsu's collective: by default the torus published for the same machine."""
 
 
 @dataclass(frozen=True)
@@ -34,14 +46,14 @@ class Row:
     unit: str
     published: float
     source: str
-    predicted: Callable[[], float]
+    predicted: Callable[[Assumed], float]
     role: Literal["predicted", "sets a constant", "contradicted"] = "predicted"
     note: str = ""
 
 
 @functools.cache
-def _cluster(name: str, tflop_s: float = 0.0) -> Cluster:
-    cluster = Cluster.load(name)
+def _cluster(a: Assumed, name: str, tflop_s: float = 0.0) -> Cluster:
+    cluster = replace(Cluster.load(name), jitter=a.jitter)
     return replace(cluster, device=replace(cluster.device, flop_s=tflop_s * 1e12)) if tflop_s else cluster
 
 
@@ -57,35 +69,40 @@ _AKIBA = Method(collective="ring", codec="fp16", bucket_mb=1000, overlap=False)
 _JIA = Method(collective="hierarchical", codec="fp16", optimizer="lars")
 # Mikami et al.: 2D torus in half precision, LARS; one exchange after the backward pass (overlap is not reported)
 _MIKAMI = Method(collective="torus", codec="fp16", bucket_mb=1000, overlap=False, optimizer="lars")
-# Yamazaki et al.: groups of several MB (4 MB on the wire) during backward; the collective is not reported, so the torus
-# published for the same machine is assumed
-_YAMAZAKI = Method(collective="torus", codec="fp16", bucket_mb=8, grid=(64, 32), optimizer="lars")
 # NVIDIA's MLPerf configurations: one all-reduce group, in-network reduction, no overlap
 _MLPERF = Method(collective="switch", codec="fp16", bucket_mb=1000, overlap=False, optimizer="lars")
 _NNL_TFLOP_S = 19.94
 """V100 with Sony's library: 641.25 images/s a GPU on one node at 16 images (its table's first row)."""
 
 
+def _yamazaki(a: Assumed) -> Method:
+    """Groups of several MB (4 MB on the wire) during the backward pass; the collective is not reported."""
+    grid = (64, 32) if a.yamazaki_collective == "torus" else None
+    return Method(collective=a.yamazaki_collective, codec="fp16", bucket_mb=8, grid=grid, optimizer="lars")
+
+
 def _minutes(prediction: Prediction, epochs: float) -> float:
     return epochs * IMAGES / prediction.samples_s / 60
 
 
-def _goyal(gpus: int) -> Callable[[], float]:
-    return lambda: _step(_cluster("big_basin"), gpus, 32, _GOYAL).step_s
+def _goyal(gpus: int) -> Callable[[Assumed], float]:
+    return lambda a: _step(_cluster(a, "big_basin"), gpus, 32, _GOYAL).step_s
 
 
-def _mikami(gpus: int, grid: tuple[int, int], local_batch: int = 16) -> Prediction:
-    return _step(_cluster("abci", _NNL_TFLOP_S), gpus, local_batch, replace(_MIKAMI, grid=grid))
+def _mikami(a: Assumed, gpus: int, grid: tuple[int, int], local_batch: int = 16) -> Prediction:
+    return _step(
+        _cluster(a, "abci", _NNL_TFLOP_S), gpus, local_batch, replace(_MIKAMI, grid=grid, overlap=a.mikami_overlap)
+    )
 
 
-def _mlperf_rate(cluster: str, gpus: int, local_batch: int) -> Callable[[], float]:
-    return lambda: _step(_cluster(cluster), gpus, local_batch, _MLPERF).samples_s / gpus
+def _mlperf_rate(cluster: str, gpus: int, local_batch: int) -> Callable[[Assumed], float]:
+    return lambda a: _step(_cluster(a, cluster), gpus, local_batch, _MLPERF).samples_s / gpus
 
 
-def _mlperf_minutes(cluster: str, gpus: int, local_batch: int) -> Callable[[], float]:
-    def minutes() -> float:
-        prediction = _step(_cluster(cluster), gpus, local_batch, _MLPERF)
-        return _minutes(prediction, IMAGENET_LARS.epochs(prediction.batch)) + RUN_OVERHEAD_S / 60
+def _mlperf_minutes(cluster: str, gpus: int, local_batch: int) -> Callable[[Assumed], float]:
+    def minutes(a: Assumed) -> float:
+        prediction = _step(_cluster(a, cluster), gpus, local_batch, _MLPERF)
+        return _minutes(prediction, IMAGENET_LARS.epochs(prediction.batch)) + a.run_overhead_s / 60
 
     return minutes
 
@@ -100,45 +117,48 @@ _IMAGENET = (
     Row(_G, "step, 256 GPUs", "s", 0.256, "1 h for 90 epochs", _goyal(256)),
     Row(_G, "step, 352 GPUs", "s", 0.264, "30 s an epoch", _goyal(352)),
     Row(_A, "efficiency on 1024 against 1 GPU", "%", 70.0, "recollection of the paper",
-        lambda: 100 * _step(_cluster("mn1"), 1024, 32, _AKIBA).efficiency, _SETS,
+        lambda a: 100 * _step(_cluster(a, "mn1"), 1024, 32, _AKIBA).efficiency, _SETS,
         "70 % of the step below gave the speed of one GPU"),
     Row(_A, "step, 1024 GPUs", "s", 0.255, "897.9 s for 90 epochs, evaluation included",
-        lambda: _step(_cluster("mn1"), 1024, 32, _AKIBA).step_s),
+        lambda a: _step(_cluster(a, "mn1"), 1024, 32, _AKIBA).step_s),
     Row(_A, "efficiency on 1024 against 8 GPUs", "%", 80.0, "as quoted by NVIDIA's report on Sony",
-        lambda: 100 * _step(_cluster("mn1"), 8, 32, _AKIBA).step_s / _step(_cluster("mn1"), 1024, 32, _AKIBA).step_s),
+        lambda a: 100 * _step(_cluster(a, "mn1"), 8, 32, _AKIBA).step_s
+        / _step(_cluster(a, "mn1"), 1024, 32, _AKIBA).step_s),
     Row(_J, "ResNet-50, 1024 GPUs, 64 images each", "min", 8.7, "table of results",
-        lambda: _minutes(_step(_cluster("tencent_p40"), 1024, 64, _JIA), 90), _SETS),
+        lambda a: _minutes(_step(_cluster(a, "tencent_p40"), 1024, 64, _JIA), 90), _SETS),
     Row(_J, "ResNet-50, 2048 GPUs, 32 images each", "min", 6.6, "abstract",
-        lambda: _minutes(_step(_cluster("tencent_p40"), 2048, 32, _JIA), 90)),
+        lambda a: _minutes(_step(_cluster(a, "tencent_p40"), 2048, 32, _JIA), 90)),
     Row(_J, "efficiency on 1024, 32 images", "%", 87.9, "scaling figure",
-        lambda: 100 * _step(_cluster("tencent_p40"), 1024, 32, _JIA).efficiency,
+        lambda a: 100 * _step(_cluster(a, "tencent_p40"), 1024, 32, _JIA).efficiency,
         note="NVIDIA's report prints it beside 2048 GPUs, QbitAI's beside 1024"),
     Row(_J, "efficiency on 1024, 64 images", "%", 99.2, "scaling figure (recollection)",
-        lambda: 100 * _step(_cluster("tencent_p40"), 1024, 64, _JIA).efficiency),
+        lambda a: 100 * _step(_cluster(a, "tencent_p40"), 1024, 64, _JIA).efficiency),
     Row(_J, "AlexNet, 1024 GPUs", "min", 4.0, "abstract",
-        lambda: _minutes(_step(_cluster("tencent_p40"), 1024, 64, _JIA, "alexnet"), 95)),
+        lambda a: _minutes(_step(_cluster(a, "tencent_p40"), 1024, 64, _JIA, "alexnet"), 95)),
     Row(_J, "AlexNet, 512 GPUs", "min", 5.0, "table of results (recollection)",
-        lambda: _minutes(_step(_cluster("tencent_p40"), 512, 128, _JIA, "alexnet"), 95)),
+        lambda a: _minutes(_step(_cluster(a, "tencent_p40"), 512, 128, _JIA, "alexnet"), 95)),
     Row(_M1, "efficiency on 1088 against 4 GPUs, 32 images", "%", 91.62, "table of GPU scaling",
-        lambda: 100 * _mikami(4, (4, 1), 32).step_s / _mikami(1088, (34, 32), 32).step_s,
+        lambda a: 100 * _mikami(a, 4, (4, 1), 32).step_s / _mikami(a, 1088, (34, 32), 32).step_s,
         note="grid not found; 34 x 32 assumed"),
     Row(_M1, "2176 GPUs, 34K to 68K, 90 epochs", "s", 224.0, "abstract",
-        lambda: sum(epochs * IMAGES / _mikami(2176, (34, 64), each).samples_s for epochs, each in ((30, 16), (60, 32))),
+        lambda a: sum(
+            epochs * IMAGES / _mikami(a, 2176, (34, 64), each).samples_s for epochs, each in ((30, 16), (60, 32))),
         "contradicted", "224 s is 237 images/s a GPU, half of what the paper's own scaling table implies"),
-    Row(_M2, "images/s, 4 GPUs", "k/s", 2.565, _V2, lambda: _mikami(4, (4, 1)).samples_s / 1e3, _SETS),
-    Row(_M2, "images/s, 1024 GPUs", "k/s", 556.522, _V2, lambda: _mikami(1024, (32, 32)).samples_s / 1e3),
-    Row(_M2, "images/s, 2048 GPUs", "k/s", 1091.357, _V2, lambda: _mikami(2048, (64, 32)).samples_s / 1e3),
-    Row(_M2, "images/s, 3456 GPUs", "k/s", 1641.853, _V2, lambda: _mikami(3456, (72, 48)).samples_s / 1e3),
-    Row(_M2, "images/s, 4096 GPUs", "k/s", 1929.054, _V2, lambda: _mikami(4096, (64, 64)).samples_s / 1e3),
-    Row(_M2, "3456 GPUs, 90 epochs", "s", 122.0, "abstract", lambda: 90 * IMAGES / _mikami(3456, (72, 48)).samples_s,
+    Row(_M2, "images/s, 4 GPUs", "k/s", 2.565, _V2, lambda a: _mikami(a, 4, (4, 1)).samples_s / 1e3, _SETS),
+    Row(_M2, "images/s, 1024 GPUs", "k/s", 556.522, _V2, lambda a: _mikami(a, 1024, (32, 32)).samples_s / 1e3),
+    Row(_M2, "images/s, 2048 GPUs", "k/s", 1091.357, _V2, lambda a: _mikami(a, 2048, (64, 32)).samples_s / 1e3),
+    Row(_M2, "images/s, 3456 GPUs", "k/s", 1641.853, _V2, lambda a: _mikami(a, 3456, (72, 48)).samples_s / 1e3),
+    Row(_M2, "images/s, 4096 GPUs", "k/s", 1929.054, _V2, lambda a: _mikami(a, 4096, (64, 64)).samples_s / 1e3),
+    Row(_M2, "3456 GPUs, 90 epochs", "s", 122.0, "abstract",
+        lambda a: 90 * IMAGES / _mikami(a, 3456, (72, 48)).samples_s,
         "contradicted", "122 s is 945 k images/s; the table prints 1,642 k for the same GPUs"),
     Row(_Y, "efficiency on 2048 GPUs", "%", 77.0, "scaling figure (recollection)",
-        lambda: 100 * _step(_cluster("abci"), 2048, 40, _YAMAZAKI).efficiency, _SETS,
+        lambda a: 100 * _step(_cluster(a, "abci"), 2048, 40, _yamazaki(a)).efficiency, _SETS,
         "77 % of the rate below gave the speed of one GPU"),
     Row(_Y, "images/s, 2048 GPUs", "k/s", 1730.0, "abstract",
-        lambda: _step(_cluster("abci"), 2048, 40, _YAMAZAKI).samples_s / 1e3, note="collective not reported"),
+        lambda a: _step(_cluster(a, "abci"), 2048, 40, _yamazaki(a)).samples_s / 1e3, note="collective not reported"),
     Row(_Y, "2048 GPUs, 90 epochs", "s", 74.7, "abstract",
-        lambda: 90 * IMAGES / _step(_cluster("abci"), 2048, 40, _YAMAZAKI).samples_s,
+        lambda a: 90 * IMAGES / _step(_cluster(a, "abci"), 2048, 40, _yamazaki(a)).samples_s,
         "contradicted", "1.73 M images/s for 74.7 s is 101 epochs; the epochs are not reported"),
 )  # fmt: skip
 
@@ -166,12 +186,12 @@ def _ladder() -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def _seide(nodes: int, batch: float, *, halves: bool, parallel_model: float = 1.0) -> float:
+def _seide(a: Assumed, nodes: int, batch: float, *, halves: bool, parallel_model: float = 1.0) -> float:
     """Kilo-frames a second of 1-bit SGD on K20X; two GPUs that share a model are `parallel_model` times faster."""
     method = Method(collective="gather", codec="onebit", bucket_mb=1000, overlap=False, double_buffer=halves)
     return (
         predict(
-            _SPEECH, _k20x(nodes, parallel_model), devices=nodes, local_batch=batch / nodes, method=method
+            _SPEECH, _k20x(a, nodes, parallel_model), devices=nodes, local_batch=batch / nodes, method=method
         ).samples_s
         / 1e3
     )
@@ -181,14 +201,14 @@ _SPEECH = replace(Workload.load("speech46m"), optimizer_s=0.0182)
 
 
 @functools.cache
-def _k20x(nodes: int, parallel_model: float) -> Cluster:
+def _k20x(a: Assumed, nodes: int, parallel_model: float) -> Cluster:
     """K20X nodes from the paper's own timings of one GPU: 59 ms at 256 frames, 955 ms at 8192, 18.2 ms after them."""
     frame_s = (0.955 - 0.059) / (8192 - 256)
     fixed_s = 0.059 - 256 * frame_s - 0.0182
     mapping = {
         "nodes": nodes,
         "devices_per_node": 1,
-        "jitter": 0.02,
+        "jitter": a.jitter,
         "device": {
             "memory_gib": 6,
             "memory_bandwidth_gbyte_s": 250,
@@ -213,14 +233,14 @@ def _speech_rows() -> tuple[Row, ...]:
     for name, published in (plain | {f"{size} DB": kfps for size, kfps in halves.items()}).items():
         size, double = name.removesuffix(" DB"), name.endswith("DB")
         label = f"batch {size}{', double-buffered' if double else ''}"
-        value = functools.partial(_seide, 4, sizes[size], halves=double, parallel_model=_TWO_GPUS)
+        value = functools.partial(_seide, nodes=4, batch=sizes[size], halves=double, parallel_model=_TWO_GPUS)
         role: Literal["predicted", "sets a constant"] = _SETS if name == "92k" else "predicted"
         rows.append(Row(system, label, "k/s", published, source, value, role))
     for batch, speedup in ((2880, 3.6), (16384, 6.3)):
 
-        def ratio(batch: int = batch) -> float:
-            alone = batch / predict(_SPEECH, _k20x(1, 1.0), devices=1, local_batch=batch).step_s / 1e3
-            return _seide(8, batch, halves=True) / alone
+        def ratio(a: Assumed, batch: int = batch) -> float:
+            alone = batch / predict(_SPEECH, _k20x(a, 1, 1.0), devices=1, local_batch=batch).step_s / 1e3
+            return _seide(a, 8, batch, halves=True) / alone
 
         rows.append(Row(system, f"speed-up of 8 GPUs, batch {batch}", "x", speedup, "abstract", ratio))
     return tuple(rows)
