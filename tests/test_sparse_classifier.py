@@ -157,8 +157,9 @@ def test_order_is_a_permutation_that_seed_and_epoch_choose() -> None:
     # 4000 draws of 64 equally likely places: a cell has mean 62.5, standard deviation 7.8; six of them are never seen
     table = np.array([np.bincount(orders[:, place], minlength=64) for place in range(64)])
     assert np.abs(table - 62.5).max() < 47
-    steps = np.bincount((orders[:, 1] - orders[:, 0].astype(np.int64)) % 64, minlength=64)
-    assert np.abs(steps[1:] - 4000 / 63).max() < 48
+    for lag in (1, 2, 8, 32):  # 4000 draws of 63 differences: mean 63.5, standard deviation 7.9
+        steps = np.bincount((orders[:, lag].astype(np.int64) - orders[:, 0]) % 64, minlength=64)
+        assert np.abs(steps[1:] - 4000 / 63).max() < 48
 
 
 BAD_ROWS = {

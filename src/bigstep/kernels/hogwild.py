@@ -26,6 +26,7 @@ from bigstep.kernels.atomics import (
     try_acquire,
     wait_for,
 )
+from bigstep.kernels.sparse_rows import PAD
 
 __all__ = ["CHUNK", "CONTROL_SIZE", "FREE", "HINGE", "LOCK", "LOCKED", "LOGISTIC", "ROUND_ROBIN", "TICKET", "TURN"]
 __all__ += ["WATCH_EVERY", "fill_order", "linear_worker"]
@@ -42,7 +43,7 @@ AHEAD = 4  # examples between prefetch and use: about 400 ns, a few times the la
 
 @compiled
 def fill_order(order: Any, begin: int, end: int, key: Any) -> None:
-    """Write `order[begin:end]` of the permutation of `range(len(order))` that the four keys choose.
+    """Write `order[begin:end]` of the permutation of `range(len(order))` that the keys choose.
 
     Rounds of multiply and xor-shift permute [0, 2^bits); values outside the range are walked on until they fall inside.
     """
@@ -65,21 +66,16 @@ def fill_order(order: Any, begin: int, end: int, key: Any) -> None:
 
 @compiled
 def _dot(indices: Any, values: Any, start: Any, stop: Any, weights: Any) -> Any:
-    # four sums: the additions of one would wait for each other
+    # four sums, as many as PAD: the additions of one would wait for each other
     a = np.float32(0)
     b = np.float32(0)
     c = np.float32(0)
     d = np.float32(0)
-    j = start
-    while j + np.uint64(4) <= stop:
+    for j in range(start, stop, np.uint64(PAD)):
         a += values[j] * weights[indices[j]]
         b += values[j + np.uint64(1)] * weights[indices[j + np.uint64(1)]]
         c += values[j + np.uint64(2)] * weights[indices[j + np.uint64(2)]]
         d += values[j + np.uint64(3)] * weights[indices[j + np.uint64(3)]]
-        j += np.uint64(4)
-    while j < stop:
-        a += values[j] * weights[indices[j]]
-        j += np.uint64(1)
     return (a + b) + (c + d)
 
 
@@ -95,8 +91,11 @@ def _add_dots(indices: Any, values: Any, start: Any, stop: Any, weights: Any, su
 
 @compiled
 def _add_row(indices: Any, values: Any, start: Any, stop: Any, weights: Any, step: Any) -> None:
-    for j in range(start, stop):
+    for j in range(start, stop, np.uint64(PAD)):
         weights[indices[j]] += step * values[j]
+        weights[indices[j + np.uint64(1)]] += step * values[j + np.uint64(1)]
+        weights[indices[j + np.uint64(2)]] += step * values[j + np.uint64(2)]
+        weights[indices[j + np.uint64(3)]] += step * values[j + np.uint64(3)]
 
 
 @compiled
@@ -168,6 +167,7 @@ def linear_worker(
     weights: Any,
     outputs: int,
     hot: int,
+    longest: int,
     rate: float,
     bias_rate: float,
     outer: Any,
@@ -188,7 +188,7 @@ def linear_worker(
         begin: First position.
         end: One past the last position.
         order: Example at each position.
-        indptr: Row starts, int64.
+        indptr: Row starts, int64; rows as `bigstep.kernels.sparse_rows.arrange_rows` writes them.
         split: Where in each row the columns below `hot` end, int64.
         indices: Columns as uint32: unsigned, so that no code for negative indices is made.
         values: Values, float32.
@@ -196,6 +196,7 @@ def linear_worker(
         weights: Shared, float32, flat, columns x outputs.
         outputs: Number of linear functions that are learnt at once.
         hot: Number of hot columns, the intercept among them.
+        longest: Most non-zeros in a row.
         rate: Step size.
         bias_rate: Step size of the intercept; 0 leaves it alone.
         outer: `scale(begin + i * CHUNK)`.
@@ -218,7 +219,7 @@ def linear_worker(
     sums = np.empty(outputs, np.float32)
     steps = np.empty(outputs, np.float32)
     active = np.empty(outputs, np.int64)
-    seen = np.empty(np.max(indptr[1:] - indptr[:-1]), np.float32)
+    seen = np.empty(longest, np.float32)
     total, updates, watched, conflicts = 0.0, 0, 0, 0
     own = begin + thread
     while True:

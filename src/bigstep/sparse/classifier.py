@@ -171,7 +171,7 @@ class HogwildClassifier(Estimator):
 
     def _start(self, rows: Rows, classes: NDArray[Any]) -> None:
         outputs = 1 if len(classes) == 2 else len(classes)
-        square = float(np.square(rows.values, dtype=np.float64).sum()) / rows.n_rows
+        square = rows.mean_square()
         if self.gamma0 == "auto":
             # rows without values, or non-finite ones: any number will do, `survey` or the data settle the rest
             self.gamma0_ = 0.5 / (square if 0 < square < np.inf else 1.0)

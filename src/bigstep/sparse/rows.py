@@ -10,7 +10,15 @@ from numpy.typing import NDArray
 
 from bigstep.errors import DataError
 from bigstep.kernels.hogwild import CHUNK
-from bigstep.kernels.sparse_rows import BAD_RANGE, BAD_VALUE, arrange_rows, multiply, survey_rows
+from bigstep.kernels.sparse_rows import (
+    BAD_RANGE,
+    BAD_VALUE,
+    arrange_rows,
+    measure_rows,
+    multiply,
+    sum_of_squares,
+    survey_rows,
+)
 from bigstep.sparse.crew import Crew
 
 __all__ = ["Arranged", "Rows", "arrange", "as_rows", "survey"]
@@ -32,6 +40,11 @@ class Rows:
         """Number of examples."""
         return len(self.indptr) - 1
 
+    def mean_square(self) -> float:
+        """Return the mean squared length of the rows, of at most 5,000 spread evenly over them."""
+        spread = np.arange(0, self.n_rows, max(1, self.n_rows // 5000))
+        return float(sum_of_squares(self.indptr, self.values, spread)) / len(spread)
+
     def times(self, weights: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
         """Multiply by a matrix of features x outputs."""
         out = np.zeros((self.n_rows, weights.shape[1]))
@@ -41,14 +54,18 @@ class Rows:
 
 @dataclasses.dataclass(frozen=True)
 class Arranged:
-    """Rows as the kernels want them: columns renamed by falling frequency (0 is the intercept), hot ones first."""
+    """Rows as the kernels want them: columns renamed by falling frequency (0 is the intercept), hot ones first.
 
-    indptr: NDArray[np.int64]
+    A row is `starts[row]..starts[row + 1]`, its hot columns end at `split[row]`; both parts are padded with zeros.
+    """
+
+    starts: NDArray[np.int64]
     split: NDArray[np.int64]
     indices: NDArray[np.uint32]
     values: NDArray[np.float32]
-    place: NDArray[np.int64]
+    place: NDArray[np.int32]
     hot: int
+    longest: int
 
 
 def as_rows(X: Any) -> Rows:
@@ -151,18 +168,26 @@ def survey(rows: Rows, crew: Crew) -> NDArray[np.int64]:
 def arrange(rows: Rows, counts: NDArray[np.int64], outputs: int, crew: Crew) -> Arranged:
     """Rename columns by falling frequency and put the hot ones of each row first."""
     by_frequency = np.argsort(-counts, kind="stable")
-    place = np.empty(rows.n_features, np.int64)
+    place = np.empty(rows.n_features, np.int32)
     place[by_frequency] = np.arange(1, rows.n_features + 1)
     # hot: met at least once in four chunks; a column seldom met gains nothing from a copy
     frequent = int(np.count_nonzero(counts * 4 * CHUNK >= rows.n_rows))
     hot = 1 + min(frequent, HOT_FLOATS // outputs)
-    indices = np.empty(len(rows.indices), np.uint32)
-    values = np.empty(len(rows.values), np.float32)
     split = np.empty(rows.n_rows, np.int64)
-
-    def part(thread: int) -> None:
-        begin, end = crew.share(thread, rows.n_rows)
-        arrange_rows(rows.indptr, rows.indices, rows.values, begin, end, place, hot, indices, values, split)
-
-    crew.run(part)
-    return Arranged(rows.indptr, split, indices, values, place, hot)
+    sizes = np.empty(rows.n_rows, np.int64)
+    crew.run(
+        lambda thread: measure_rows(
+            rows.indptr, rows.indices, *crew.share(thread, rows.n_rows), place, hot, split, sizes
+        )
+    )
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    split += starts[:-1]
+    indices = np.empty(int(starts[-1]), np.uint32)
+    values = np.empty(int(starts[-1]), np.float32)
+    source = (rows.indptr, rows.indices, rows.values)
+    crew.run(
+        lambda thread: arrange_rows(
+            *source, *crew.share(thread, rows.n_rows), place, hot, starts, split, indices, values
+        )
+    )
+    return Arranged(starts, split, indices, values, place, hot, int(sizes.max()))
