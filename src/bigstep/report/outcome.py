@@ -148,7 +148,8 @@ def _short(value: object) -> str:
         return clean(value)
     if isinstance(value, float):
         return f"{value:g}"
-    return clean(json.dumps(value, default=str), 2_000)
+    tidy = json.loads(json.dumps(value, default=str), parse_float=lambda digits: float(f"{float(digits):.6g}"))
+    return clean(json.dumps(tidy), 2_000)
 
 
 def _batches(config: Mapping[str, Any]) -> tuple[float | None, str]:

@@ -2,6 +2,7 @@
 (() => {
   const ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%,()*+-;.=>?@^_`{|}~";
   const PAGE = 100;
+  const PAPER = 660;
   const $$ = (selector) => [...document.querySelectorAll(selector)];
 
   // five letters hold four bytes; a shorter last group is padded with the highest letter
@@ -173,6 +174,9 @@
     setUpChips();
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", retheme);
     matchMedia("print").addEventListener("change", retheme);
+    // paper is narrower than the window that the charts were drawn for
+    addEventListener("beforeprint", () => plots.forEach((plot) => Plotly.relayout(plot, { width: PAPER })));
+    addEventListener("afterprint", () => plots.forEach((plot) => Plotly.relayout(plot, { width: null, autosize: true })));
     document.documentElement.dataset.ready = "yes";
   }
 
