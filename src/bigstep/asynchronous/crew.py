@@ -1,0 +1,86 @@
+"""The processes of an asynchronous run: started, watched by number, and never left behind."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+
+from bigstep.asynchronous.mail import Post, connect_store
+from bigstep.errors import BigstepError, ConfigError
+from bigstep.train.launch import die_with_launcher
+
+__all__ = ["Crew"]
+
+_END_S = 10.0
+"""How long a process may take to end by itself once its work is done."""
+
+
+@dataclass
+class Crew:
+    """Child processes by name; `how_ended` tells of those that are no more."""
+
+    address: str
+    """Where the store of the run is."""
+    members: dict[str, BaseProcess] = field(default_factory=dict)
+
+    def start(self, name: str, work: Callable[..., None], *arguments: Any) -> None:
+        """Run `work(store, post, *arguments)` in a new process."""
+        context = multiprocessing.get_context("spawn")
+        process = context.Process(
+            target=_enter, args=(os.getpid(), self.address, name, work, arguments), name=name
+        )
+        try:
+            process.start()
+        except (pickle.PicklingError, AttributeError, TypeError) as error:  # before there is a process
+            raise ConfigError(
+                f"The model, data or loss cannot be sent to another process ({str(error).splitlines()[0]}); define its "
+                "class or function at the top level of a module."
+            ) from None
+        self.members[name] = process
+
+    def how_ended(self, name: str) -> str | None:
+        """Return None while a process lives, and how it ended afterwards; empty if it ended well."""
+        status = self.members[name].exitcode
+        if status is None:
+            return None
+        if status < 0:
+            return f"was killed by {signal.Signals(-status).name}"
+        return f"failed with status {status}" if status else ""
+
+    def end(self) -> None:
+        """Wait a little for every process, then end those that are left."""
+        for process in self.members.values():
+            process.join(_END_S)
+        self.kill()
+
+    def kill(self) -> None:
+        """End every process now."""
+        for process in self.members.values():
+            if process.is_alive():
+                process.kill()
+            process.join()
+
+
+def _enter(parent: int, address: str, name: str, work: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    """What a child does: die with its parent, leave Ctrl-C to it, work, and tell why if it fails."""
+    die_with_launcher(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    store: dist.TCPStore = connect_store(address)
+    post = Post(store, name)
+    try:
+        work(store, post, *arguments)
+    except BaseException as error:
+        sentence = str(error) if isinstance(error, BigstepError) else f"{type(error).__name__}: {error}"
+        details = "" if isinstance(error, BigstepError) else traceback.format_exc()
+        post.send(kind="failed", text=sentence.splitlines()[0], details=details)
+        sys.exit(1)

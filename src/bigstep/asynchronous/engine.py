@@ -1,0 +1,52 @@
+"""One asynchronous run with its folder: what `train_locked`, `train_hogwild`, `train_downpour` and the shell share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from bigstep.asynchronous.ledger import Ledger
+from bigstep.asynchronous.limits import require_runnable
+from bigstep.config_text import config_to_mapping
+from bigstep.records import RunWriter
+from bigstep.train.assemble import assemble
+from bigstep.train.ranks import Ranks
+from bigstep.train.run import Audience, Order
+
+__all__ = ["run_asynchronously"]
+
+
+def run_asynchronously(order: Order, ranks: Ranks, audience: Audience, **own: Any) -> dict[str, Any]:
+    """Carry out an order as `bigstep.train.run.run` does, but with replicas that wait for nobody."""
+    config = order.config
+    require_runnable(config, ranks, resume=order.resume)
+    listen = own.pop("listen", "127.0.0.1:0")
+    elsewhere = own.pop("elsewhere", (0, 0))
+    parts = assemble(config, ranks, **own)
+    asynchronous = config.asynchronous
+    writer = RunWriter(
+        order.folder,
+        config_to_mapping(config),
+        ranks=asynchronous.replicas,
+        device=torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else "cpu",
+        published=order.published,
+    )
+    audience.note(
+        f"{config.recipe} · {config.model} on {config.data.name} · updates of {config.workers.local_batch} samples · "
+        f"{config.epochs:g} epochs · {asynchronous.method} with {asynchronous.replicas} replicas · {order.folder}"
+    )
+    ledger = Ledger(parts, writer, audience)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the cores are the replicas': threads that spin beside them would slow all down
+    try:
+        if asynchronous.method == "downpour":
+            from bigstep.asynchronous.downpour import train_sharded
+
+            return train_sharded(order, parts, ledger, own, listen=listen, elsewhere=elsewhere)
+        from bigstep.asynchronous.shared import train_shared
+
+        return train_shared(order, parts, ledger, own)
+    finally:
+        torch.set_num_threads(threads)
+        writer.close()

@@ -1,0 +1,137 @@
+"""What the coordinator writes down: updates as they are reported, evaluations of snapshots, and the result."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from bigstep.errors import RunError
+from bigstep.records import RunWriter
+from bigstep.train.assemble import Parts
+from bigstep.train.checkpoint import weights_hash
+from bigstep.train.evaluate import Evaluation, evaluate
+from bigstep.train.run import Audience, Order
+
+__all__ = ["Ledger"]
+
+_SECONDS_BETWEEN_FLUSHES = 0.5
+
+
+class Ledger:
+    """Counts updates and samples, writes rows, and knows when an evaluation is due.
+
+    A step of an asynchronous run is one accepted update. Rows come in the order in which reports arrive, which is not
+    exactly the order in which updates were made.
+    """
+
+    def __init__(self, parts: Parts, writer: RunWriter, audience: Audience):
+        self.parts, self._writer, self._audience = parts, writer, audience
+        self.updates = self.samples = self.lost = 0
+        self.staleness: Counter[int] = Counter()
+        self._loss = math.nan
+        self._rows: list[dict[str, Any]] = []
+        self._started = self._flushed = time.perf_counter()
+        self._evaluated_at = 0
+        self._seconds = 0.0
+
+    def begin(self) -> None:
+        """Start the clock: every process is ready."""
+        self._started = self._flushed = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since `begin`."""
+        return time.perf_counter() - self._started
+
+    @property
+    def epoch(self) -> float:
+        """Passes over the training set that were reported so far."""
+        return self.samples / self.parts.sampler.size
+
+    def note(self, text: str) -> None:
+        """Write a remark into the records and show it."""
+        self._writer.note(text)
+        self._audience.note(text)
+
+    def take(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Take in what a replica reports: one row an update, refused ones too."""
+        for told in rows:
+            if not told["accepted"]:
+                self.lost += 1
+                continue
+            self.updates += 1
+            self.samples += told["batch"]
+            self.lost += told.get("overlapped", 0)
+            self.staleness[told["staleness"]] += 1
+            row = {"kind": "train", "step": self.updates, "epoch": self.epoch, "samples": self.samples, **told}
+            del row["accepted"]
+            self._loss = _finite(row)
+            self._rows.append(row)
+        if time.perf_counter() - self._flushed > _SECONDS_BETWEEN_FLUSHES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the rows that have gathered."""
+        now = time.perf_counter()
+        images_per_s = sum(row["batch"] for row in self._rows) / max(now - self._flushed, 1e-9)
+        for row in self._rows:
+            row |= {"images_per_s": images_per_s, "seconds": now - self._started}
+            self._audience.train(row)
+        self._writer.add(self._rows)
+        self._rows, self._flushed = [], now
+
+    @property
+    def evaluation_due(self) -> bool:
+        """Whether the updates have gone past a multiple of `evaluate_every` since the last evaluation."""
+        every = self.parts.config.evaluate_every * self.parts.sampler.size
+        return math.floor(self.samples / every + 1e-9) > math.floor(self._evaluated_at / every + 1e-9)
+
+    def evaluate(self, take_snapshot: Callable[[], None]) -> Evaluation:
+        """Evaluate the network as it is now; replicas go on meanwhile."""
+        where = {"step": self.updates, "epoch": self.epoch, "samples": self.samples, "seconds": self.seconds}
+        self._evaluated_at = self.samples
+        take_snapshot()
+        evaluation = evaluate(self.parts)
+        row = {"kind": "eval", **where, "accuracy": evaluation.accuracy, "eval_loss": evaluation.loss}
+        self._writer.add([row])
+        self._audience.evaluation(row)
+        return evaluation
+
+    def finish(self, order: Order, take_snapshot: Callable[[], None], seconds: float, **facts: Any) -> dict[str, Any]:
+        """Evaluate the final weights and return the result of the run; `facts` replace what the rows showed."""
+        self.flush()
+        evaluation = self.evaluate(take_snapshot)
+        config = order.config
+        result = {
+            "accuracy": evaluation.accuracy,
+            "loss": self._loss,
+            "eval_loss": evaluation.loss,
+            "seconds": seconds,
+            "steps": self.updates,
+            "samples": self.samples,
+            "batch": config.workers.local_batch,
+            "workers": config.workers.count,
+            "ranks": config.asynchronous.replicas,
+            "weights_sha256": weights_hash(self.parts.model),
+            "run": str(order.folder),
+            "updates": self.updates,
+            "lost_updates": self.lost,
+            "staleness": self.staleness,
+        } | facts
+        result["updates_per_s"] = result["updates"] / max(seconds, 1e-9)
+        result["staleness"] = {str(lag): count for lag, count in sorted(result["staleness"].items())}
+        self._writer.finish(result)
+        return result
+
+
+def _finite(row: Mapping[str, Any]) -> float:
+    loss = row["loss"]
+    if loss is None or not math.isfinite(loss):
+        raise RunError(
+            f"The loss of replica {row['replica']} is {loss} at update {row['step']} (epoch {row['epoch']:.2f}, learning "
+            f"rate {row['lr']:.4g}); lower lr.base or use fewer replicas."
+        )
+    return float(loss)

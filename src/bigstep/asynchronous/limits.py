@@ -1,0 +1,38 @@
+"""What an asynchronous run can and cannot do, said before anything is started."""
+
+from __future__ import annotations
+
+from bigstep.config import RunConfig, require
+from bigstep.errors import ConfigError
+from bigstep.train.ranks import Ranks
+
+__all__ = ["require_runnable"]
+
+_OPTIMIZERS = {"locked": ("sgd", "lars", "adagrad"), "hogwild": ("sgd", "lars", "adagrad"), "downpour": ("sgd", "adagrad")}
+
+
+def require_runnable(config: RunConfig, ranks: Ranks, *, resume: bool) -> None:
+    """Refuse, in one sentence, what only the synchronous loop does."""
+    method = config.asynchronous.method
+    if method == "none":
+        raise ConfigError("asynchronous.method is none; set it to locked, hogwild or downpour.")
+    require(
+        ranks.size == 1,
+        f"A {method} run starts its own processes: leave out --procs and torchrun, and set asynchronous.replicas.",
+    )
+    require(
+        not resume,
+        f"A {method} run cannot be resumed: which update came when is not written down; start it anew with another "
+        "--out.",
+    )
+    allowed = _OPTIMIZERS[method]
+    require(
+        config.optimizer.name in allowed,
+        f"optimizer.name is {config.optimizer.name}, but {method} takes {', '.join(allowed)}"
+        + ("; a shard sees no whole layers." if method == "downpour" else "."),
+    )
+    require(
+        config.precision != "fp16",
+        f"precision is fp16, whose loss scale all replicas of a {method} run would have to agree on; use bf16 or float32.",
+    )
+    require(not config.data.sizes, f"data.sizes is set, but a {method} run keeps one image size; leave it empty.")

@@ -1,0 +1,240 @@
+"""Asynchronous training from Python: any module, any map-style data set, as `bigstep.train.fit` takes them."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import nn
+
+from bigstep.asynchronous.engine import run_asynchronously
+from bigstep.config import RunConfig
+from bigstep.train.assemble import Loss
+from bigstep.train.fitting import FitResult
+from bigstep.train.progress import Progress
+from bigstep.train.ranks import DeviceChoice, joined_ranks
+from bigstep.train.run import Audience, Order
+
+__all__ = ["join_downpour", "serve_downpour", "train_downpour", "train_hogwild", "train_locked"]
+
+
+def train_locked(
+    config: RunConfig,
+    model: nn.Module | None = None,
+    data: tuple[Any, Any] | None = None,
+    loss: Loss | None = None,
+    *,
+    out: Path | str | None = None,
+    max_steps: int | None = None,
+    device: DeviceChoice = "auto",
+    progress: bool = False,
+) -> FitResult:
+    """Train with processes that take turns on shared weights: lock, read, gradient, update, release.
+
+    w <- w - lr * g(w, share k) for k = 0, 1, 2, ..., one at a time: the result is that of a serial run on the same
+    order, bit for bit, whatever `config.asynchronous.replicas` is. It is what Hogwild! is compared to.
+
+    Args:
+        config: The run; `asynchronous.method` is set to locked here.
+        model: A module of yours in place of the one that `config` names; trained in place. It, `data` and `loss` must
+            be picklable, since other processes work on them.
+        data: (training set, evaluation set), each with `__len__` and `__getitem__` returning (input, target).
+        loss: (output, target) -> mean loss over the samples.
+        out: The run folder; None keeps no records.
+        max_steps: Stop after this many updates.
+        device: cpu, cuda, or auto for a GPU where there is one.
+        progress: Show a live line.
+
+    Returns:
+        What `fit` returns; `facts` adds updates, updates_per_s, lost_updates and staleness.
+
+    Reference: Langford, Smola, Zinkevich, "Slow Learners are Fast", 2009 (locking); Niu, Recht, Re, Wright,
+    "Hogwild!", 2011, section 1, which sets out to do without.
+
+    Differs from the papers: the gradient is of a worker's share, not of one example, and the lock is held through
+    the gradient as well, so that nothing is ever stale.
+    """
+    return _train(_with_method(config, "locked"), model, data, loss, out, max_steps, device, progress)
+
+
+def train_hogwild(
+    config: RunConfig,
+    model: nn.Module | None = None,
+    data: tuple[Any, Any] | None = None,
+    loss: Loss | None = None,
+    *,
+    out: Path | str | None = None,
+    max_steps: int | None = None,
+    device: DeviceChoice = "auto",
+    progress: bool = False,
+) -> FitResult:
+    """Train with processes that read and update shared weights without a lock.
+
+    w <- w - lr * g(w', share k), where w' is whatever the weights were while the gradient was computed. With one
+    replica the result is that of a serial run, bit for bit.
+
+    Args:
+        config: The run; `asynchronous.method` is set to hogwild here.
+        model: As in `train_locked`.
+        data: As in `train_locked`.
+        loss: As in `train_locked`.
+        out: The run folder; None keeps no records.
+        max_steps: Stop after this many updates.
+        device: cpu, cuda, or auto for a GPU where there is one.
+        progress: Show a live line.
+
+    Returns:
+        What `fit` returns; `facts` adds updates, updates_per_s, lost_updates (those whose write overlapped another's,
+        so that sums may have been lost) and staleness (how many updates came between read and write).
+
+    Reference: Niu, Recht, Re, Wright, "Hogwild!: A Lock-Free Approach to Parallelizing Stochastic Gradient Descent",
+    2011, algorithm 1.
+
+    Differs from the paper: a network's gradient is dense, so the sparsity that its proof needs is not there; whole
+    tensors are added without atomic operations, so that elements of overlapping writes can be lost.
+    """
+    return _train(_with_method(config, "hogwild"), model, data, loss, out, max_steps, device, progress)
+
+
+def train_downpour(
+    config: RunConfig,
+    model: nn.Module | None = None,
+    data: tuple[Any, Any] | None = None,
+    loss: Loss | None = None,
+    *,
+    out: Path | str | None = None,
+    max_steps: int | None = None,
+    device: DeviceChoice = "auto",
+    progress: bool = False,
+    listen: str = "127.0.0.1:0",
+    shards_elsewhere: int = 0,
+    replicas_elsewhere: int = 0,
+) -> FitResult:
+    """Train with a parameter server: shards hold the weights, replicas push gradients and fetch weights.
+
+    On shard s, for each push g that arrives:  sum <- sum + g^2,  w <- w - gamma * g / (sqrt(sum) + eps)  (AdaGrad,
+    optimizer.name = adagrad), or  v <- m * v + g,  w <- w - lr * v  (optimizer.name = sgd). Nobody waits for anybody:
+    replicas may join late, leave or die, and shards are restarted from their checkpoints. With one replica and
+    push_every = fetch_every = 1 the result is that of a serial run, bit for bit.
+
+    Args:
+        config: The run; `asynchronous.method` is set to downpour here.
+        model: As in `train_locked`.
+        data: As in `train_locked`.
+        loss: As in `train_locked`.
+        out: The run folder, with the shards' checkpoints; None keeps neither.
+        max_steps: Stop after this many shares.
+        device: Where replicas compute: cpu, cuda, or auto for a GPU where there is one. Shards are on CPUs.
+        progress: Show a live line.
+        listen: HOST:PORT of this machine at which others reach the run; port 0 takes a free one.
+        shards_elsewhere: How many of `asynchronous.shards` `serve_downpour` runs on other machines.
+        replicas_elsewhere: How many of `asynchronous.replicas` `join_downpour` brings before the run begins; more may
+            join at any time.
+
+    Returns:
+        What `fit` returns; `facts` adds updates, updates_per_s, lost_updates (refused, or lost with a process) and
+        staleness, as each shard counted it.
+
+    Reference: Dean et al., "Large Scale Distributed Deep Networks", 2012, section 4.1 and algorithm 7.1.
+
+    Differs from the paper: shares are drawn from one counter instead of data being divided among replicas, so that a
+    dead replica's data is not lost; batch norm's averages travel with the weights; between fetches a replica steps by
+    itself only under sgd, since it does not know AdaGrad's rates.
+    """
+    more = {"listen": listen, "elsewhere": (shards_elsewhere, replicas_elsewhere)}
+    return _train(_with_method(config, "downpour"), model, data, loss, out, max_steps, device, progress, more)
+
+
+def join_downpour(
+    address: str,
+    model: nn.Module | None = None,
+    data: tuple[Any, Any] | None = None,
+    loss: Loss | None = None,
+    *,
+    device: DeviceChoice = "auto",
+    timeout_s: float = 30.0,
+) -> int:
+    """Take part in a Downpour run as one more replica, from its beginning or in the middle of it.
+
+    Args:
+        address: HOST:PORT of the run, as its first note tells.
+        model: The model, where the run was started with one of its own; likewise data and loss.
+        data: (training set, evaluation set).
+        loss: (output, target) -> mean loss over the samples.
+        device: cpu, cuda, or auto for a GPU where there is one.
+        timeout_s: How long to try to reach the run.
+
+    Returns:
+        The pushes that this replica made.
+    """
+    from bigstep.asynchronous.replica import take_part
+
+    own = {key: value for key, value in {"model": model, "data": data, "loss": loss}.items() if value is not None}
+    with joined_ranks(device) as ranks:
+        return take_part(address, ranks.device, own, timeout_s)
+
+
+def serve_downpour(address: str, folder: Path | str, *, timeout_s: float = 30.0) -> None:
+    """Serve one shard of a Downpour run that was started with `shards_elsewhere`; returns when the run ends.
+
+    Args:
+        address: HOST:PORT of the run, as its first note tells.
+        folder: Where the shard keeps its checkpoints; started again with the same folder, it goes on from them.
+        timeout_s: How long to try to reach the run.
+    """
+    from bigstep.asynchronous.server import offer_shard
+
+    offer_shard(address, Path(folder), timeout_s)
+
+
+def _with_method(config: RunConfig, method: Literal["locked", "hogwild", "downpour"]) -> RunConfig:
+    return dataclasses.replace(config, asynchronous=dataclasses.replace(config.asynchronous, method=method))
+
+
+class _Quiet:
+    """An audience that looks away."""
+
+    def train(self, row: Mapping[str, Any]) -> None:
+        """Look away."""
+
+    def evaluation(self, row: Mapping[str, Any]) -> None:
+        """Look away."""
+
+    def note(self, text: str) -> None:
+        """Look away."""
+
+
+def _train(
+    config: RunConfig,
+    model: nn.Module | None,
+    data: tuple[Any, Any] | None,
+    loss: Loss | None,
+    out: Path | str | None,
+    max_steps: int | None,
+    device: DeviceChoice,
+    progress: bool,
+    more: dict[str, Any] | None = None,
+) -> FitResult:
+    own = {key: value for key, value in {"model": model, "data": data, "loss": loss}.items() if value is not None}
+    with joined_ranks(device) as ranks, tempfile.TemporaryDirectory() as scratch:
+        order = Order(config=config, folder=Path(out or scratch), max_steps=max_steps)
+
+        def run(audience: Audience) -> dict[str, Any]:
+            return run_asynchronously(order, ranks, audience, **own, **(more or {}))
+
+        if progress:
+            with Progress(config.recipe, config.epochs) as shown:
+                facts = run(shown)
+        else:
+            facts = run(_Quiet())
+    return FitResult(
+        accuracy=facts["accuracy"],
+        loss=facts["loss"],
+        seconds=facts["seconds"],
+        steps=facts["steps"],
+        weights_sha256=facts["weights_sha256"],
+        facts=facts,
+    )
