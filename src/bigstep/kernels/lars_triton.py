@@ -26,15 +26,48 @@ def pointer_of(table, row, tensor, tensors, TYPE: tl.constexpr, ALIGNED: tl.cons
 
 
 @triton.jit
-def gradient_of(table, tensor, tensors, at, inside, NARROW: tl.constexpr, ALIGNED: tl.constexpr):
+def take(pointer, size, FULL: tl.constexpr):
+    """Elements of a chunk in fp32. A mask would keep the compiler from 16-byte accesses, so full chunks go without."""
+    chunk = tl.load(pointer) if FULL else tl.load(pointer, mask=size, other=0.0)
+    return chunk.to(tl.float32)
+
+
+@triton.jit
+def put(pointer, value, size, FULL: tl.constexpr):
+    """Store a chunk."""
+    if FULL:
+        tl.store(pointer, value)
+    else:
+        tl.store(pointer, value, mask=size)
+
+
+@triton.jit
+def gradient_of(table, tensor, tensors, at, inside, NARROW: tl.constexpr, ALIGNED: tl.constexpr, FULL: tl.constexpr):
     """A chunk of a gradient in fp32; row 4 of the table says where gradients are NARROW, the rest is fp32."""
     if tl.load(table + 4 * tensors + tensor) != 0:
-        low = pointer_of(table, 1, tensor, tensors, NARROW, ALIGNED)
-        g = tl.load(low + at, mask=inside, other=0.0).to(tl.float32)
+        g = take(pointer_of(table, 1, tensor, tensors, NARROW, ALIGNED) + at, inside, FULL)
     else:
-        high = pointer_of(table, 1, tensor, tensors, tl.float32, ALIGNED)
-        g = tl.load(high + at, mask=inside, other=0.0)
+        g = take(pointer_of(table, 1, tensor, tensors, tl.float32, ALIGNED) + at, inside, FULL)
     return g
+
+
+@triton.jit
+def squares(
+    table,
+    tensor,
+    tensors,
+    first,
+    size,
+    CHUNK: tl.constexpr,
+    NARROW: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    FULL: tl.constexpr,
+):
+    """Sums of squares of a chunk of weights and of their gradient."""
+    at = first + tl.arange(0, CHUNK)
+    w = take(pointer_of(table, 0, tensor, tensors, tl.float32, ALIGNED) + at, at < size, FULL)
+    g = gradient_of(table, tensor, tensors, at, at < size, NARROW, ALIGNED, FULL)
+    return tl.sum(w * w), tl.sum(g * g)
 
 
 @triton.jit
@@ -56,12 +89,14 @@ def norms_kernel(
     if chunk == 0:
         tl.store(skipped, 0.0)
     tensor = tl.load(chunk_tensor + chunk)
-    at = tl.multiple_of(tl.load(chunk_first + chunk), 16) + tl.arange(0, CHUNK)
-    inside = at < tl.load(sizes + tensor)
-    w = tl.load(pointer_of(table, 0, tensor, tensors, tl.float32, ALIGNED) + at, mask=inside, other=0.0)
-    g = gradient_of(table, tensor, tensors, at, inside, NARROW, ALIGNED)
-    tl.store(partial + chunk, tl.sum(w * w))
-    tl.store(partial + chunks + chunk, tl.sum(g * g))
+    first = tl.multiple_of(tl.load(chunk_first + chunk), 16)
+    size = tl.load(sizes + tensor)
+    if first + CHUNK <= size:
+        w, g = squares(table, tensor, tensors, first, size, CHUNK, NARROW, ALIGNED, True)
+    else:
+        w, g = squares(table, tensor, tensors, first, size, CHUNK, NARROW, ALIGNED, False)
+    tl.store(partial + chunk, w)
+    tl.store(partial + chunks + chunk, g)
 
 
 @triton.jit
@@ -108,6 +143,41 @@ def trust_kernel(
 
 
 @triton.jit
+def update(
+    table,
+    rates,
+    tensor,
+    tensors,
+    first,
+    size,
+    momentum,
+    CHUNK: tl.constexpr,
+    NARROW: tl.constexpr,
+    NESTEROV: tl.constexpr,
+    COPIES: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    FULL: tl.constexpr,
+):
+    """Apply u = rates0 * g + rates1 * w; v = momentum * v + u; w = w - v to a chunk."""
+    at = first + tl.arange(0, CHUNK)
+    inside = at < size
+    w_at = pointer_of(table, 0, tensor, tensors, tl.float32, ALIGNED) + at
+    v_at = pointer_of(table, 2, tensor, tensors, tl.float32, ALIGNED) + at
+    w = take(w_at, inside, FULL)
+    v = take(v_at, inside, FULL)
+    g = gradient_of(table, tensor, tensors, at, inside, NARROW, ALIGNED, FULL)
+    u = tl.load(rates + tensor) * g + tl.load(rates + tensors + tensor) * w
+    v = momentum * v + u
+    w -= momentum * v + u if NESTEROV else v
+    put(v_at, v, inside, FULL)
+    put(w_at, w, inside, FULL)
+    if COPIES:  # noqa: SIM102  # decided when the kernel is compiled
+        if tl.load(table + 3 * tensors + tensor) != 0:
+            copy_at = pointer_of(table, 3, tensor, tensors, NARROW, ALIGNED) + at
+            put(copy_at, w.to(NARROW), inside, FULL)
+
+
+@triton.jit
 def update_kernel(
     table,
     chunk_tensor,
@@ -128,7 +198,7 @@ def update_kernel(
     DYNAMIC: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
-    """Apply u = rates0 * g + rates1 * w; v = momentum * v + u; w = w - v; nothing at all where `skipped` is set.
+    """Update every chunk; nothing at all where `skipped` is set.
 
     With COPIES, tensors that have a low-precision copy get it rewritten. With DYNAMIC, the loss scale is halved after a
     skipped step and doubled after `growth_interval` good ones.
@@ -145,19 +215,11 @@ def update_kernel(
             tl.store(good_steps, tl.where(grow, 0, good))
     if not skip:
         tensor = tl.load(chunk_tensor + chunk)
-        at = tl.multiple_of(tl.load(chunk_first + chunk), 16) + tl.arange(0, CHUNK)
-        inside = at < tl.load(sizes + tensor)
-        w_at = pointer_of(table, 0, tensor, tensors, tl.float32, ALIGNED) + at
-        v_at = pointer_of(table, 2, tensor, tensors, tl.float32, ALIGNED) + at
-        w = tl.load(w_at, mask=inside, other=0.0)
-        v = tl.load(v_at, mask=inside, other=0.0)
-        g = gradient_of(table, tensor, tensors, at, inside, NARROW, ALIGNED)
-        u = tl.load(rates + tensor) * g + tl.load(rates + tensors + tensor) * w
-        v = momentum * v + u
-        w -= momentum * v + u if NESTEROV else v
-        tl.store(v_at, v, mask=inside)
-        tl.store(w_at, w, mask=inside)
-        if COPIES:  # noqa: SIM102  # decided when the kernel is compiled
-            if tl.load(table + 3 * tensors + tensor) != 0:
-                copy_at = pointer_of(table, 3, tensor, tensors, NARROW, ALIGNED) + at
-                tl.store(copy_at, w.to(NARROW), mask=inside)
+        first = tl.multiple_of(tl.load(chunk_first + chunk), 16)
+        size = tl.load(sizes + tensor)
+        if first + CHUNK <= size:
+            update(table, rates, tensor, tensors, first, size, momentum, CHUNK, NARROW, NESTEROV, COPIES, ALIGNED, True)
+        else:
+            update(
+                table, rates, tensor, tensors, first, size, momentum, CHUNK, NARROW, NESTEROV, COPIES, ALIGNED, False
+            )
