@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from bigstep.errors import ConfigError
+from bigstep.kernels.lars import LarsSettings, lars_step, why_not_lars_kernels
 from bigstep.optim.gather import by_device_and_dtype, with_gradient
 
 __all__ = ["LARS", "lars", "lars_reference"]
@@ -96,11 +97,38 @@ class LARS(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if self._step_in_three_launches():
+            return loss
         for group in self.param_groups:
             settings = {name: group[name] for name in SETTINGS}
             for params, grads in by_device_and_dtype(with_gradient(group["params"])):
                 lars(params, grads, [self._velocity(param) for param in params], **settings)
         return loss
+
+    def _step_in_three_launches(self) -> bool:
+        """On a CUDA device, update all groups together (`bigstep.kernels.lars`) if their tensors allow it."""
+        groups = self.param_groups
+        found = [(index, *pair) for index, group in enumerate(groups) for pair in with_gradient(group["params"])]
+        if not found or not found[0][1].is_cuda or len({(g["momentum"], g["nesterov"]) for g in groups}) > 1:
+            return False
+        indices, params, grads = zip(*found, strict=True)
+        velocities = [self._velocity(param) for param in params]
+        if why_not_lars_kernels(params, velocities) is not None:
+            return False
+        names = ("weight_decay", "adapt", "trust_coefficient", "eps")
+        each = [LarsSettings(rate=index, **{name: group[name] for name in names}) for index, group in enumerate(groups)]
+        # filled on the device: a copy from the host would make the host wait
+        rates = [torch.zeros(1, device=params[0].device).add_(group["lr"]) for group in groups]
+        lars_step(
+            params,
+            grads,
+            velocities,
+            [each[index] for index in indices],
+            lr=torch.cat(rates),
+            momentum=groups[0]["momentum"],
+            nesterov=groups[0]["nesterov"],
+        )
+        return True
 
     def _velocity(self, param: Tensor) -> Tensor:
         state = self.state[param]

@@ -1,0 +1,86 @@
+"""One update of ResNet-50's 161 tensors: bigstep's LARS kernels, its foreach form, timm's LARS, torch's fused SGD."""
+
+from __future__ import annotations
+
+import statistics
+
+import torch
+from rivals import network
+
+from bigstep.kernels.lars import LarsKernels, LarsSettings
+from bigstep.optim import LARS, parameter_groups
+
+
+def timed(call, repeats: int = 15) -> float:
+    """Median microseconds, from the first launch to the last kernel's end."""
+    for _ in range(3):
+        call()
+    torch.cuda.synchronize()
+    times = []
+    for _ in range(repeats):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        call()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end) * 1000)
+    return statistics.median(times)
+
+
+def launches(call) -> int:
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as prof:
+        call()
+        torch.cuda.synchronize()
+    return sum(e.count for e in prof.key_averages() if e.self_device_time_total > 0)
+
+
+def graphed(call):
+    graph = torch.cuda.CUDAGraph()
+    call()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
+def measure(result: dict) -> None:
+    rows = []
+
+    def add(what: str, call, counted=None) -> None:
+        rows.append({"what": what, "us": timed(call), "launches": launches(counted or call)})
+        print("  ", rows[-1], flush=True)
+
+    model = network("torchvision").to(memory_format=torch.channels_last)
+    params = list(model.parameters())
+    velocities = [torch.zeros_like(p) for p in params]
+    settings = [LarsSettings(weight_decay=5e-5 if p.dim() > 1 else 0.0, adapt=p.dim() > 1) for p in params]
+    lr = torch.tensor([1e-3], device="cuda")
+    scale = torch.tensor(1024.0, device="cuda")
+    good = torch.zeros((), dtype=torch.int32, device="cuda")
+    with torch.no_grad():
+        for low, title in ((True, "fp16 gradients, fp16 copies written, loss scale on the device"), (False, "fp32")):
+            grads = [torch.randn_like(p, dtype=torch.float16 if low and p.dim() > 1 else torch.float32) for p in params]
+            copies = [p.detach().half() if p.dim() > 1 else None for p in params] if low else None
+            kernels = LarsKernels([p.detach() for p in params], velocities, settings, momentum=0.9, copies=copies)
+            kernels.bind(grads)
+
+            def call(kernels=kernels, low=low) -> None:
+                kernels.launch(lr, scale=scale if low else None, good_steps=good if low else None)
+
+            add(f"bigstep LARS kernels, {title}, in a CUDA graph", graphed(call), call)
+            add(f"bigstep LARS kernels, {title}", call)
+    for p in params:
+        p.grad = torch.randn_like(p)
+    foreach = LARS(parameter_groups(model, 5e-5), lr=1e-3)
+    add("bigstep.optim.LARS.step()", foreach.step)
+    fused = torch.optim.SGD(params, lr=1e-3, momentum=0.9, weight_decay=5e-5, fused=True)
+    add("torch.optim.SGD(fused=True)", fused.step)
+    try:
+        from timm.optim import Lars
+
+        add("timm.optim.Lars", Lars(params, lr=1e-3, momentum=0.9, weight_decay=5e-5).step)
+    except ImportError:
+        print("   timm is not installed")
+    result["optimizers"] = rows
