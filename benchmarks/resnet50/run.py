@@ -36,6 +36,7 @@ RIVALS = {  # batch -> rivals worth their compile time there
     40: [("torchvision", None), ("torchvision", "reduce-overhead")],
 }
 REPEATS, STEPS = 7, 8
+COMPILE_SECONDS = 150
 
 
 def name_of(source: str, mode: str | None) -> str:
@@ -134,8 +135,12 @@ def warm_compile_cache() -> None:
         for source, mode in rivals
         if mode is not None
     ]
+    deadline = time.time() + COMPILE_SECONDS
     for job in jobs:
-        job.wait()
+        try:
+            job.wait(max(1.0, deadline - time.time()))
+        except subprocess.TimeoutExpired:
+            job.kill()
 
 
 def machine() -> dict[str, object]:
