@@ -33,7 +33,8 @@ class HogwildClassifier(Estimator):
     Args:
         loss: "hinge" (a support vector machine) or "logistic".
         alpha: L2 coefficient.
-        gamma0: First step size, or "auto": 0.5 / mean |x|^2, so that a step goes half the way to a margin of one.
+        gamma0: First step size, or "auto": 0.5 / mean |x|^2, so that a step goes half the way to a margin of one, or
+            less where the last epoch's step would exceed 1.5 / (alpha * examples * epochs).
         beta: Factor on the step size after each epoch.
         epochs: Passes over the data in `fit`.
         fit_intercept: Learn b. Its step is 100 times smaller, because every example changes it.
@@ -171,17 +172,21 @@ class HogwildClassifier(Estimator):
 
     def _start(self, rows: Rows, classes: NDArray[Any]) -> None:
         outputs = 1 if len(classes) == 2 else len(classes)
-        square = rows.mean_square()
-        if self.gamma0 == "auto":
-            # rows without values, or non-finite ones: any number will do, `survey` or the data settle the rest
-            self.gamma0_ = 0.5 / (square if 0 < square < np.inf else 1.0)
-        else:
-            self.gamma0_ = float(self.gamma0)
+        self.gamma0_ = self._auto_gamma0(rows) if self.gamma0 == "auto" else float(self.gamma0)
         self.classes_ = classes
         self.coef_ = np.zeros((outputs, rows.n_features), np.float32)
         self.intercept_ = np.zeros(outputs, np.float32)
         self.n_iter_ = 0
         self._seed = seed_of(self.random_state)
+
+    def _auto_gamma0(self, rows: Rows) -> float:
+        """Half the way to a margin of one, but ending at a step that noise forgives: c / (alpha * steps)."""
+        square = rows.mean_square()
+        half_way = 0.5 / (square if 0 < square < np.inf else 1.0)  # what is not finite is refused later, with its row
+        if self.alpha == 0:
+            return half_way
+        last = 1.5 / (self.alpha * rows.n_rows * self.epochs)
+        return float(min(half_way, last / self.beta ** (self.epochs - 1)))
 
     def _learn(
         self, rows: Rows, labels: NDArray[Any], epochs: int, progress: Callable[[dict[str, Any]], None] | None
