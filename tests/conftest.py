@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
+# before torch is imported, here and in every process that a test starts: two spinning threads a process would make a
+# test of four ranks on two cores wait for its own threads
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 from collections.abc import Callable, Iterator
 
 import pytest

@@ -12,7 +12,9 @@ def sampler(size: int = 103, workers: int = 4, local_batch: int = 8, seed: int =
     return Sampler(size, seed, BatchPlan([BatchStage(0.0, workers, local_batch)]))
 
 
-@pytest.mark.parametrize(("size", "workers", "local_batch"), [(103, 4, 8), (64, 8, 8), (33, 7, 3), (5, 1, 2), (10, 5, 2)])
+@pytest.mark.parametrize(
+    ("size", "workers", "local_batch"), [(103, 4, 8), (64, 8, 8), (33, 7, 3), (5, 1, 2), (10, 5, 2)]
+)
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_every_sample_once_an_epoch_on_any_number_of_ranks(
     size: int, workers: int, local_batch: int, ranks: int

@@ -70,7 +70,9 @@ def train(
     steps: Annotated[int | None, typer.Option(min=1, help="Stop after this many steps.")] = None,
     procs: Annotated[int, typer.Option(min=1, help="Ranks to start on this machine; they share the workers.")] = 1,
     out: Annotated[Path | None, typer.Option(help="The run folder; by default a new one under runs/.")] = None,
-    resume: Annotated[bool, typer.Option(help="Go on with the run in --out (or the newest one of this recipe).")] = False,
+    resume: Annotated[
+        bool, typer.Option(help="Go on with the run in --out, or the newest one.")
+    ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     tensorboard: Annotated[bool, typer.Option(help="Write TensorBoard events into the run folder too.")] = False,
     as_json: Json = False,
@@ -84,8 +86,8 @@ def train(
         bigstep train lars --set workers.count=64 # a larger batch
         torchrun --nproc-per-node 8 -m bigstep train fair --preset paper --data /data/imagenet
     """
+    from bigstep.cli_train import TrainRequest, train_command
     from bigstep.train import launch
-    from bigstep.train.command import TrainRequest, train_command
 
     request = TrainRequest(
         recipe=recipe,
@@ -120,8 +122,8 @@ def recipes(
 ) -> None:
     """List the recipes, or explain one with its evidence.
 
-        bigstep recipes sony                   # the paper, what is known, what was chosen
-        bigstep recipes sony --yaml > run.yaml # edit it, then: bigstep train --config run.yaml
+    bigstep recipes sony                   # the paper, what is known, what was chosen
+    bigstep recipes sony --yaml > run.yaml # edit it, then: bigstep train --config run.yaml
     """
     from bigstep import recipes as shelf
     from bigstep.config_text import config_to_mapping, config_to_yaml

@@ -247,7 +247,7 @@ class ExchangeConfig:
     """How gradients travel between ranks: a collective and a codec."""
 
     collective: Literal["ring", "hierarchical", "torus", "halving", "gather"] = "ring"
-    """ring (the backend's own), hierarchical, torus, halving (and doubling), or gather for codes that cannot be summed."""
+    """ring (the backend's own), hierarchical, torus, halving, or gather for codes that cannot be summed."""
     codec: Literal["none", "fp16", "bf16", "onebit", "powersgd"] = "none"
     """How a gradient is written on the wire."""
     grid: Literal["auto"] | tuple[int, ...] = "auto"
@@ -296,12 +296,14 @@ class CheckpointConfig:
     """When the state of a run is written."""
 
     every: float = 1.0
-    """Epochs between checkpoints; fractions are fine, 0 writes only the last one."""
+    """Epochs between checkpoints; fractions are fine, 0 leaves it to `seconds`."""
+    seconds: float = 60.0
+    """Seconds after which one is written in any case; 0 for never. The last step is always saved."""
     keep: int = 2
     """How many checkpoints stay on disk."""
 
     def __post_init__(self) -> None:
-        require(self.every >= 0, f"checkpoint.every is {self.every}, but it must not be negative.")
+        require(min(self.every, self.seconds) >= 0, "checkpoint.every and checkpoint.seconds must not be negative.")
         _positive(self.keep, "checkpoint.keep")
 
 
@@ -368,6 +370,8 @@ class RunConfig:
     """Checkpoints."""
     evaluate_every: float = 1.0
     """Epochs between evaluations; the last epoch is always evaluated."""
+    nonfinite: Literal["stop", "skip"] = "stop"
+    """What to do when a gradient is NaN or infinite: stop and name the layer, or skip the step and count it."""
     precision: Literal["float64", "float32", "bf16", "fp16"] = "float32"
     """Arithmetic of forward and backward; bf16 and fp16 keep float32 weights, fp16 scales the loss."""
     seed: int = 0

@@ -6,7 +6,9 @@ accuracy and eval_loss. Accuracies are fractions. Rows carry `kind`: train, eval
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import fcntl
 import importlib.metadata
 import json
 import math
@@ -15,14 +17,14 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import bigstep
 from bigstep.errors import ConfigError, DataError
 
-__all__ = ["FORMAT", "Run", "RunWriter", "describe_machine", "read_run", "write_atomically"]
+__all__ = ["FORMAT", "Run", "RunWriter", "describe_machine", "locked", "read_run", "write_atomically"]
 
 FORMAT = 1
 """Version of the run folder's layout; a reader refuses newer ones and upgrades older ones."""
@@ -44,6 +46,28 @@ def write_atomically(path: Path, content: bytes) -> None:
             os.close(folder)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep a run folder for this process; the system gives it free when the process ends, however it ends."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise ConfigError(
+            f"The run folder {folder} cannot be written ({error.strerror}); choose another with --out."
+        ) from None
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(
+                f"Another run is writing into {folder}; wait until it ends, or choose another folder with --out."
+            ) from None
+        yield
+    finally:
+        os.close(handle)
 
 
 def describe_machine() -> dict[str, Any]:
@@ -101,7 +125,7 @@ class RunWriter:
     """
 
     def __init__(self, folder: Path, config: Mapping[str, Any], *, keep_until_step: int | None = None, **facts: Any):
-        """Start a run folder, or go on with one: rows after `keep_until_step` are dropped, since they will come again."""
+        """Start a run folder, or go on with one: rows after `keep_until_step` are dropped, as they will come again."""
         self.folder = folder
         try:
             folder.mkdir(parents=True, exist_ok=True)

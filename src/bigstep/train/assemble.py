@@ -83,6 +83,8 @@ class Parts:
     samples_per_forward: int
     parallel: DistributedDataParallel | None = None
     exchange: Exchange | None = None
+    skipped: int = 0
+    """Steps that were dropped because their gradient was not finite."""
 
 
 def assemble(

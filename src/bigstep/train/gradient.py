@@ -22,6 +22,7 @@ from bigstep.data.feed import Request
 from bigstep.data.sampler import Step
 from bigstep.norm import set_workers
 from bigstep.train.assemble import Parts
+from bigstep.train.diagnosis import gradients_are_finite, nonfinite_error
 from bigstep.train.forwards import Forward, forwards_of
 
 __all__ = ["connect", "gradient_of", "make_exchange", "requests_of"]
@@ -49,7 +50,7 @@ def gradient_of(parts: Parts, step: Step, batches: Iterator[tuple[Any, Any]]) ->
     forwards = _forwards(parts, step)
     objective = parts.parallel or parts.objective
     loss = torch.zeros((), dtype=torch.float64, device=parts.ranks.device)
-    waited_s, seen = 0.0, 0
+    waited_s, seen, inputs = 0.0, 0, None
     for index, forward in enumerate(forwards):
         asked = time.perf_counter()
         inputs, target = next(batches)
@@ -66,8 +67,27 @@ def gradient_of(parts: Parts, step: Step, batches: Iterator[tuple[Any, Any]]) ->
         seen += forward.workers
     if not forwards and parts.parallel is not None:
         parts.scaler.scale(objective(None, None, 0.0)).backward()
-    parts.statistics.end_step(seen / step.active)
+    if _gradient_is_good(parts, step, inputs):
+        parts.statistics.end_step(seen / step.active)
     return loss / parts.ranks.size, waited_s
+
+
+def _gradient_is_good(parts: Parts, step: Step, inputs: Any) -> bool:
+    """Whether the gradient can be used; the same on all ranks, since they hold the same gradient.
+
+    If not, the run stops, or the step is dropped: without gradients an optimizer leaves the weights alone. On a GPU
+    only `skip` looks at every step, since looking waits for the device; there the loss tells a little later.
+    """
+    skip = parts.config.nonfinite == "skip"
+    if parts.scaler.is_enabled() or (parts.ranks.device.type == "cuda" and not skip):
+        return True
+    if gradients_are_finite(parts.model):
+        return True
+    if not skip:
+        raise nonfinite_error(parts.model, inputs, parts.ranks, step.position.step + 1, parts.optimizer)
+    parts.skipped += 1
+    parts.optimizer.zero_grad()
+    return False
 
 
 def connect(parts: Parts) -> None:
@@ -86,7 +106,7 @@ def connect(parts: Parts) -> None:
         device_ids=[parts.ranks.device] if parts.ranks.device.type == "cuda" else None,
         bucket_cap_mb=bucket_mb,
         init_sync=False,  # weights come from the seed; their hash was compared
-        **{_KEEP_BUFFERS_LOCAL: False},  # each rank's batch-norm statistics are its own until an evaluation
+        **{_KEEP_BUFFERS_LOCAL: False},  # type: ignore[arg-type]  # each rank's batch-norm statistics are its own until an evaluation
         gradient_as_bucket_view=True,
     )
     _rehearse(parts, parts.parallel)

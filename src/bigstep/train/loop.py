@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,8 +14,11 @@ from bigstep.data.sampler import Position, Step
 from bigstep.errors import RunError
 from bigstep.schedules import elu_blend
 from bigstep.train.assemble import Parts
+from bigstep.train.diagnosis import StragglerWatch
 from bigstep.train.evaluate import Evaluation, evaluate
 from bigstep.train.gradient import gradient_of, requests_of
+from bigstep.train.heartbeat import Heartbeat
+from bigstep.train.interruption import StoppedError, StopRequest
 from bigstep.train.meter import Meter, StepCost
 
 __all__ = ["Ending", "Listener", "resize", "set_rates", "train"]
@@ -28,6 +32,9 @@ class Listener(Protocol):
 
     def evaluation(self, row: dict[str, Any]) -> None:
         """Take an evaluation row."""
+
+    def note(self, text: str) -> None:
+        """Take a remark."""
 
 
 @dataclass(frozen=True)
@@ -48,23 +55,37 @@ def train(
     begin: Position = Position(),  # noqa: B008 - frozen
     seconds_before: float = 0.0,
     max_steps: int | None = None,
+    stop: StopRequest | None = None,
+    heartbeat: Heartbeat | None = None,
 ) -> Ending:
     """Train from `begin` to the end of the run, or until `max_steps` steps were taken in all.
 
     Every rank calls this; all of them reach every collective in the same order, since each decision below depends
-    on the position alone.
+    on the position, or on what a flush summed over ranks.
+
+    Args:
+        parts: The parts of the run.
+        listener: Hears rows and notes.
+        save: Writes a checkpoint; called on every rank at the same step.
+        begin: Where to go on.
+        seconds_before: What the run took up to there.
+        max_steps: Where to stop, counted from the beginning of the run.
+        stop: A signal asks through it to save and leave.
+        heartbeat: Is told what this rank is doing, so that others can name it if it hangs.
     """
     config, sampler = parts.config, parts.sampler
-    meter = Meter(parts.ranks, seconds_before)
-    position, evaluation, loss = begin, None, math.nan
+    stop, heartbeat = stop or StopRequest(), heartbeat or Heartbeat(parts.ranks)
+    meter, stragglers = Meter(parts.ranks, seconds_before), StragglerWatch()
+    position, evaluation, loss, saved_at = begin, None, math.nan, meter.seconds
     parts.model.train()
     for steps in _by_epoch(parts, begin, max_steps):
         resize(parts, steps[0].position.epoch)
         batches = iter(parts.train_feed(requests_of(parts, steps)))
         for step in steps:
             started = time.perf_counter()
-            exposed_before = parts.exchange.exposed_seconds if parts.exchange else 0.0
+            exposed_before, sent_before = _traffic(parts)
 
+            heartbeat.at(step.position.step, "forward and backward")
             lr = set_rates(parts, step)
             step_loss, data_s = gradient_of(parts, step, batches)
             parts.scaler.step(parts.optimizer)
@@ -72,28 +93,42 @@ def train(
             parts.optimizer.zero_grad()
 
             position = sampler.after(step)
-            exchange_s = parts.exchange.exposed_seconds - exposed_before if parts.exchange else 0.0
-            cost = StepCost(time.perf_counter() - started, data_s, exchange_s)
+            exposed, sent = _traffic(parts)
+            cost = StepCost(time.perf_counter() - started, data_s, exposed - exposed_before)
             where = {"step": position.step, "epoch": _epochs(parts, position), "samples": _samples(parts, position)}
-            meter.add(step_loss, cost, **where, lr=lr, batch=step.size, **_traffic(parts))
+            meter.add(step_loss, cost, **where, lr=lr, batch=step.size, bytes_sent=sent - sent_before)
 
             is_last = where["samples"] >= config.epochs * sampler.size or position.step == max_steps
             evaluation_due = is_last or _crossed(parts, step, position, config.evaluate_every)
             save_due = is_last or _crossed(parts, step, position, config.checkpoint.every)
+            stop_number = 0
             if meter.due or evaluation_due or save_due:
-                for row in meter.flush():
+                heartbeat.at(position.step, "the sum of losses")
+                unsaved_s = meter.seconds - saved_at if parts.ranks.first else 0.0  # rank 0's clock decides for all
+                flushed = meter.flush(stop.number == signal.SIGTERM, stop.number == signal.SIGINT, unsaved_s)
+                terminate, interrupt, unsaved_s = flushed.votes  # some ranks may not have heard a signal yet
+                for row in flushed.rows:
                     loss = _finite(row, parts)
                     listener.train(row)
+                if (straggler := stragglers.see(flushed.compute_by_rank)) is not None:
+                    listener.note(straggler)
+                stop_number = signal.SIGTERM if terminate else signal.SIGINT if interrupt else 0
+                save_due = save_due or bool(stop_number) or 0 < config.checkpoint.seconds < unsaved_s
             if evaluation_due:
+                heartbeat.at(position.step, "evaluation")
                 paused = time.perf_counter()
                 evaluation = evaluate(parts)
                 facts = {"accuracy": evaluation.accuracy, "eval_loss": evaluation.loss}
                 listener.evaluation({"kind": "eval", **where, "seconds": meter.seconds, **facts})
                 meter.pause(time.perf_counter() - paused)
             if save_due:
+                heartbeat.at(position.step, "a checkpoint")
                 paused = time.perf_counter()
                 save(position, meter.seconds)
+                saved_at = meter.seconds
                 meter.pause(time.perf_counter() - paused)
+            if stop_number and not is_last:
+                raise StoppedError(stop_number, position.step)
     return Ending(position, evaluation or evaluate(parts), loss, meter.seconds)
 
 
@@ -141,8 +176,9 @@ def _crossed(parts: Parts, step: Step, position: Position, every: float) -> bool
     return math.floor(after / every + 1e-9) > math.floor(before / every + 1e-9)
 
 
-def _traffic(parts: Parts) -> dict[str, Any]:
-    return {"bytes_sent": parts.exchange.bytes_sent} if parts.exchange else {}
+def _traffic(parts: Parts) -> tuple[float, float]:
+    """Seconds of exposed exchange and bytes sent by this rank, since the beginning."""
+    return (parts.exchange.exposed_seconds, parts.exchange.bytes_sent) if parts.exchange else (0.0, 0.0)
 
 
 def _finite(row: dict[str, Any], parts: Parts) -> float:

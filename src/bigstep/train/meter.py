@@ -15,10 +15,10 @@ from torch import Tensor
 
 from bigstep.train.ranks import Ranks
 
-__all__ = ["Meter", "StepCost"]
+__all__ = ["Flushed", "Meter", "StepCost"]
 
 _SECONDS_BETWEEN_FLUSHES = 0.5
-_MOST_STEPS_BETWEEN_FLUSHES = 100
+_MOST_STEPS_BETWEEN_FLUSHES = 20  # a straggler is named after two flushes, a signal heard after one
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,15 @@ class StepCost:
     def compute_s(self) -> float:
         """What is left for forward, backward and update."""
         return max(0.0, self.total_s - self.data_s - self.exchange_s)
+
+
+@dataclass(frozen=True)
+class Flushed:
+    """What a flush told: the same on all ranks but for the rows' own times."""
+
+    rows: list[dict[str, Any]]
+    compute_by_rank: list[float]
+    votes: list[float]
 
 
 class Meter:
@@ -69,19 +78,22 @@ class Meter:
         """Leave out time between two flushes that no step used, such as an evaluation."""
         self._paused_s += seconds
 
-    def flush(self) -> list[dict[str, Any]]:
-        """Return the gathered rows with global losses; every rank must call this at the same step."""
-        if not self._rows:
-            return []
+    def flush(self, *votes: float) -> Flushed:
+        """Return the gathered rows with global losses; every rank must call this at the same step.
+
+        Args:
+            votes: Numbers to sum over ranks in the same message, for decisions that all ranks must take alike.
+        """
         steps, size = len(self._rows), self._ranks.size
-        computed = torch.zeros(size, dtype=torch.float64)
-        computed[self._ranks.rank] = sum(cost.compute_s for cost in self._costs)
+        small = torch.zeros(size + len(votes), dtype=torch.float64)
+        small[self._ranks.rank] = sum(cost.compute_s for cost in self._costs)
+        small[size:] = torch.tensor(votes, dtype=torch.float64)
         losses = torch.stack(self._losses)
-        sums = self._ranks.sum_(torch.cat([losses, computed.to(losses.device)])).tolist()  # waits for the device
+        sums = self._ranks.sum_(torch.cat([losses, small.to(losses.device)])).tolist()  # waits for the device
         now = time.perf_counter()
         elapsed = max(now - self._flushed - self._paused_s, 1e-9)
         images_per_s = sum(row["batch"] for row in self._rows) / elapsed
-        compute_by_rank = sums[steps:]
+        compute_by_rank, agreed = sums[steps : steps + size], sums[steps + size :]
         slowest = max(range(size), key=compute_by_rank.__getitem__)
         for row, loss, cost in zip(self._rows, sums[:steps], self._costs, strict=True):
             row |= {
@@ -99,4 +111,4 @@ class Meter:
         self._interval = int(min(max(wanted, 1), _MOST_STEPS_BETWEEN_FLUSHES))
         rows, self._rows, self._losses, self._costs = self._rows, [], [], []
         self._flushed, self._paused_s = now, 0.0
-        return rows
+        return Flushed(rows, compute_by_rank, agreed)

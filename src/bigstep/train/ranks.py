@@ -99,7 +99,7 @@ def joined_ranks(device: DeviceChoice = "auto", timeout_s: float = 600) -> Itera
     chosen = _device(device, int(os.environ.get("LOCAL_RANK", "0")), local_size)
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
-    else:
+    elif "OMP_NUM_THREADS" not in os.environ:  # else the user, or torchrun, has decided
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // local_size))
     if dist.is_initialized():  # somebody else's program: use its group and leave it alive
         yield Ranks(dist.get_rank(), dist.get_world_size(), chosen)

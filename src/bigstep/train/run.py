@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 import traceback
@@ -15,16 +16,19 @@ from bigstep.config import RunConfig
 from bigstep.config_text import config_to_mapping
 from bigstep.data.sampler import Position
 from bigstep.errors import BigstepError, ConfigError, RunError
-from bigstep.records import RunWriter
-from bigstep.train.assemble import Parts, assemble
-from bigstep.train.checkpoint import load_latest, save_checkpoint, weights_hash
+from bigstep.records import RunWriter, locked
+from bigstep.train.assemble import Parts, assemble, batch_plan
+from bigstep.train.background import BackgroundWriter
+from bigstep.train.checkpoint import load_latest, weights_hash
 from bigstep.train.gradient import connect
+from bigstep.train.heartbeat import Heartbeat, beating
+from bigstep.train.interruption import StopRequest, listening
 from bigstep.train.loop import Ending, train
 from bigstep.train.ranks import Ranks
 
 __all__ = ["Audience", "Order", "capture", "restore", "run"]
 
-_FREE_TO_CHANGE = {"data.path", "data.loaders", "checkpoint.every", "checkpoint.keep"}
+_FREE_TO_CHANGE = {"data.path", "data.loaders", "checkpoint"}
 """Fields that do not decide the path, so a resumed run may change them."""
 
 
@@ -81,12 +85,40 @@ class _Silent:
     def evaluation(self, row: dict[str, Any]) -> None:
         """Rank 0 tells."""
 
+    def note(self, text: str) -> None:
+        """Rank 0 tells."""
+
 
 def run(order: Order, ranks: Ranks, audience: Audience, **own: Any) -> dict[str, Any]:
     """Carry out an order on all ranks and return the result; `own` are a user's model, data and loss.
 
     Every rank calls this. Only rank 0 touches the folder, so it need not be shared between machines.
     """
+    with contextlib.ExitStack() as stack:
+        if ranks.first:
+            stack.enter_context(locked(order.folder))
+        stop = stack.enter_context(listening())
+        heartbeat = stack.enter_context(beating(ranks))
+        try:
+            return _run(order, ranks, audience, stop, heartbeat, own)
+        except BigstepError as error:
+            if isinstance(error, RunError) and (missing := heartbeat.missing()):
+                raise RunError(f"{str(error).rstrip('.')}; {missing}.") from error
+            raise
+        except Exception as error:
+            # the traceback is for whoever wrote the model; the sentence is for whoever runs it
+            _leave_details(order.folder, ranks, traceback.format_exc())
+            lines = str(error).strip().splitlines() or [""]
+            missing = heartbeat.missing()
+            raise RunError(
+                f"Rank {ranks.rank} failed at step {heartbeat.step} in {heartbeat.doing}: {type(error).__name__}: "
+                f"{lines[0]}{'; ' + missing if missing else ''}"
+            ) from error
+
+
+def _run(
+    order: Order, ranks: Ranks, audience: Audience, stop: StopRequest, heartbeat: Heartbeat, own: dict[str, Any]
+) -> dict[str, Any]:
     checkpoints = order.folder / "checkpoints"
     state, problems = _state_of_first(order, ranks, checkpoints)
     parts = assemble(order.config, ranks, **own)
@@ -94,7 +126,7 @@ def run(order: Order, ranks: Ranks, audience: Audience, **own: Any) -> dict[str,
     begin, seconds_before = Position(), 0.0
     if state is not None:
         begin, seconds_before = restore(parts, state)
-    scribe: _Scribe | None = None
+    listener: _Scribe | _Silent = _Silent()
     if ranks.first:
         writer = RunWriter(
             order.folder,
@@ -104,40 +136,37 @@ def run(order: Order, ranks: Ranks, audience: Audience, **own: Any) -> dict[str,
             device=_device_name(ranks.device),
             published=order.published,
         )
-        scribe = _Scribe(writer, audience)
+        listener = _Scribe(writer, audience)
         audience.note(_announcement(order, ranks))
         for problem in problems:
-            scribe.note(f"{problem} The one before it is used.")
+            listener.note(f"{problem} The one before it is used.")
         if order.resume:
-            scribe.note(f"Resumed at step {begin.step}." if begin.step else "Nothing to resume: started anew.")
+            listener.note(f"Resumed at step {begin.step}." if begin.step else "Nothing to resume: started anew.")
+    background = BackgroundWriter(checkpoints, order.config.checkpoint.keep, listener.note)
 
     def save(position: Position, seconds: float) -> None:
         captured = capture(parts, position, seconds)
         if ranks.first:
-            save_checkpoint(checkpoints, position.step, captured, order.config.checkpoint.keep)
+            background.submit(position.step, captured)
 
     try:
         ending = train(
             parts,
-            scribe or _Silent(),
+            listener,
             save,
             begin=begin,
             seconds_before=seconds_before,
             max_steps=order.max_steps,
+            stop=stop,
+            heartbeat=heartbeat,
         )
         result = _result(parts, ending, order)
-    except BigstepError:
-        raise
-    except Exception as error:
-        # the traceback is for whoever wrote the model; the sentence is for whoever runs it
-        details = traceback.format_exc()
-        print(details, file=sys.stderr) if own else _leave_details(order.folder, ranks, details)
-        raise RunError(f"Rank {ranks.rank} failed: {type(error).__name__}: {str(error).splitlines()[0]}") from error
     finally:
-        if scribe is not None:
-            scribe.writer.close()
-    if scribe is not None:
-        scribe.writer.finish(result)
+        background.wait()
+        if isinstance(listener, _Scribe):
+            listener.writer.close()
+    if isinstance(listener, _Scribe):
+        listener.writer.finish(result)
     return result
 
 
@@ -212,12 +241,13 @@ def _result(parts: Parts, ending: Ending, order: Order) -> dict[str, Any]:
         "ranks": parts.ranks.size,
         "weights_sha256": digest,
         "run": str(order.folder),
+        "skipped_steps": parts.skipped,
     }
 
 
 def _announcement(order: Order, ranks: Ranks) -> str:
     config = order.config
-    stages = [(stage.count, stage.local_batch) for stage in (config.workers, *config.plan)]
+    stages = [(stage.workers, stage.local_batch) for stage in batch_plan(config).stages]
     batches = " → ".join(f"{count * local:,} ({count} × {local})" for count, local in stages)
     plural = "" if ranks.size == 1 else "s"
     return (

@@ -9,19 +9,19 @@ import dataclasses
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from bigstep.config import RunConfig
-from bigstep.config_text import apply_settings, config_from_mapping, config_from_yaml
+from bigstep.config_text import apply_settings, config_from_mapping, config_from_yaml, stretched
 from bigstep.errors import BigstepError, ConfigError
 
 if TYPE_CHECKING:
     from bigstep.train.ranks import DeviceChoice
     from bigstep.train.run import Audience
 
-__all__ = ["Resolved", "TrainRequest", "stretched", "train_command"]
+__all__ = ["Resolved", "TrainRequest", "train_command"]
 
 RUNS = Path("runs")
 
@@ -97,29 +97,6 @@ class TrainRequest:
 
         name, path = name_of_set(self.data, config.data.name)
         return [f"data.name={json.dumps(name)}", f"data.path={json.dumps(path)}"]
-
-
-def stretched(config: RunConfig, epochs: float) -> RunConfig:
-    """Return `config` with every epoch in it scaled, so that a shorter run still warms up, decays and ends."""
-    if not 0 < epochs < float("inf"):
-        raise ConfigError(f"--epochs is {epochs}, but it must be greater than 0.")
-    ratio = epochs / config.epochs
-    pieces = tuple(
-        replace(piece, until=piece.until * ratio, at=tuple(at * ratio for at in piece.at))
-        for piece in config.lr.schedule
-    )
-    return replace(
-        config,
-        epochs=epochs,
-        lr=replace(config.lr, schedule=pieces),
-        plan=tuple(replace(stage, epoch=stage.epoch * ratio) for stage in config.plan),
-        data=replace(config.data, sizes=tuple(replace(size, epoch=size.epoch * ratio) for size in config.data.sizes)),
-        optimizer=replace(
-            config.optimizer,
-            blend_center=config.optimizer.blend_center * ratio,
-            blend_period=config.optimizer.blend_period * ratio,
-        ),
-    )
 
 
 def train_command(request: TrainRequest, resolved: Resolved) -> dict[str, Any] | None:
