@@ -212,8 +212,8 @@ def sweep() -> None:
 
 
 def _burst(rate: str) -> str:
-    """Bytes a shaper may let through at once: 2 ms of its rate, at least two packets of the largest size."""
-    return str(max(131072, int(bits_per_second(rate) / 8 * 0.002)))
+    """Bytes a shaper may let through at once: 2 ms of its rate, at least one packet of the largest (offloaded) size."""
+    return str(max(65536, int(bits_per_second(rate) / 8 * 0.002)))
 
 
 def _limit(space: str, device: str, rate: str) -> None:

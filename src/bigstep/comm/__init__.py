@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+from bigstep.comm.buckets import BucketTuner
 from bigstep.comm.collectives import Collective, Halving, Hierarchical, Ring, Torus, sum_over_ranks
 from bigstep.comm.hook import Exchange
 from bigstep.comm.world import World
 
-__all__ = ["Collective", "Exchange", "Halving", "Hierarchical", "Ring", "Torus", "World", "sum_over_ranks"]
+__all__ = [
+    "BucketTuner",
+    "Collective",
+    "Exchange",
+    "Halving",
+    "Hierarchical",
+    "Ring",
+    "Torus",
+    "World",
+    "sum_over_ranks",
+]

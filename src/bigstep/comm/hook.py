@@ -222,7 +222,7 @@ class Exchange:
             raise
 
     def close(self) -> None:
-        """End the threads of the exchange; its process groups end with the program's."""
+        """Wait for what is under way and end the threads; call it before the process group is destroyed."""
         self._line.close()
 
     def _attached(self) -> World:

@@ -36,6 +36,7 @@ class Line:
 
     def __init__(self) -> None:
         self._queues: list[SimpleQueue[_Item | None]] = []
+        self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._broken: BaseException | None = None
 
@@ -47,8 +48,10 @@ class Line:
         self._put(0, (steps, (), done))
 
     def close(self) -> None:
-        """End the threads, one after the other, once what was submitted has gone through."""
+        """Wait until what was submitted has gone through, and end the threads."""
         self._end(0)
+        for thread in self._threads:
+            thread.join()
 
     def _end(self, phase: int) -> None:
         with self._lock:
@@ -60,9 +63,10 @@ class Line:
             if phase == len(self._queues):
                 self._queues.append(SimpleQueue())
                 # a daemon: a rank that dies of another error must not wait for its network
-                threading.Thread(
-                    target=self._serve, args=(phase, self._queues[phase]), name=f"exchange-{phase}", daemon=True
-                ).start()
+                arguments = (phase, self._queues[phase])
+                thread = threading.Thread(target=self._serve, args=arguments, name=f"exchange-{phase}", daemon=True)
+                self._threads.append(thread)
+                thread.start()
             self._queues[phase].put(item)
 
     def _serve(self, phase: int, queue: SimpleQueue[_Item | None]) -> None:
