@@ -21,7 +21,14 @@ import yaml
 from bigstep.config import RunConfig
 from bigstep.errors import ConfigError, nearest
 
-__all__ = ["apply_settings", "config_from_mapping", "config_from_yaml", "config_to_mapping", "config_to_yaml"]
+__all__ = [
+    "apply_settings",
+    "config_from_mapping",
+    "config_from_yaml",
+    "config_to_mapping",
+    "config_to_yaml",
+    "stretched",
+]
 
 
 def config_from_mapping(mapping: Any) -> RunConfig:
@@ -62,6 +69,31 @@ def apply_settings(config: RunConfig, settings: Iterable[str]) -> RunConfig:
             raise ConfigError(f"--set takes FIELD=VALUE, as in --set lr.base=0.2 (got {setting!r}).")
         _set(mapping, path.strip(), _parse_yaml(text, f"--set {setting}"))
     return config_from_mapping(mapping)
+
+
+def stretched(config: RunConfig, epochs: float) -> RunConfig:
+    """Return `config` with every epoch in it scaled, so that a shorter run still warms up, decays and ends."""
+    if not 0 < epochs < float("inf"):
+        raise ConfigError(f"--epochs is {epochs}, but it must be greater than 0.")
+    ratio = epochs / config.epochs
+    pieces = tuple(
+        dataclasses.replace(piece, until=piece.until * ratio, at=tuple(at * ratio for at in piece.at))
+        for piece in config.lr.schedule
+    )
+    return dataclasses.replace(
+        config,
+        epochs=epochs,
+        lr=dataclasses.replace(config.lr, schedule=pieces),
+        plan=tuple(dataclasses.replace(stage, epoch=stage.epoch * ratio) for stage in config.plan),
+        data=dataclasses.replace(
+            config.data, sizes=tuple(dataclasses.replace(size, epoch=size.epoch * ratio) for size in config.data.sizes)
+        ),
+        optimizer=dataclasses.replace(
+            config.optimizer,
+            blend_center=config.optimizer.blend_center * ratio,
+            blend_period=config.optimizer.blend_period * ratio,
+        ),
+    )
 
 
 def _set(mapping: dict[str, Any], path: str, value: Any) -> None:

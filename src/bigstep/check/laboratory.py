@@ -1,0 +1,71 @@
+"""Where properties get what they look at: worlds that run trials, each trial once."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bigstep.check.pool import Pool
+from bigstep.check.shrink import lossless
+from bigstep.check.subject import Own, Subject, Trial
+from bigstep.errors import ConfigError
+
+__all__ = ["Laboratory"]
+
+
+class Laboratory:
+    """Runs observations of one subject in worlds of one pool and remembers them."""
+
+    def __init__(self, pool: Pool, subject: Subject, own: Own, trial: Trial, ranks: tuple[int, ...]) -> None:
+        self.trial = trial
+        """As configured."""
+        self.lossless = lossless(trial)
+        """With a codec that loses nothing: what can be compared between numbers of ranks."""
+        self.own = own
+        self.ranks = ranks
+        """Sizes of the worlds, rising, from 1."""
+        self._pool = pool
+        self._seen: dict[tuple[Any, ...], list[Any]] = {}
+        self._prefix = pool.folder / f"check-{id(self)}"
+        self._context = self._prefix.with_suffix(".pickle")
+        try:
+            self._context.write_bytes(pickle.dumps((subject, own)))
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise ConfigError(
+                f"What is to be checked must reach other processes, but cannot be pickled ({error}); define models, "
+                "losses, data sets and functions at the top level of a module, not inside a function or as a lambda."
+            ) from None
+
+    @property
+    def several(self) -> tuple[int, ...]:
+        """Sizes of the worlds of more than one rank."""
+        return self.ranks[1:]
+
+    def see(self, observation: Callable[..., Any], trial: Trial, ranks: int, *args: Any) -> list[Any]:
+        """Return what each rank of a world saw; the same question is asked once."""
+        key = (observation, trial, ranks, *args)
+        if key not in self._seen:
+            self._seen[key] = self._pool.run(ranks, _observe, self._context, observation, trial, args)
+        return self._seen[key]
+
+    def folder(self, trial: Trial, ranks: int) -> Path:
+        """Where the run of a trial in a world leaves its checkpoint."""
+        return self._prefix / f"{hash(trial) & 0xFFFFFFFF:08x}-{ranks}"
+
+    def close(self) -> None:
+        """Remove what the ranks were given; checkpoints go with the pool."""
+        self._context.unlink(missing_ok=True)
+
+
+def _observe(context: Path, observation: Callable[..., Any], trial: Trial, args: tuple[Any, ...]) -> Any:
+    subject, own = _loaded(context)
+    return observation(subject, own, trial, *args)
+
+
+@functools.lru_cache(maxsize=1)
+def _loaded(context: Path) -> tuple[Subject, Own]:
+    loaded: tuple[Subject, Own] = pickle.loads(context.read_bytes())
+    return loaded

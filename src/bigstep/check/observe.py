@@ -1,0 +1,238 @@
+"""What the ranks of a world see of a run: functions that run on every rank and return plain values.
+
+They touch the subject only through its functions and say nothing about right or wrong; the properties do that. All
+take (subject, own, trial), and every rank of the world must be in the same one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from bigstep.check.subject import Own, Subject, Trial
+from bigstep.data.sampler import Position, Step
+from bigstep.train.ranks import Ranks
+
+__all__ = [
+    "Beginning", "Gradient", "Journey", "Vectors", "accumulation", "beginning", "gradients", "journey", "present_ranks",
+    "rates", "resumed",
+]  # fmt: skip
+
+Vectors = dict[str, NDArray[Any]]
+"""Tensors by name. Only rank 0 sends them; the others send a hash, which is enough to tell whether they agree."""
+
+PICTURES = 16
+"""Samples whose augmentation is compared."""
+
+
+def present_ranks() -> Ranks:
+    """This process among those of the world it is in."""
+    return Ranks(dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else Ranks()
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """A rank before it has met the others."""
+
+    weights: str
+    """Hash of all parameters and buffers, by name."""
+    order: tuple[tuple[str, tuple[int, ...]], ...]
+    """Names and shapes of the parameters, as the exchange will meet them."""
+    sizes: tuple[int, int]
+    """Samples of the training and the evaluation set."""
+    epochs: tuple[tuple[tuple[int, ...], ...], ...]
+    """For each of the first two epochs, for each step, the samples of this rank."""
+    pictures: tuple[tuple[str, ...], ...]
+    """For each of the first two epochs, a hash of what each of some samples looks like on this rank."""
+
+
+def beginning(subject: Subject, own: Own, trial: Trial) -> Beginning:
+    """Start a run and look at it before any gradient."""
+    run = subject.start(own, trial, present_ranks())
+    model = subject.model(run)
+    epochs: tuple[list[tuple[int, ...]], ...] = ([], [])
+    for step in subject.steps(run, Position()):
+        if step.position.epoch < 2:
+            epochs[step.position.epoch].append(tuple(subject.samples(run, step)))
+    sizes = subject.sizes(run)
+    chosen = list(range(min(PICTURES, sizes[0])))
+    pictures = []
+    for epoch in (0, 1):
+        inputs, _ = subject.batch(run, epoch, chosen)
+        pictures.append(tuple(_hash([("", sample)]) for sample in inputs))
+    seen = Beginning(
+        weights=_hash(sorted(model.state_dict().items())),
+        order=tuple((name, tuple(parameter.shape)) for name, parameter in model.named_parameters()),
+        sizes=sizes,
+        epochs=(tuple(epochs[0]), tuple(epochs[1])),
+        pictures=tuple(pictures),
+    )
+    subject.finish(run)
+    return seen
+
+
+def rates(subject: Subject, own: Own, trial: Trial) -> list[tuple[int, float]]:
+    """Samples seen before each step, and the rate of that step."""
+    run = subject.start(own, trial, present_ranks())
+    size = subject.sizes(run)[0]
+    table = [
+        (step.position.epoch * size + step.position.offset, subject.learning_rate(run, step))
+        for step in subject.steps(run, Position())
+    ]
+    subject.finish(run)
+    return table
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """The mean gradient of one step."""
+
+    samples: int
+    """In the step, over all ranks."""
+    vectors: Vectors
+    digest: str
+    draws: tuple[float, ...]
+    """A number drawn at each forward of this rank from where dropout draws."""
+
+
+def gradients(subject: Subject, own: Own, trial: Trial) -> list[Gradient]:
+    """The gradients of the first and of the last, incomplete step of an epoch, at the initial weights."""
+    run = _connected(subject, own, trial)
+    steps = [step for step in subject.steps(run, Position()) if step.position.epoch == 0]
+    seen = [_gradient(subject, run, step) for step in (steps[0], steps[-1])]
+    subject.finish(run)
+    return seen
+
+
+def _gradient(subject: Subject, run: Any, step: Step) -> Gradient:
+    model = subject.model(run)
+    draws: list[float] = []
+
+    def draw(*_: object) -> None:
+        state = torch.get_rng_state()
+        draws.append(float(torch.rand(())))
+        torch.set_rng_state(state)
+
+    handle = model.register_forward_pre_hook(draw)
+    _clear(model)
+    subject.gradient(run, step)
+    handle.remove()
+    named = _gradients_of(model)
+    _clear(model)
+    return Gradient(step.size, _vectors(named), _hash(named), tuple(draws))
+
+
+def accumulation(subject: Subject, own: Own, trial: Trial) -> list[tuple[Vectors, Vectors]]:
+    """On one rank, for a full and an uneven step: the accumulated gradient, and that of one forward of all samples."""
+    run = _connected(subject, own, trial)
+    model = subject.model(run)
+    steps = [step for step in subject.steps(run, Position()) if step.position.epoch == 0]
+    pairs = []
+    for step in (steps[0], steps[-1]):
+        _clear(model)
+        subject.gradient(run, step)
+        accumulated = _vectors(_gradients_of(model))
+        _clear(model)
+        subject.objective(run, *subject.batch(run, step.position.epoch, subject.samples(run, step))).backward()  # type: ignore[no-untyped-call]
+        pairs.append((accumulated, _vectors(_gradients_of(model))))
+        _clear(model)
+    subject.finish(run)
+    return pairs
+
+
+@dataclass(frozen=True)
+class Journey:
+    """Some steps of a run and its end."""
+
+    losses: tuple[float, ...]
+    weights: Vectors
+    digest: str
+    """Of the weights."""
+    statistics: Vectors
+    """The model's buffers as an evaluation leaves them."""
+    statistics_digest: str
+    samples: int
+    """That the evaluation saw."""
+    evaluation_loss: float
+
+
+def journey(subject: Subject, own: Own, trial: Trial, folder: Path) -> Journey:
+    """The whole run, with a checkpoint written half way, in the middle of an epoch."""
+    run = _connected(subject, own, trial)
+    steps = list(subject.steps(run, Position()))
+    half = len(steps) // 2
+    losses = _train(subject, run, steps[:half])
+    subject.save(run, steps[half].position, folder)
+    losses += _train(subject, run, steps[half:])
+    return _end(subject, run, losses)
+
+
+def resumed(subject: Subject, own: Own, trial: Trial, folder: Path) -> Journey:
+    """The run from the checkpoint in `folder` to its end."""
+    run = _connected(subject, own, trial)
+    steps = list(subject.steps(run, subject.load(run, folder)))
+    return _end(subject, run, _train(subject, run, steps))
+
+
+def _connected(subject: Subject, own: Own, trial: Trial) -> Any:
+    run = subject.start(own, trial, present_ranks())
+    subject.connect(run)
+    return run
+
+
+def _train(subject: Subject, run: Any, steps: Iterable[Step]) -> list[float]:
+    losses = []
+    for step in steps:
+        subject.learning_rate(run, step)
+        part = torch.tensor(subject.gradient(run, step), dtype=torch.float64)
+        subject.update(run)
+        losses.append(float(present_ranks().sum_(part)))
+    return losses
+
+
+def _end(subject: Subject, run: Any, losses: list[float]) -> Journey:
+    model = subject.model(run)
+    weights = list(model.named_parameters())
+    evaluation = subject.evaluate(run)
+    # counters of forwards are left out: nothing reads them, and a rank with more workers counts more
+    buffers = [(name, buffer) for name, buffer in model.named_buffers() if buffer.is_floating_point()]
+    end = Journey(
+        losses=tuple(losses),
+        weights=_vectors(weights),
+        digest=_hash(weights),
+        statistics=_vectors(buffers),
+        statistics_digest=_hash(buffers),
+        samples=evaluation.samples,
+        evaluation_loss=evaluation.loss,
+    )
+    subject.finish(run)
+    return end
+
+
+def _gradients_of(model: nn.Module) -> list[tuple[str, Tensor]]:
+    return [(name, p.grad) for name, p in model.named_parameters() if p.grad is not None]
+
+
+def _clear(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.grad = None
+
+
+def _vectors(named: Iterable[tuple[str, Tensor]]) -> Vectors:
+    return {name: t.detach().double().numpy().copy() for name, t in named} if present_ranks().first else {}
+
+
+def _hash(named: Iterable[tuple[str, Tensor]]) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in named:
+        digest.update(name.encode())
+        digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,212 @@
+"""Rank processes that stay alive: started once, joined into worlds of any size, never left behind.
+
+A fresh process costs seconds (it imports torch); joining those that live into another world costs milliseconds. So all
+properties of a check share one pool.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import shutil
+import signal
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from bigstep.errors import BigstepError, ConfigError, RunError
+from bigstep.train.launch import die_with_launcher
+
+__all__ = ["Pool"]
+
+COLLECTIVE_TIMEOUT_S = 60.0
+"""After this long a rank gives up on a collective that its peers do not reach."""
+CALL_TIMEOUT_S = 240.0
+"""After this long ranks that did not answer are ended and replaced."""
+
+
+class Pool:
+    """Processes for Gloo worlds on this machine; a context manager that ends them all.
+
+    Functions and their arguments travel by pickle, so a function must be importable: at the top level of a module, and
+    in a script below `if __name__ == "__main__":` only the call.
+
+    >>> import operator
+    >>> with Pool() as pool:
+    ...     pool.run(1, operator.add, 2, 3)
+    [5]
+    """
+
+    def __init__(self, *, call_timeout_s: float = CALL_TIMEOUT_S) -> None:
+        self.call_timeout_s = call_timeout_s
+        self.folder = Path(tempfile.mkdtemp(prefix="bigstep-check-"))
+        """For files that ranks share; removed with the pool."""
+        self._members: list[tuple[BaseProcess, Connection]] = []
+        self._joined = 0  # ranks of the present world; 0 for none
+        self._worlds = 0
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def run(self, ranks: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """Run `function(*args)` on every rank of a world and return what each returned.
+
+        Args:
+            ranks: Size of the world; its processes are joined in one Gloo group, except a world of one, which has none.
+            function: What to run.
+            args: Its arguments, the same on every rank.
+
+        Raises:
+            RunError: naming the rank that raised, died, or did not answer in time. The next call gets a fresh world.
+        """
+        try:
+            message = pickle.dumps(("run", function, args))
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise ConfigError(
+                f"What is to be checked must reach other processes, but cannot be pickled ({error}); define models, "
+                "losses, data sets and functions at the top level of a module, not inside a function or as a lambda."
+            ) from None
+        self._join(ranks)
+        return self._ask([message] * ranks)
+
+    def start(self, ranks: int) -> None:
+        """Start processes until there are `ranks`, without waiting for them: they import torch side by side."""
+        context = multiprocessing.get_context("spawn")
+        while len(self._members) < ranks:
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs, os.getpid()), daemon=True)
+            with _leaving_interrupts():
+                process.start()
+            theirs.close()
+            self._members.append((process, ours))
+
+    def close(self) -> None:
+        """End every process and remove the folder; harmless when called twice."""
+        self._end()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _join(self, ranks: int) -> None:
+        """Make the first `ranks` processes one world, unless they are."""
+        self.start(ranks)
+        if self._joined == ranks:
+            return
+        self._worlds += 1
+        store = str(self.folder / f"store-{self._worlds}")
+        self._ask([pickle.dumps(("join", rank, ranks, store)) for rank in range(ranks)])
+        self._joined = ranks
+
+    def _ask(self, messages: Sequence[bytes]) -> list[Any]:
+        """Send each rank its message and collect the answers of all, or say what went wrong first."""
+        members = self._members[: len(messages)]
+        answers: dict[int, Any] = {}
+        problems: dict[int, tuple[float, BaseException | str]] = {}
+        deadline = time.monotonic() + self.call_timeout_s
+        dead = False
+        for rank, (_, connection) in enumerate(members):
+            with contextlib.suppress(OSError):  # a process that died is named below
+                connection.send_bytes(messages[rank])
+        for rank, (process, connection) in enumerate(members):
+            try:
+                if not connection.poll(max(0.0, deadline - time.monotonic())):
+                    problems[rank] = (float("inf"), f"did not answer within {self.call_timeout_s:.0f} s")
+                    dead = True
+                    continue
+                when, ok, value = pickle.loads(connection.recv_bytes())
+            except (EOFError, OSError):
+                process.join(1.0)
+                problems[rank] = (0.0, f"ended with status {process.exitcode}")
+                dead = True
+                continue
+            if ok:
+                answers[rank] = value
+            else:
+                problems[rank] = (when, value)
+        if not problems:
+            return [answers[rank] for rank in range(len(members))]
+        self._joined = 0  # its collectives may be out of step: the next world is a new one
+        if dead:
+            self._end()
+        # the others fail because one did: the first in time is the cause
+        rank = min(problems, key=lambda r: problems[r][0])
+        _, problem = problems[rank]
+        if isinstance(problem, BigstepError):
+            raise problem
+        raise RunError(f"Rank {rank} of {len(members)}: {problem}")
+
+    def _end(self) -> None:
+        for process, connection in self._members:
+            connection.close()  # an idle process ends by itself; a busy one is ended
+            process.join(0.2)
+            if process.is_alive():
+                process.kill()
+            process.join()
+        self._members.clear()
+        self._joined = 0
+
+
+@contextlib.contextmanager
+def _leaving_interrupts() -> Any:
+    """Start a process that leaves Ctrl-C to this one, from its first instruction on."""
+    try:
+        previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    except ValueError:  # not the main thread: signals are not ours to set
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def _serve(connection: Connection, launcher: int) -> None:
+    """What a rank process does: join the world it is told to, run functions, send back what they return."""
+    die_with_launcher(launcher)
+    os.dup2(2, 1)  # standard output is the report's: what a model prints goes to standard error
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    import torch
+
+    torch.set_num_threads(1)
+    with contextlib.suppress(EOFError):
+        while True:
+            try:
+                kind, *rest = pickle.loads(connection.recv_bytes())
+                function, args = (_join, rest) if kind == "join" else rest
+                value = function(*args)
+                answer = pickle.dumps((time.time(), True, value))
+            except EOFError:
+                raise
+            except BigstepError as error:
+                answer = pickle.dumps((time.time(), False, error))
+            except Exception as error:
+                where = traceback.extract_tb(error.__traceback__)[-1]
+                first_line = (str(error).splitlines() or [""])[0]
+                told = f"{type(error).__name__}: {first_line} ({Path(where.filename).name}, line {where.lineno})"
+                answer = pickle.dumps((time.time(), False, told))
+            connection.send_bytes(answer)
+
+
+def _join(rank: int, ranks: int, store: str) -> None:
+    import datetime
+
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    if ranks > 1:
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{store}",
+            rank=rank,
+            world_size=ranks,
+            timeout=datetime.timedelta(seconds=COLLECTIVE_TIMEOUT_S),
+        )

@@ -1,0 +1,99 @@
+"""Which samples are seen, how often, and what they look like."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from bigstep.check.laboratory import Laboratory
+from bigstep.check.observe import Beginning, Journey, beginning, journey
+from bigstep.check.verdict import PATH_BOUND, Verdict, judged
+
+__all__ = ["augmentation", "epoch_once", "evaluation_once"]
+
+
+def epoch_once(lab: Laboratory) -> Verdict:
+    """The ranks of a world together see each training sample once an epoch, in the same batches as one rank alone."""
+    wrong, fault = 0, ""
+    alone: Beginning = lab.see(beginning, lab.trial, 1)[0]
+    size = alone.sizes[0]
+    for ranks in lab.ranks:
+        seen: list[Beginning] = lab.see(beginning, lab.trial, ranks)
+        for epoch in (0, 1):
+            batches = [Counter(i for part in step for i in part) for step in _by_step(seen, epoch)]
+            times: Counter[int] = sum(batches, Counter())
+            repeated = sum(count - 1 for count in times.values() if count > 1)
+            missing = size - len(times)
+            apart = sum(
+                sum((mine - Counter(theirs)).values())
+                for mine, theirs in zip(batches, alone.epochs[epoch], strict=False)
+            )
+            if not fault and repeated + missing:
+                fault = f"on {ranks} rank(s) {repeated} samples come twice and {missing} never in epoch {epoch}"
+            elif not fault and apart:
+                fault = f"on {ranks} ranks {apart} samples of epoch {epoch} are in another batch than on one rank"
+            wrong += repeated + missing + apart
+    return judged(
+        wrong,
+        0,
+        f"samples of {size} seen twice, never, or in another batch, in two epochs",
+        fault=fault,
+        remedy="shuffle with one seed on all ranks and divide each batch by workers, letting the last one be short: "
+        "no padding to equal shares (DistributedSampler's default) and no drop_last. bigstep.data.sampler does so.",
+    )
+
+
+def _by_step(seen: list[Beginning], epoch: int) -> list[tuple[tuple[int, ...], ...]]:
+    """For each step, the samples of each rank."""
+    return list(zip(*(rank.epochs[epoch] for rank in seen), strict=True))
+
+
+def augmentation(lab: Laboratory) -> Verdict:
+    """A sample looks the same on whichever rank it is loaded, and different in another epoch where it is augmented."""
+    alone: Beginning = lab.see(beginning, lab.trial, 1)[0]
+    different, fault = 0, ""
+    for ranks in lab.several:
+        for rank, seen in enumerate(lab.see(beginning, lab.trial, ranks)):
+            count = sum(
+                mine != theirs
+                for epoch in (0, 1)
+                for mine, theirs in zip(seen.pictures[epoch], alone.pictures[epoch], strict=True)
+            )
+            if count and not fault:
+                fault = f"rank {rank} of {ranks} sees {count} samples unlike one rank alone does"
+            different += count
+    changing = sum(a != b for a, b in zip(*alone.pictures, strict=True))
+    return judged(
+        different,
+        0,
+        "samples that look different on another rank",
+        words=f"{changing} of {len(alone.pictures[0])} change from epoch to epoch"
+        if changing
+        else "nothing is random in them: no sample changes from epoch to epoch",
+        fault=fault,
+        remedy="draw what augmentation needs from (seed, epoch, sample), not from a generator seeded by rank or "
+        "loader: bigstep.data.augment.sample_uniform does so.",
+    )
+
+
+def evaluation_once(lab: Laboratory) -> Verdict:
+    """An evaluation sees each sample once, so its loss is that of one rank."""
+    alone: Journey = lab.see(journey, lab.lossless, 1, lab.folder(lab.lossless, 1))[0]
+    size = lab.see(beginning, lab.trial, 1)[0].sizes[1]
+    figure, fault = 0.0, ""
+    for ranks in lab.ranks:
+        for seen in lab.see(journey, lab.lossless, ranks, lab.folder(lab.lossless, ranks)):
+            extra = abs(seen.samples - size) / size
+            apart = abs(seen.evaluation_loss - alone.evaluation_loss) / max(abs(alone.evaluation_loss), 1e-12)
+            if max(extra, apart) > figure:
+                figure = max(extra, apart)
+                fault = f"on {ranks} rank(s) {seen.samples} samples were evaluated instead of {size}" if extra else (
+                    f"on {ranks} ranks the loss is {seen.evaluation_loss:.9g} instead of {alone.evaluation_loss:.9g}"
+                )  # fmt: skip
+    return judged(
+        figure,
+        PATH_BOUND,
+        f"relative difference in samples ({size}) and loss of an evaluation",
+        fault=fault,
+        remedy="share the evaluation set without padding (batches[rank::ranks]), add up sums and counts over ranks, "
+        "and divide once at the end.",
+    )

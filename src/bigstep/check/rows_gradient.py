@@ -1,0 +1,123 @@
+"""One step: accumulated, spread over ranks, and sent through the exchange."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from bigstep.check.laboratory import Laboratory
+from bigstep.check.observe import Gradient, Vectors, accumulation, gradients
+from bigstep.check.observe_exchange import Exchanged, exchanged
+from bigstep.check.verdict import ROUNDING_BOUND, Verdict, difference, judged, not_applicable
+
+__all__ = ["accumulation_is_big_batch", "exchange_is_mean", "gradient_of_ranks"]
+
+CONSERVATION_BOUND = 1e-9
+"""Residuals are sums and differences in float64; what a codec drops is of the order of the gradient itself."""
+_HALF_BITS = {"fp16": 11, "bf16": 8}
+
+
+def accumulation_is_big_batch(lab: Laboratory) -> Verdict:
+    """On one rank, the gradient accumulated over microbatches is that of one forward over the whole batch."""
+    alone = replace(lab.lossless, independent=True)
+    pairs: list[tuple[Vectors, Vectors]] = lab.see(accumulation, alone, 1)[0]
+    (full, _), (uneven, where) = (difference(mine, whole) for mine, whole in pairs)
+    with_norms: list[tuple[Vectors, Vectors]] = lab.see(accumulation, replace(lab.lossless, dropout=False), 1)[0]
+    norms = max(difference(mine, whole)[0] for mine, whole in with_norms)
+    words = "full and uneven microbatches, in float64"
+    if norms > ROUNDING_BOUND >= max(full, uneven):
+        words = (
+            f"measured with batch norms frozen; with them the two differ by {norms:.2g}, because each worker "
+            "normalises by its own samples, as the papers do: that is part of the run, whatever the number of ranks"
+        )
+    if lab.trial.config.precision != "float64":
+        words += f"; in {lab.trial.config.precision} they agree to its rounding"
+    fault = (
+        f"full microbatches agree ({full:.1g}), uneven ones do not (largest in {where})"
+        if full <= ROUNDING_BOUND
+        else f"even microbatches of one size disagree (largest in {where})"
+    )
+    return judged(
+        max(full, uneven),
+        ROUNDING_BOUND,
+        "relative difference between accumulated and whole-batch gradient",
+        words=words,
+        fault=fault,
+        remedy="weight each microbatch by its number of samples over that of the whole batch, not by one over the "
+        "number of microbatches; and let the loss be a mean over samples (over tokens the count is another).",
+    )
+
+
+def gradient_of_ranks(lab: Laboratory) -> Verdict:
+    """The gradient on P ranks is that of one rank with the same workers, and the same bits on every rank."""
+    if not lab.several:
+        return not_applicable("one rank only; name more with --ranks 1,2,4")
+    alone: list[Gradient] = lab.see(gradients, lab.lossless, 1)[0]
+    worst, fault = 0.0, ""
+    for ranks in lab.several:
+        seen: list[list[Gradient]] = lab.see(gradients, lab.lossless, ranks)
+        for index, (mine, reference) in enumerate(zip(seen[0], alone, strict=True)):
+            if len({rank[index].digest for rank in seen}) > 1:
+                worst, fault = float("inf"), f"the {ranks} ranks end up with different gradients"
+            apart, where = difference(mine.vectors, reference.vectors)
+            if apart > worst:
+                worst = apart
+                ratio = _ratio(mine.vectors, reference.vectors)
+                by = f", {ratio:.3g} times as large" if abs(ratio - 1) > 0.01 else ""
+                fault = f"the gradient of {reference.samples} samples on {ranks} ranks is another{by} (most in {where})"
+    return judged(
+        worst,
+        ROUNDING_BOUND,
+        "relative difference between the gradient of P ranks and of one",
+        words=_codec_note(lab),
+        fault=fault,
+        remedy="average over ranks, do not add up (DDP averages; dist.all_reduce adds): weight each sample by ranks / "
+        "global batch before a mean over ranks, also where ranks have unequal shares or none.",
+    )
+
+
+def _ratio(left: Vectors, right: Vectors) -> float:
+    above = sum(float((left[name] * value).sum()) for name, value in right.items() if name in left)
+    below = sum(float((value * value).sum()) for value in right.values())
+    return above / below if below else float("nan")
+
+
+def _codec_note(lab: Laboratory) -> str:
+    codec = lab.trial.config.exchange.codec
+    return (
+        ""
+        if codec == "none"
+        else f"with codec none: {codec} quantises per rank, so with it the path depends on the ranks"
+    )
+
+
+def exchange_is_mean(lab: Laboratory) -> Verdict:
+    """What comes out of the exchange is the mean of what came in: exactly, up to rounding, or in the long run."""
+    if not lab.several:
+        return not_applicable("one rank exchanges nothing")
+    config = lab.trial.config.exchange
+    seen: dict[int, Exchanged] = {ranks: lab.see(exchanged, lab.trial, ranks)[0] for ranks in lab.several}
+    travels = f"{config.collective}, {config.codec}"
+    if config.codec in ("none", *_HALF_BITS):
+        worst = max(seen, key=lambda ranks: seen[ranks].error)
+        bits = _HALF_BITS.get(config.codec)
+        return judged(
+            seen[worst].error,
+            ROUNDING_BOUND if bits is None else worst * 2.0**-bits,
+            f"largest difference from the plain mean ({travels})",
+            words=""
+            if bits is None
+            else f"{bits} bits are kept a value and a sum; what is rounded away is not carried",
+            fault=f"on {worst} ranks the exchange returns something else than the mean",
+            remedy="divide by the number of ranks once, sum every element once, and write the result to every rank.",
+        )
+    worst = max(seen, key=lambda ranks: seen[ranks].unaccounted)
+    return judged(
+        seen[worst].unaccounted,
+        CONSERVATION_BOUND,
+        f"|sent + kept - came in| over several steps ({travels})",
+        words=f"one step is off by up to {seen[worst].error:.2g}, on purpose; codes depend on the number of ranks",
+        fault=f"on {worst} ranks part of the gradient is lost for good"
+        + ("" if seen[worst].carries else ": the codec carries no residual"),
+        remedy="keep what a code misses and add it to the next gradient (exchange.error_feedback=true), on both sides "
+        "of a two-sided exchange.",
+    )

@@ -1,0 +1,80 @@
+"""A run made small without losing what can go wrong in it: optimizer, schedule, plan, norms, exchange stay."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from bigstep.check.subject import Trial
+from bigstep.config import RunConfig, Stage, WorkersConfig, require
+from bigstep.config_text import stretched
+
+__all__ = ["lossless", "shrunk", "with_batch"]
+
+WORKERS, LOCAL_BATCH = 6, 4
+"""Six workers lie unevenly on four ranks, which brings out what divides by the wrong number."""
+EPOCHS = 2.5
+TEST_SAMPLES = 260
+"""Two forwards of an evaluation on a CPU, of 250 and 10: shared unevenly by any number of ranks."""
+WARMUP_STEPS = 2
+"""Dense steps before a lossy codec sets in, at most; a check is too short for more."""
+
+
+def shrunk(config: RunConfig, most_ranks: int) -> Trial:
+    """Return a run of some twelve steps with the structure of `config`, in float64.
+
+    Local batches keep their ratios from stage to stage. An epoch ends with an incomplete batch whose samples do not
+    divide evenly among workers, and in which some ranks have none.
+    """
+    require(
+        config.asynchronous.method == "none",
+        f"The recipe {config.recipe} is asynchronous ({config.asynchronous.method}): its path depends on timing, so "
+        "there is no equality to check; `bigstep bench` measures it.",
+    )
+    first = config.workers
+    workers = WorkersConfig(
+        count=max(most_ranks, min(first.count, WORKERS)), local_batch=min(first.local_batch, LOCAL_BATCH)
+    )
+    stages = tuple(
+        Stage(
+            epoch=stage.epoch,
+            count=max(most_ranks, round(stage.count * workers.count / first.count)),
+            local_batch=max(1, round(stage.local_batch * workers.local_batch / first.local_batch)),
+        )
+        for stage in config.plan
+    )
+    batch = workers.count * workers.local_batch
+    largest = max([batch, *(stage.count * stage.local_batch for stage in stages)])
+    small = replace(
+        stretched(replace(config, workers=workers, plan=stages), EPOCHS),
+        precision="float64",
+        exchange=replace(config.exchange, warmup_steps=min(config.exchange.warmup_steps, WARMUP_STEPS)),
+        data=replace(stretched(config, EPOCHS).data, loaders=0),
+    )
+    return Trial(
+        config=small,
+        train_samples=max(4 * batch, 2 * largest) + batch // 2 + 1,
+        test_samples=TEST_SAMPLES,
+    )
+
+
+def lossless(trial: Trial) -> Trial:
+    """Return the trial with a codec that loses nothing, since a lossy one quantises per rank."""
+    exchange = trial.config.exchange
+    if exchange.codec == "none":
+        return trial
+    collective = "ring" if exchange.collective == "gather" else exchange.collective
+    plain = replace(exchange, collective=collective, codec="none", warmup_steps=0, double_buffer=False)
+    return replace(trial, config=replace(trial.config, exchange=plain))
+
+
+def with_batch(trial: Trial, *, count: float = 1, local_batch: float = 1, keep_plan: bool = True) -> Trial:
+    """Return the trial with workers and local batches of all stages multiplied."""
+    config = trial.config
+    workers = WorkersConfig(
+        count=round(config.workers.count * count), local_batch=round(config.workers.local_batch * local_batch)
+    )
+    plan = tuple(
+        replace(stage, count=round(stage.count * count), local_batch=round(stage.local_batch * local_batch))
+        for stage in config.plan
+    )
+    return replace(trial, config=replace(config, workers=workers, plan=plan if keep_plan else ()))
