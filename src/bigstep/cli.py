@@ -70,9 +70,13 @@ def train(
     steps: Annotated[int | None, typer.Option(min=1, help="Stop after this many steps.")] = None,
     procs: Annotated[int, typer.Option(min=1, help="Ranks to start on this machine; they share the workers.")] = 1,
     out: Annotated[Path | None, typer.Option(help="The run folder; by default a new one under runs/.")] = None,
-    resume: Annotated[
-        bool, typer.Option(help="Go on with the run in --out, or the newest one.")
+    resume: Annotated[bool, typer.Option(help="Go on with the run in --out, or the newest one.")] = False,
+    elastic: Annotated[
+        bool, typer.Option("--elastic", help="With --procs: go on with the ranks that are left when one is lost.")
     ] = False,
+    timeout: Annotated[
+        float, typer.Option(min=1, help="Seconds after which ranks that wait for another name it and stop.")
+    ] = 600,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     tensorboard: Annotated[bool, typer.Option(help="Write TensorBoard events into the run folder too.")] = False,
     as_json: Json = False,
@@ -86,7 +90,7 @@ def train(
         bigstep train lars --set workers.count=64 # a larger batch
         torchrun --nproc-per-node 8 -m bigstep train fair --preset paper --data /data/imagenet
     """
-    from bigstep.cli_train import TrainRequest, train_command
+    from bigstep.cli_train import TrainRequest, new_folder, train_command
     from bigstep.train import launch
 
     request = TrainRequest(
@@ -101,12 +105,18 @@ def train(
         out=out,
         resume=resume,
         device=device,
+        timeout=timeout,
         tensorboard=tensorboard,
         as_json=as_json,
     )
     resolved = request.resolve()  # a user's mistake is told here, before any process is started
-    if procs > 1 and not launch.is_rank():
-        raise typer.Exit(launch.launch(procs, sys.argv[1:]))
+    if not launch.is_rank():
+        if elastic:
+            from bigstep.train.elastic import launch_elastic
+
+            raise typer.Exit(launch_elastic(procs, sys.argv[1:], resolved.folder or new_folder(resolved.config)))
+        if procs > 1:
+            raise typer.Exit(launch.launch(procs, sys.argv[1:]))
     launch.die_with_launcher()
     result = train_command(request, resolved)
     if as_json and result is not None:

@@ -49,6 +49,7 @@ class TrainRequest:
     out: Path | None
     resume: bool
     device: str
+    timeout: float
     tensorboard: bool
     as_json: bool
 
@@ -106,10 +107,10 @@ def train_command(request: TrainRequest, resolved: Resolved) -> dict[str, Any] |
     from bigstep.train.run import Order, run
 
     config = resolved.config
-    with joined_ranks(cast("DeviceChoice", request.device)) as ranks:
+    with joined_ranks(cast("DeviceChoice", request.device), request.timeout) as ranks:
         order = Order(
             config=config,
-            folder=ranks.from_first(resolved.folder or _new_folder(f"{config.recipe}-{config.preset}")),
+            folder=ranks.from_first(resolved.folder or new_folder(config)),
             resume=request.resume,
             max_steps=request.steps,
             published=_published(config.recipe),
@@ -165,9 +166,10 @@ def _published(recipe: str) -> dict[str, Any] | None:
     return dataclasses.asdict(recipes.describe(recipe).published) if recipe in recipes.NAMES else None
 
 
-def _new_folder(name: str) -> Path:
+def new_folder(config: RunConfig) -> Path:
     """Return a folder under runs/ that does not exist yet."""
-    candidate, number = RUNS / name, 2
+    name, number = f"{config.recipe}-{config.preset}", 2
+    candidate = RUNS / name
     while candidate.exists():
         candidate, number = RUNS / f"{name}-{number}", number + 1
     return candidate

@@ -5,6 +5,7 @@ Imports no torch, so the watcher costs nothing beside the ranks it watches.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -12,16 +13,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from bigstep.errors import RunError
 
-__all__ = ["die_with_launcher", "is_rank", "launch"]
+__all__ = ["Crew", "die_with_launcher", "is_rank", "launch"]
 
 _LAUNCHER_VARIABLE = "BIGSTEP_LAUNCHER"
-_GRACE_S = 10.0
+_GRACE_S = 15.0
 """How long the other ranks may take to notice a failed one and to say what they saw."""
+_SAVING_S = 120.0
+"""How long ranks that were asked to stop may take to save the run."""
 
 
 def is_rank() -> bool:
@@ -34,18 +38,89 @@ def launch(procs: int, arguments: Sequence[str]) -> int:
 
     Rank 0 keeps this terminal; what the others print is shown only if they fail.
     """
+    with started(procs, arguments) as crew:
+        crew.watch()
+        failed = crew.first_failed()
+        if failed is None:
+            return 0
+        crew.wait(_SAVING_S if crew.asked_to_stop else _GRACE_S)
+        return crew.explain(failed)
+
+
+@dataclass
+class Crew:
+    """The ranks of one run, by process."""
+
+    processes: list[subprocess.Popen[bytes]]
+    scratch: Path
+    asked_to_stop: bool = False
+
+    def watch(self, until: Callable[[], bool] = lambda: False) -> None:
+        """Return when all ranks have ended, when one has failed, or when `until` says so."""
+        while any(process.poll() is None for process in self.processes):
+            if self.first_failed() is not None or until():
+                return
+            time.sleep(0.05)  # polling children, not synchronising with them
+
+    def first_failed(self) -> int | None:
+        """Return a rank that ended with a failure; one that a signal ended before one that says so itself."""
+        statuses = {rank: process.poll() for rank, process in enumerate(self.processes)}
+        failed = [rank for rank, status in statuses.items() if status]
+        return min(failed, key=lambda rank: (statuses[rank] > 0, rank), default=None)  # type: ignore[operator]
+
+    def killed(self) -> list[int]:
+        """Return the ranks that a signal ended."""
+        return [rank for rank, process in enumerate(self.processes) if (process.poll() or 0) < 0]
+
+    def explain(self, first: int) -> int:
+        """Return rank 0's status if it has spoken for itself; else say which rank failed, and how."""
+        failed = self.first_failed()
+        first = first if failed is None else failed
+        status, zero = self.processes[first].poll(), self.processes[0].poll()
+        assert status is not None
+        if status < 0:
+            raise RunError(f"Rank {first} was killed by {signal.Signals(-status).name}; go on with --resume.")
+        if zero:
+            return zero
+        log = self.scratch / f"rank-{first}.log"
+        lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+        raise RunError(f"Rank {first} failed with status {status}: {lines[-1] if lines else 'it said nothing'}")
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to every rank that still runs."""
+        for process in self.processes:
+            if process.poll() is None:
+                process.send_signal(number)
+
+    def stop(self) -> None:
+        """Ask every rank to save the run and leave."""
+        self.asked_to_stop = True
+        self.send(signal.SIGTERM)
+
+    def wait(self, seconds: float) -> None:
+        """Wait for all ranks to end, at most so long."""
+        deadline = time.monotonic() + seconds
+        for process in self.processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+
+
+@contextlib.contextmanager
+def started(procs: int, arguments: Sequence[str]) -> Iterator[Crew]:
+    """Start the ranks; on the way out none is left, whatever happened."""
     with tempfile.TemporaryDirectory(prefix="bigstep-") as scratch:
-        ranks = [_start(rank, procs, arguments, Path(scratch)) for rank in range(procs)]
-        previous = signal.signal(signal.SIGTERM, lambda *_: _signal_all(ranks, signal.SIGTERM))
+        crew = Crew([_start(rank, procs, arguments, Path(scratch)) for rank in range(procs)], Path(scratch))
+        before = signal.signal(signal.SIGTERM, lambda *_: crew.stop())
         try:
-            return _watch(ranks, Path(scratch))
-        except KeyboardInterrupt:  # the terminal sent it to the ranks as well: let them finish their sentence
-            _wait(ranks, _GRACE_S)
-            return 130
+            yield crew
+        except KeyboardInterrupt:  # the terminal sent it to the ranks as well: let them save the run
+            crew.asked_to_stop = True
+            crew.wait(_SAVING_S)
+            raise SystemExit(crew.processes[0].poll() or 130) from None
         finally:
-            signal.signal(signal.SIGTERM, previous)
-            _signal_all(ranks, signal.SIGKILL)
-            _wait(ranks, _GRACE_S)
+            signal.signal(signal.SIGTERM, before)
+            crew.send(signal.SIGKILL)
+            crew.wait(_GRACE_S)
 
 
 def _start(rank: int, procs: int, arguments: Sequence[str], scratch: Path) -> subprocess.Popen[bytes]:
@@ -64,57 +139,9 @@ def _start(rank: int, procs: int, arguments: Sequence[str], scratch: Path) -> su
         return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
 
-def _watch(ranks: list[subprocess.Popen[bytes]], scratch: Path) -> int:
-    """Wait until all ranks end; when one fails, give the others a moment and name it."""
-    while True:
-        statuses = [rank.poll() for rank in ranks]
-        failed = [rank for rank, status in enumerate(statuses) if status]
-        if failed:
-            _wait(ranks, _GRACE_S)
-            return _explain(failed[0], [rank.poll() for rank in ranks], scratch)
-        if all(status == 0 for status in statuses):
-            return 0
-        time.sleep(0.05)  # polling children, not synchronising with them
-
-
-def _explain(first: int, statuses: list[int | None], scratch: Path) -> int:
-    """Say which rank failed and how; rank 0 has spoken for itself unless it was killed or never noticed."""
-    status = statuses[first]
-    assert status is not None
-    zero = statuses[0]
-    if zero is not None and zero > 0:
-        if status < 0:
-            raise RunError(f"Rank {first} was killed by {signal.Signals(-status).name}; the run can be resumed.")
-        return zero
-    if status < 0:
-        raise RunError(f"Rank {first} was killed by {signal.Signals(-status).name}; the run can be resumed.")
-    log = scratch / f"rank-{first}.log"
-    lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
-    raise RunError(f"Rank {first} failed with status {status}: {lines[-1] if lines else 'it said nothing'}")
-
-
-def _signal_all(ranks: list[subprocess.Popen[bytes]], number: signal.Signals) -> None:
-    for rank in ranks:
-        if rank.poll() is None:
-            rank.send_signal(number)
-
-
-def _wait(ranks: list[subprocess.Popen[bytes]], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    for rank in ranks:
-        try:
-            rank.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            return
-
-
-def die_with_launcher(launcher: int | str | None = None) -> None:
-    """Make the kernel end this process when its launcher dies, so that none is left writing into a resumed run.
-
-    Args:
-        launcher: Its process number; None asks the environment that `launch` sets, and does nothing without it.
-    """
-    launcher = launcher or os.environ.get(_LAUNCHER_VARIABLE)
+def die_with_launcher() -> None:
+    """Make the kernel end this rank when its launcher dies, so that no rank is left writing into a resumed run."""
+    launcher = os.environ.get(_LAUNCHER_VARIABLE)
     if launcher is None or sys.platform != "linux":
         return
     set_death_signal = 1  # PR_SET_PDEATHSIG
