@@ -20,10 +20,13 @@ import torch.distributed as dist
 
 from bigstep.errors import ConfigError, RunError
 
-__all__ = ["LOOK_S", "Mailbox", "Post", "connect_store", "host_store", "split_address", "wait_until"]
+__all__ = ["LOOK_S", "START_S", "Mailbox", "Post", "connect_store", "host_store", "split_address", "wait_until"]
 
 LOOK_S = 0.01
 """Seconds between two looks at a flag."""
+
+START_S = 300.0
+"""How long processes may take to load the program and the data."""
 
 CONNECT_S = 30.0
 """How long a server may take to answer before it counts as not there."""

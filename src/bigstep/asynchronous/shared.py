@@ -23,7 +23,7 @@ from bigstep.asynchronous.averages import batch_statistics
 from bigstep.asynchronous.board import Board, adopt_state
 from bigstep.asynchronous.crew import Crew
 from bigstep.asynchronous.ledger import Ledger
-from bigstep.asynchronous.mail import LOOK_S, Mailbox, Post, host_store, wait_until
+from bigstep.asynchronous.mail import LOOK_S, START_S, Mailbox, Post, host_store, wait_until
 from bigstep.asynchronous.shares import Shares, batches_of
 from bigstep.config import RunConfig
 from bigstep.errors import RunError
@@ -32,10 +32,7 @@ from bigstep.train.gradient import gradient_of
 from bigstep.train.ranks import Ranks
 from bigstep.train.run import Order
 
-__all__ = ["START_S", "train_shared"]
-
-START_S = 300.0
-"""How long processes may take to load the program and the data."""
+__all__ = ["train_shared"]
 
 _SECONDS_BETWEEN_REPORTS = 0.2
 
@@ -96,10 +93,10 @@ def _listen(mailbox: Mailbox, crew: Crew, ledger: Ledger, name: str, ready: set[
             case "done":
                 done.add(name)
             case "failed":
-                raise RunError(f"{name.capitalize()} failed: {letter['text']}")
+                raise RunError(f"{name.replace("-", " ").capitalize()} failed: {letter['text']}")
     if ended is not None and name not in done:
         raise RunError(
-            f"{name.capitalize()} {ended or 'ended early'} while it shared the weights, which may be torn now: start the "
+            f"{name.replace("-", " ").capitalize()} {ended or 'ended early'} while it shared the weights, which may be torn now: start the "
             "run again (a Downpour run survives this)."
         )
 

@@ -1,0 +1,82 @@
+"""Carries vectors between a replica and all shards in a thread of its own, so that they travel while others compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from bigstep.asynchronous.layout import Layout
+from bigstep.asynchronous.pairs import FETCH, PUSH, PUT, Call, Link
+from bigstep.asynchronous.shard import Push, Receipt
+
+__all__ = ["Courier", "Delivery"]
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """What came back from the shards, in their order."""
+
+    receipts: list[Receipt]
+    weights: Tensor | None
+
+    @property
+    def accepted(self) -> bool:
+        """Whether every shard took the push."""
+        return all(receipt.accepted for receipt in self.receipts)
+
+    @property
+    def staleness(self) -> int:
+        """The largest of the shards' counts."""
+        return max(receipt.staleness for receipt in self.receipts)
+
+    @property
+    def versions(self) -> list[int]:
+        """Of the weights on each shard."""
+        return [receipt.version for receipt in self.receipts]
+
+
+class Courier:
+    """One exchange at a time with all shards at once; `carry` returns at once, its future tells the end."""
+
+    def __init__(self, address: str, layout: Layout, meanwhile: Callable[[], None] = lambda: None):
+        self._layout = layout
+        self._links = [Link(address, shard, meanwhile) for shard in range(layout.shards)]
+        self._thread = ThreadPoolExecutor(1, "courier")
+
+    def carry(self, push: Push | None, versions: list[int], vector: Tensor | None, *, fetch: bool) -> Future[Delivery]:
+        """Push a vector, fetch the weights, or both; `versions` are those that the vector was computed on."""
+        return self._thread.submit(self._exchange, push, versions, vector, fetch)
+
+    def fetch(self) -> Delivery:
+        """Fetch the weights and wait for them."""
+        return self.carry(None, [0] * self._layout.shards, None, fetch=True).result()
+
+    def put(self, weights: Tensor) -> None:
+        """Give the shards their initial weights."""
+        self._thread.submit(self._all, [Call(PUT)] * self._layout.shards, weights, None).result()
+
+    def close(self) -> None:
+        """Take leave of the shards."""
+        self._thread.shutdown(wait=True)
+        for link in self._links:
+            link.leave()
+
+    def _exchange(self, push: Push | None, versions: list[int], vector: Tensor | None, fetch: bool) -> Delivery:
+        wants = (PUSH if push else 0) | (FETCH if fetch else 0)
+        calls = [Call(wants, replace(push, read_at=version)) if push else Call(wants) for version in versions]
+        weights = torch.empty(self._layout.size, dtype=self._layout.torch_dtype) if fetch else None
+        return Delivery(self._all(calls, vector, weights), weights)
+
+    def _all(self, calls: list[Call], vector: Tensor | None, weights: Tensor | None) -> list[Receipt]:
+        def part(whole: Tensor | None, shard: int) -> Tensor | None:
+            start, stop = self._layout.bounds(shard)
+            return None if whole is None else whole[start:stop]
+
+        jobs = [(link, call, part(vector, k), part(weights, k)) for k, (link, call) in enumerate(zip(self._links, calls, strict=True))]
+        for link, call, mine, room in jobs:  # all shards at once: none waits for another's transfer
+            link.start(call, mine, room)
+        return [link.finish(call, mine, room) for link, call, mine, room in jobs]

@@ -1,0 +1,228 @@
+"""The coordinator of a Downpour run: starts shards and replicas, watches them, evaluates snapshots, sums up.
+
+It carries no gradients. A replica that dies is named in the notes, and its unfinished share is given to nobody: an
+update computed on weights long gone would be the stalest of all. A shard that dies is started again from its
+checkpoint while replicas wait for it.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from bigstep.asynchronous.averages import set_averages
+from bigstep.asynchronous.courier import Courier
+from bigstep.asynchronous.crew import Crew
+from bigstep.asynchronous.layout import Layout, load_vector, weight_vector
+from bigstep.asynchronous.ledger import Ledger
+from bigstep.asynchronous.mail import LOOK_S, START_S, Mailbox, host_store, wait_until
+from bigstep.asynchronous.replica import replicate
+from bigstep.asynchronous.server import serve_shard, stop_shard
+from bigstep.asynchronous.shares import Shares
+from bigstep.config_text import config_to_mapping
+from bigstep.errors import RunError
+from bigstep.train.assemble import Parts
+from bigstep.train.run import Order
+
+__all__ = ["train_sharded"]
+
+_RESTARTS = 5
+"""How often a shard is started again before the run is given up."""
+
+
+def train_sharded(
+    order: Order, parts: Parts, ledger: Ledger, own: dict[str, Any], *, listen: str, elsewhere: tuple[int, int]
+) -> dict[str, Any]:
+    """Run a Downpour run and return its result; `parts` ends with the final weights."""
+    config = order.config
+    store, address = host_store(listen)
+    shares_per_epoch = parts.sampler.size / config.workers.local_batch
+    layout = Layout.of(parts, shares_per_epoch)
+    store.set("layout", layout.to_json())
+    store.set("order", json.dumps({"config": config_to_mapping(config), "max_shares": order.max_steps}))
+    store.set("shards_elsewhere", str(elsewhere[0]))
+    coordinator = _Coordinator(order, parts, ledger, own, store, address, layout, Crew(address), elsewhere)
+    try:
+        return coordinator.run()
+    finally:
+        coordinator.crew.kill()
+
+
+@dataclass
+class _Coordinator:
+    order: Order
+    parts: Parts
+    ledger: Ledger
+    own: dict[str, Any]
+    store: dist.TCPStore
+    address: str
+    layout: Layout
+    crew: Crew
+    elsewhere: tuple[int, int]
+    ready: set[int] = field(default_factory=set)
+    done: set[int] = field(default_factory=set)
+    dead: dict[int, str] = field(default_factory=dict)
+    restarts: Counter[int] = field(default_factory=Counter)
+    versions: list[int] = field(default_factory=list)
+
+    def run(self) -> dict[str, Any]:
+        settings = self.order.config.asynchronous
+        self.ledger.note(f"The parameter server of {settings.shards} shards is at {self.address}.")
+        self.mailbox = Mailbox(self.store)
+        self.versions = [0] * settings.shards
+        local_shards, local_replicas = settings.shards - self.elsewhere[0], settings.replicas - self.elsewhere[1]
+        self.local = local_replicas
+        self.store.add("replicas", local_replicas)
+        for shard in range(local_shards):
+            self._start_shard(shard)
+        for number in range(local_replicas):
+            self._start_replica(number)
+        self.courier = Courier(self.address, self.layout, self._watch_shards)
+        self.courier.put(weight_vector(self.parts.model))
+        wait_until(self._all_ready, START_S, self._missing())
+        self.ledger.begin()
+        self.store.set("begin", "")
+        warm_shares = math.ceil(settings.warm_start * self.parts.sampler.size / self.order.config.workers.local_batch)
+        while self._working():
+            self._listen()
+            self._watch_shards()
+            if not self.store.check(["warm"]) and (self.store.add("shares", 0) >= warm_shares or 0 in self.dead):
+                self.store.set("warm", "")
+            if self.ledger.evaluation_due:
+                self.ledger.evaluate(self._take_snapshot)
+            time.sleep(LOOK_S)
+        seconds = self.ledger.seconds
+        if not self.done:
+            reason = "; ".join(f"replica {number} {how}" for number, how in self.dead.items())
+            raise RunError(f"Every replica is gone ({reason}); the weights are in {self.order.folder / 'checkpoints'}.")
+        return self._finish(seconds)
+
+    def _finish(self, seconds: float) -> dict[str, Any]:
+        self.store.set("finished", "")
+        self._take_snapshot()
+        self.courier.close()
+        finals = []
+        for shard in range(self.layout.shards):
+            stop_shard(self.store, shard)
+            ended = functools.partial(self.store.check, [f"final/{shard}"])
+            wait_until(ended, START_S, f"Shard {shard} did not end within {START_S:g} s.")
+            finals.append(json.loads(self.store.get(f"final/{shard}")))
+        self.crew.end()
+        staleness: Counter[int] = Counter()
+        for final in finals:
+            staleness.update({int(lag): count for lag, count in final["staleness"].items()})
+        drawn = self._shares_drawn()
+        return self.ledger.finish(
+            self.order,
+            lambda: None,
+            seconds,
+            steps=min(final["updates"] for final in finals),
+            updates=min(final["updates"] for final in finals),
+            samples=min(final["samples"] for final in finals),
+            lost_updates=drawn - min(final["shares"] for final in finals),
+            staleness=staleness,
+        )
+
+    def _shares_drawn(self) -> int:
+        """Shares that were handed out; the counter goes on past the end of the run."""
+        counted = self.store.add("shares", 0)
+        shares = Shares(self.parts.sampler, self.order.config.epochs, self.order.max_steps)
+        return sum(1 for number in range(counted) if shares.at(number) is not None)
+
+    def _start_shard(self, shard: int) -> None:
+        folder = self.order.folder / "checkpoints" / f"shard-{shard}"
+        self.crew.start(f"shard-{shard}", _serve, self.address, shard, folder)
+
+    def _start_replica(self, number: int) -> None:
+        device = self.parts.ranks.device
+        if device.type == "cuda":
+            device = torch.device("cuda", number % torch.cuda.device_count())
+        threads = max(1, (os.cpu_count() or 1) // self.local)
+        self.crew.start(f"replica-{number}", replicate, self.address, number, device, threads, self.own)
+
+    def _known(self) -> range:
+        return range(self.store.add("replicas", 0))
+
+    def _all_ready(self) -> bool:
+        """Whether everybody who is to be there at the beginning is there, or dead."""
+        self._listen()
+        self._watch_shards()
+        here = self.ready | set(self.dead)
+        if not self.ready and len(self.dead) == self.order.config.asynchronous.replicas:
+            return True
+        return len(here) >= self.order.config.asynchronous.replicas
+
+    def _missing(self) -> str:
+        return f"Not all {self.order.config.asynchronous.replicas} replicas were there after {START_S:g} s."
+
+    def _working(self) -> bool:
+        return any(number not in self.done and number not in self.dead for number in self._known())
+
+    def _listen(self) -> None:
+        for number in self._known():
+            name = f"replica-{number}"
+            ended = self.crew.how_ended(name) if name in self.crew.members else None  # before its last letters
+            reason = ""
+            for letter in self.mailbox.collect(name):
+                match letter["kind"]:
+                    case "ready":
+                        self.ready.add(number)
+                        if self.store.check(["begin"]):
+                            self.ledger.note(f"Replica {number} joined at update {self.ledger.updates}.")
+                    case "rows":
+                        self.dead.pop(number, None)  # its line had only been broken
+                        self.versions = [max(pair) for pair in zip(self.versions, letter["versions"], strict=True)]
+                        self.ledger.take(letter["rows"])
+                    case "done":
+                        self.done.add(number)
+                    case "failed":
+                        reason = f"failed: {letter['text']}"
+            if name not in self.crew.members and self.store.check([f"gone/{number}"]):
+                ended = "is gone: its line broke"
+                self.store.delete_key(f"gone/{number}")
+            if (ended is not None or reason) and number not in self.done and number not in self.dead:
+                self.dead[number] = reason or ended or "ended early"
+                self.ledger.note(
+                    f"Replica {number} {self.dead[number]} at update {self.ledger.updates}; the share it was at is "
+                    "lost, and the others go on."
+                )
+
+    def _watch_shards(self) -> None:
+        for name, process in list(self.crew.members.items()):
+            if not name.startswith("shard-") or (ended := self.crew.how_ended(name)) is None:
+                continue
+            shard = int(name.removeprefix("shard-"))
+            for letter in self.mailbox.collect(name):
+                ended = f"failed: {letter['text']}" if letter["kind"] == "failed" else ended
+            process.join()
+            self.store.delete_key(f"shard/{shard}")  # replicas wait for it to come back
+            self.restarts[shard] += 1
+            if self.restarts[shard] > _RESTARTS:
+                raise RunError(f"Shard {shard} {ended} for the {self.restarts[shard]}th time.")
+            self.ledger.note(
+                f"Shard {shard} {ended or 'ended early'} at update {self.versions[shard]} and was started again from "
+                "its checkpoint; updates since then are lost on it."
+            )
+            self._start_shard(shard)
+
+    def _take_snapshot(self) -> None:
+        """Load the weights that the shards have now."""
+        delivery = self.courier.fetch()
+        assert delivery.weights is not None
+        load_vector(self.parts.model, delivery.weights)
+        set_averages(self.parts, delivery.weights[self.layout.parameters :].to(self.parts.ranks.device))
+
+
+def _serve(store: dist.TCPStore, post: Any, address: str, shard: int, folder: Any) -> None:
+    """What the process of a shard does; it ends at once, since threads may still wait on lines that nobody uses."""
+    serve_shard(store, address, shard, folder)
+    os._exit(0)

@@ -1,0 +1,183 @@
+"""A replica of Downpour: fetch weights, compute the gradient of a share, push it, and never wait for another replica."""
+
+from __future__ import annotations
+
+import copy
+import json
+import time
+from collections.abc import Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from bigstep.asynchronous.courier import Courier, Delivery
+from bigstep.asynchronous.layout import Layout, gradient_vector, load_vector
+from bigstep.asynchronous.mail import START_S, Post, connect_store, wait_until
+from bigstep.asynchronous.shard import Push
+from bigstep.asynchronous.shares import Shares, batches_of
+from bigstep.config_text import config_from_mapping
+from bigstep.data.sampler import Step
+from bigstep.train.assemble import Parts, assemble, learning_rate
+from bigstep.train.gradient import gradient_of
+from bigstep.train.ranks import Ranks
+
+__all__ = ["replicate", "take_part"]
+
+_WARM_S = 7 * 86_400.0
+"""How long a warm start may take."""
+
+
+def take_part(address: str, device: torch.device, own: dict[str, Any], timeout_s: float) -> int:
+    """Join a run from elsewhere and work until it ends; return the pushes made."""
+    store = connect_store(address, timeout_s)
+    if store.check(["finished"]):
+        return 0
+    number = store.add("replicas", 1) - 1
+    return _work(store, Post(store, f"replica-{number}"), address, number, device, own)
+
+
+def replicate(
+    store: dist.TCPStore, post: Post, address: str, number: int, device: torch.device, threads: int, own: dict[str, Any]
+) -> None:
+    """What the process of a replica on this machine does."""
+    torch.set_num_threads(threads)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if "model" in own:  # it came through shared memory, and every replica needs weights of its own
+        own = {**own, "model": copy.deepcopy(own["model"])}
+    _work(store, post, address, number, device, own)
+
+
+def _work(
+    store: dist.TCPStore, post: Post, address: str, number: int, device: torch.device, own: dict[str, Any]
+) -> int:
+    order = json.loads(store.get("order"))
+    config = config_from_mapping(order["config"])
+    parts = assemble(config, Ranks(device=device), **own)
+    parts.model.train()
+    post.send(kind="ready")
+    wait_until(lambda: store.check(["begin"]), START_S, "The Downpour run did not begin; look at its coordinator.")
+    if number > 0:
+        wait_until(lambda: store.check(["warm"]), _WARM_S, "The warm start did not end; look at replica 0.")
+    courier = Courier(address, Layout.from_json(store.get("layout")))
+    replica = _Replica(parts, courier, post, number)
+    shares = Shares(parts.sampler, config.epochs, order["max_shares"])
+    replica.run(batches_of(parts, shares, lambda: store.add("shares", 1) - 1))
+    courier.close()
+    post.send(kind="done")
+    return replica.pushes
+
+
+@dataclass
+class _Load:
+    """Gradients summed since the last push, and what belongs to them."""
+
+    vector: Tensor | None = None
+    read_at: list[int] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    samples: int = 0
+    lr: float = 0.0
+    compute_s: float = 0.0
+    data_s: float = 0.0
+
+
+class _Replica:
+    """What a replica knows between two steps."""
+
+    def __init__(self, parts: Parts, courier: Courier, post: Post, number: int):
+        self._parts, self._courier, self._post, self._number = parts, courier, post, number
+        self._rate = learning_rate(parts.config.lr, parts.config.workers.local_batch)
+        self._load = _Load()
+        self._flight: tuple[Future[Delivery], _Load | None] | None = None
+        self._waited_s = self._lr = 0.0
+        self.pushes = 0
+        first = courier.fetch()
+        self._read_at = first.versions
+        assert first.weights is not None
+        load_vector(parts.model, first.weights)
+
+    def run(self, batches: Iterable[tuple[Step, tuple[Any, Any]]]) -> None:
+        """Work through shares until none is left."""
+        settings, steps = self._parts.config.asynchronous, 0
+        asked = time.perf_counter()
+        for share, batch in batches:
+            self._compute(share, batch, asked)
+            steps += 1
+            push, fetch = steps % settings.push_every == 0, steps % settings.fetch_every == 0
+            if push or fetch:
+                self._send(push=push, fetch=fetch)
+            if fetch and not settings.overlap:
+                self._settle()
+            elif not fetch and self._parts.config.optimizer.name == "sgd":
+                self._step_alone()
+            self._parts.optimizer.zero_grad()
+            asked = time.perf_counter()
+        self._send(push=True, fetch=False)
+        self._settle()
+
+    def _compute(self, share: Step, batch: tuple[Any, Any], asked: float) -> None:
+        """Add the gradient of a share to the load."""
+        load, began = self._load, time.perf_counter()
+        loss, _ = gradient_of(self._parts, share, iter([batch]))
+        vector = gradient_vector(self._parts.model)
+        if load.vector is None:
+            load.vector, load.read_at = vector, self._read_at
+        else:
+            load.vector.add_(vector)
+        load.losses.append(float(loss))
+        load.samples += share.size
+        self._lr = load.lr = self._rate(share.position.epoch + share.start / self._parts.sampler.size, share.local_batch)
+        load.compute_s += time.perf_counter() - began
+        load.data_s += began - asked
+
+    def _send(self, *, push: bool, fetch: bool) -> None:
+        """Give the load to the courier, once it is back from its last errand."""
+        self._settle()
+        load = self._load if push and self._load.vector is not None else None
+        if load is not None:
+            self.pushes += 1
+            facts = Push(self._number, self.pushes, 0, load.lr, len(load.losses), load.samples)
+            self._load = _Load()
+            errand = self._courier.carry(facts, load.read_at, load.vector, fetch=fetch)
+        elif fetch:
+            errand = self._courier.carry(None, self._read_at, None, fetch=True)
+        else:
+            return
+        self._flight = errand, load
+
+    def _settle(self) -> None:
+        """Wait for the courier, take the weights it brings, and report what became of the push."""
+        if self._flight is None:
+            return
+        (errand, load), self._flight = self._flight, None
+        began = time.perf_counter()
+        delivery = errand.result()
+        self._waited_s += time.perf_counter() - began
+        if delivery.weights is not None:
+            load_vector(self._parts.model, delivery.weights)
+            self._read_at = delivery.versions
+        if load is not None:
+            row = {
+                "replica": self._number,
+                "accepted": delivery.accepted,
+                "staleness": delivery.staleness,
+                "loss": sum(load.losses) / len(load.losses),
+                "lr": load.lr,
+                "batch": load.samples,
+                "compute_s": load.compute_s,
+                "exchange_s": self._waited_s,
+                "data_s": load.data_s,
+            }
+            self._post.send(kind="rows", rows=[row], versions=delivery.versions)
+            self._waited_s = 0.0
+
+    @torch.no_grad()
+    def _step_alone(self) -> None:
+        """Between fetches, follow one's own gradient (algorithm 7.1 of the paper)."""
+        for parameter in self._parts.model.parameters():
+            if parameter.grad is not None:
+                parameter.add_(parameter.grad, alpha=-self._lr)
