@@ -194,9 +194,13 @@ class GraphedStep:
         for buffer, before in buffers:  # warming up must leave no trace in the running statistics
             buffer.copy_(before)
         graph = torch.cuda.CUDAGraph()
+        # cuBLAS keeps a workspace for each stream. One from outside could be freed while the graph still writes to it
+        # (torch.compile's own graphs do that), so the graph takes a new one from its own pool and leaves it there.
+        torch._C._cuda_clearCublasWorkspaces()
         with torch.cuda.graph(graph, pool=self._pool):
             loss, gradients = self._forward_backward(static_images, static_labels)
             self._update(kernels, gradients, warm_up=False)
+        torch._C._cuda_clearCublasWorkspaces()
         if kernels is not None:
             kernels.bind(gradients)  # only now are their addresses known; the graph reads the table when it runs
         return _Graph(graph, static_images, static_labels, loss, kernels, gradients)
