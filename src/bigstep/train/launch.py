@@ -139,9 +139,13 @@ def _start(rank: int, procs: int, arguments: Sequence[str], scratch: Path) -> su
         return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
 
-def die_with_launcher() -> None:
-    """Make the kernel end this rank when its launcher dies, so that no rank is left writing into a resumed run."""
-    launcher = os.environ.get(_LAUNCHER_VARIABLE)
+def die_with_launcher(launcher: int | str | None = None) -> None:
+    """Make the kernel end this process when its launcher dies, so that none is left writing into a resumed run.
+
+    Args:
+        launcher: Its process number; None asks the environment that `launch` sets, and does nothing without it.
+    """
+    launcher = launcher or os.environ.get(_LAUNCHER_VARIABLE)
     if launcher is None or sys.platform != "linux":
         return
     set_death_signal = 1  # PR_SET_PDEATHSIG
