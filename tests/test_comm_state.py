@@ -18,6 +18,7 @@ from bigstep.comm import Exchange
 from bigstep.errors import ConfigError, RunError
 from bigstep.wire import collective_traffic, encoded_bytes
 from test_comm_hook import BUCKET_MB, batch_of, largest_difference, make_model, train
+from worlds import Pool
 from worlds import World as Ranks
 
 CODECS: dict[str, dict[str, Any]] = {
@@ -224,14 +225,13 @@ def lose_a_rank(collective: str, codec: str) -> str:
 @pytest.mark.parametrize(
     ("collective", "codec"), [("torus", "fp16"), pytest.param("gather", "onebit", marks=pytest.mark.slow)]
 )
-def test_a_killed_rank_ends_the_others_with_an_error_that_names_it(
-    world: Callable[[int], Ranks], collective: str, codec: str
-) -> None:
-    ranks = world(3)
-    connections = [connection for _, connection in ranks.pool.ranks[:3]]
-    for connection in connections:
-        connection.send(("run", lose_a_rank, (collective, codec)))
+def test_a_killed_rank_ends_the_others_with_an_error_that_names_it(collective: str, codec: str) -> None:
+    pool = Pool()  # of its own: the others' stays alive
     try:
+        pool.world(3)
+        connections = [connection for _, connection in pool.ranks]
+        for connection in connections:
+            connection.send(("run", lose_a_rank, (collective, codec)))
         for survivor in (0, 2):
             assert connections[survivor].poll(40), "a rank is still waiting for the dead one"
             status, message = connections[survivor].recv()
@@ -239,7 +239,8 @@ def test_a_killed_rank_ends_the_others_with_an_error_that_names_it(
             assert f"The {collective} exchange ({codec}) of step 1 failed on rank {survivor}" in message
             assert "rank 1 has ended" in message
     finally:
-        ranks.pool.replace()
+        pool.replace()
+        pool.close()
 
 
 @pytest.mark.parametrize(
