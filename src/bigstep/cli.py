@@ -124,6 +124,36 @@ def train(
 
 
 @app.command()
+def check(
+    context: typer.Context,
+    recipe: Annotated[str, typer.Argument(help="A published system; `bigstep recipes` lists them.")] = "plain",
+    preset: Annotated[str, typer.Option(help="mini, paper, or another; it is made small in any case.")] = "mini",
+    config: Config = None,
+    settings: Settings = None,
+    ranks: Annotated[str, typer.Option("--ranks", "--procs", help="Sizes of the worlds to compare.")] = "1,2,4",
+    as_json: Json = False,
+) -> None:
+    """Prove that a run on several ranks is the run of one, property by property, or say where they part.
+
+    Small real worlds are started on this machine. A table shows each property with its figure, its bound and what to
+    change where it fails; the exit status is 1 if any does.
+
+        bigstep check                             # the baseline on 1, 2 and 4 ranks
+        bigstep check sony --ranks 1,3            # Sony's recipe on 1 and 3
+        bigstep check --config run.yaml --set model=my_package.models:network
+    """
+    from bigstep.cli_check import check_command
+
+    given = context.get_parameter_source("recipe").name != "DEFAULT"  # type: ignore[union-attr]
+    report = check_command(recipe, preset, config, settings or [], ranks, recipe_given=given)
+    if as_json:
+        _print_json(report.to_mapping())
+    else:
+        report.print()
+    raise typer.Exit(0 if report.passed else 1)
+
+
+@app.command()
 def recipes(
     name: Annotated[str | None, typer.Argument(help="One recipe, explained; without it all are listed.")] = None,
     preset: Annotated[str, typer.Option(help="Which preset --yaml and --json show.")] = "mini",

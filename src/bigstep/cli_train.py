@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from bigstep.train.ranks import DeviceChoice
     from bigstep.train.run import Audience
 
-__all__ = ["Resolved", "TrainRequest", "train_command"]
+__all__ = ["Resolved", "TrainRequest", "named_config", "train_command"]
 
 RUNS = Path("runs")
 
@@ -74,22 +74,12 @@ class TrainRequest:
         return self.out
 
     def _base(self, folder: Path | None) -> RunConfig:
-        if self.config is not None:
-            if self.recipe_given:
-                raise ConfigError(f"Both the recipe {self.recipe!r} and --config {self.config} were given; give one.")
-            try:
-                return config_from_yaml(self.config.read_text(encoding="utf-8"), str(self.config))
-            except OSError as error:
-                raise ConfigError(f"--config {self.config} cannot be read ({error.strerror}).") from None
-            except UnicodeDecodeError:
-                raise ConfigError(f"--config {self.config} is not a text file.") from None
-        if self.resume and folder is not None and not self.recipe_given and (folder / "run.json").exists():
+        named = self.config is not None or self.recipe_given
+        if self.resume and folder is not None and not named and (folder / "run.json").exists():
             from bigstep.records import read_run
 
             return config_from_mapping(read_run(folder).config)
-        from bigstep import recipes
-
-        return recipes.load(self.recipe, self.preset)
+        return named_config(self.recipe, self.preset, self.config, recipe_given=self.recipe_given)
 
     def _data_settings(self, config: RunConfig) -> list[str]:
         if self.data is None:
@@ -98,6 +88,22 @@ class TrainRequest:
 
         name, path = name_of_set(self.data, config.data.name)
         return [f"data.name={json.dumps(name)}", f"data.path={json.dumps(path)}"]
+
+
+def named_config(recipe: str, preset: str, file: Path | None, *, recipe_given: bool) -> RunConfig:
+    """Return the configuration of a recipe, or that in a file if one is named; naming both is a mistake."""
+    if file is None:
+        from bigstep import recipes
+
+        return recipes.load(recipe, preset)
+    if recipe_given:
+        raise ConfigError(f"Both the recipe {recipe!r} and --config {file} were given; give one.")
+    try:
+        return config_from_yaml(file.read_text(encoding="utf-8"), str(file))
+    except OSError as error:
+        raise ConfigError(f"--config {file} cannot be read ({error.strerror}).") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"--config {file} is not a text file.") from None
 
 
 def train_command(request: TrainRequest, resolved: Resolved) -> dict[str, Any] | None:

@@ -118,7 +118,7 @@ def check(
     workplace = pool or Pool()
     workplace.start(sizes[-1])
     rows: list[Row] = []
-    lab = Laboratory(workplace, subject or bigstep_loop(), own, trial, sizes)
+    lab = Laboratory(workplace, subject or bigstep_loop(), own, trial, sizes, config.precision)
     try:
         for number, each in enumerate(chosen, 1):
             if watch is not None:

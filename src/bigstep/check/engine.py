@@ -156,7 +156,7 @@ def _data(own: Own, trial: Trial) -> tuple[Any, Any]:
         where = trial.config.data
         pair = _opened(where.name, where.path, where.holdout, trial.config.seed)
         data = pair.train, pair.test
-    elif callable(data) and not hasattr(data, "__getitem__"):
+    elif isinstance(data, type) or not hasattr(data, "__getitem__"):  # a class, or a function: what makes a data set
         data = data()
     train, test = data if isinstance(data, tuple) else (data, data)
     return _first(train, trial.train_samples), _first(test, trial.test_samples)

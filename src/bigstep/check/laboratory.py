@@ -19,7 +19,11 @@ __all__ = ["Laboratory"]
 class Laboratory:
     """Runs observations of one subject in worlds of one pool and remembers them."""
 
-    def __init__(self, pool: Pool, subject: Subject, own: Own, trial: Trial, ranks: tuple[int, ...]) -> None:
+    def __init__(
+        self, pool: Pool, subject: Subject, own: Own, trial: Trial, ranks: tuple[int, ...], precision: str
+    ) -> None:
+        self.precision = precision
+        """Of the run as it is meant; trials are in float64."""
         self.trial = trial
         """As configured."""
         self.lossless = lossless(trial)

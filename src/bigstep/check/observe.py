@@ -168,7 +168,9 @@ def journey(subject: Subject, own: Own, trial: Trial, folder: Path) -> Journey:
     """The whole run, with a checkpoint written half way, in the middle of an epoch."""
     run = _connected(subject, own, trial)
     steps = list(subject.steps(run, Position()))
-    half = len(steps) // 2
+    # an epoch's first step would hide a checkpoint that forgets where in the epoch it was written
+    inside = [index for index, step in enumerate(steps) if step.position.offset] or list(range(len(steps)))
+    half = min(inside, key=lambda index: abs(index - len(steps) // 2))
     losses = _train(subject, run, steps[:half])
     subject.save(run, steps[half].position, folder)
     losses += _train(subject, run, steps[half:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -63,8 +64,12 @@ class Report:
         return next(row for row in self.rows if row.name == name)
 
     def to_mapping(self) -> dict[str, Any]:
-        """Plain values, as `--json` prints them."""
-        return {"passed": self.passed, **asdict(self)}
+        """Plain values, as `--json` prints them; JSON knows no infinity, so a figure without limit is null."""
+        facts = {"passed": self.passed, **asdict(self)}
+        for row in facts["rows"]:
+            if row["figure"] is not None and not math.isfinite(row["figure"]):
+                row["figure"] = None
+        return facts
 
     def summary(self) -> str:
         """One sentence."""

@@ -29,8 +29,8 @@ def accumulation_is_big_batch(lab: Laboratory) -> Verdict:
             f"measured with batch norms frozen; with them the two differ by {norms:.2g}, because each worker "
             "normalises by its own samples, as the papers do: that is part of the run, whatever the number of ranks"
         )
-    if lab.trial.config.precision != "float64":
-        words += f"; in {lab.trial.config.precision} they agree to its rounding"
+    if lab.precision != "float64":
+        words += f"; in {lab.precision} they agree to its rounding only"
     fault = (
         f"full microbatches agree ({full:.1g}), uneven ones do not (largest in {where})"
         if full <= ROUNDING_BOUND

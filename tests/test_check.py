@@ -1,0 +1,169 @@
+"""`bigstep check` passes on what is right, and fails on the right row, in useful words, on what is planted."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import faults
+from bigstep import recipes
+from bigstep.check import PROPERTIES, Pool, check
+from bigstep.check.observe import journey
+from bigstep.check.shrink import shrunk
+from bigstep.config import ExchangeConfig, LrConfig, OptimizerConfig, Piece, RunConfig, Stage, WorkersConfig
+from bigstep.errors import ConfigError
+from bigstep.records import read_run
+from bigstep.train import fit
+
+NAMES = [each.name for each in PROPERTIES]
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    with Pool(call_timeout_s=120) as shared:
+        yield shared
+
+
+def config(**changes: Any) -> RunConfig:
+    """Momentum, a scaled rate, a warm-up, a batch plan: something for every property to hold."""
+    base = RunConfig(
+        recipe="test",
+        workers=WorkersConfig(count=6, local_batch=4),
+        plan=(Stage(epoch=1.5, count=6, local_batch=8),),
+        epochs=2.5,
+        optimizer=OptimizerConfig(momentum=0.9, weight_decay=1e-4),
+        lr=LrConfig(
+            base=0.2,
+            base_batch=64,
+            schedule=(Piece(shape="warmup", until=0.7, start=0.1), Piece(shape="cosine", until=2.5, end=0.0)),
+        ),
+    )
+    return dataclasses.replace(base, **changes)
+
+
+ONEBIT = ExchangeConfig(collective="gather", codec="onebit", warmup_steps=1)
+
+# fault, what it replaces, the row that must fail first, words that must be in it
+PLANTED: list[tuple[str, str, str, str]] = [
+    ("different_seeds_per_rank", "start", "same start on every rank", "rank 1 of 2"),
+    ("one_rank_with_another_order", "start", "same parameter order on every rank", "rank 1 of 2 has out.weight"),
+    ("sampler_that_pads", "start", "each sample once an epoch", "come twice"),
+    ("sampler_that_drops_the_last_batch", "steps", "each sample once an epoch", "never"),
+    ("augmentation_seeded_by_rank", "start", "augmentation follows the sample", "rank 1 of 2"),
+    ("warmup_counted_in_calls", "learning_rate", "rate counted in samples", "on rank 0 of"),
+    ("schedule_counted_in_steps", "learning_rate", "rate counted in samples", "batch that doubles"),
+    ("rate_not_scaled", "learning_rate", "rate follows the batch", "factor of 2"),
+    ("dropout_seeded_by_rank", "gradient", "random numbers follow the worker", "numbers"),
+    (
+        "accumulation_that_divides_by_microbatches",
+        "gradient",
+        "accumulation = big batch",
+        "full microbatches agree",
+    ),
+    ("gradient_summed", "gradient", "gradient of P ranks = of one", "times as large"),
+    ("mean_of_the_ranks_means", "gradient", "gradient of P ranks = of one", "on 4 ranks"),
+    ("codec_that_drops_its_residual", "exchange", "exchange = no exchange", "carries no residual"),
+    ("statistics_of_rank_0", "start", "batch-norm statistics at evaluation", "not on the mean over all workers"),
+    ("statistics_of_each_rank", "evaluate", "batch-norm statistics at evaluation", "different networks"),
+    ("evaluation_with_duplicates", "start", "each sample once an evaluation", "instead of"),
+    ("checkpoint_without_optimizer", "save", "resume = no interruption", "behind the checkpoint"),
+    ("checkpoint_that_begins_the_epoch_again", "save", "resume = no interruption", "behind the checkpoint"),
+    ("checkpoint_without_residuals", "save", "resume = no interruption", "behind the checkpoint"),
+]
+
+
+@pytest.mark.parametrize(("fault", "piece", "row", "words"), PLANTED, ids=[each[0] for each in PLANTED])
+def test_a_planted_fault_fails_on_its_own_row(pool: Pool, fault: str, piece: str, row: str, words: str) -> None:
+    lossy = "residual" in fault
+    report = check(
+        config(exchange=ONEBIT) if lossy else config(),
+        model=faults.Net,
+        data=faults.Pairs,
+        subject=faults.planted(**{piece: getattr(faults, fault)}),
+        ranks=(1, 2, 4),
+        only=NAMES[: NAMES.index(row) + 1],  # rows behind it may follow from it
+        pool=pool,
+    )
+    assert report.cause is not None, f"{fault} went unnoticed"
+    assert report.cause.name == row, f"{fault} was blamed on {report.cause}"
+    assert words in report.cause.words
+    assert report.cause.remedy
+    assert not report.passed
+    assert fault in report.cause.words or len(report.cause.remedy) > 40, "a remedy is a sentence"
+
+
+@pytest.mark.parametrize("exchange", [ExchangeConfig(), ONEBIT], ids=["dense", "onebit"])
+def test_every_property_holds_without_a_fault(pool: Pool, exchange: ExchangeConfig) -> None:
+    report = check(config(exchange=exchange), model=faults.Net, data=faults.Pairs, pool=pool)
+    assert [row.name for row in report.rows] == NAMES
+    assert {row.name: row.status for row in report.rows} == dict.fromkeys(NAMES, "pass"), report.cause
+    assert ("onebit quantises per rank" in report.row("path of P ranks = of one").words) == (exchange is ONEBIT)
+
+
+@pytest.mark.parametrize("recipe", ["sony", "onebit"])
+def test_recipes_pass(pool: Pool, recipe: str) -> None:
+    kept = [name for name in NAMES if name != "resume on other ranks"]
+    report = check(recipes.load(recipe, "mini"), ranks=(1, 2), only=kept, pool=pool)
+    assert report.passed, report.cause
+    words = report.row("accumulation = big batch").words
+    assert "each worker normalises by its own samples" in words
+
+
+def test_own_pieces_need_no_configuration(pool: Pool) -> None:
+    report = check(model=faults.Net, data=faults.Pairs(), optimizer=torch.optim.Adam, ranks=(1, 2), pool=pool)
+    assert report.passed, report.cause
+    assert report.title == "your own"
+
+
+def test_the_path_that_is_checked_is_the_one_that_train_takes(tmp_path: Path) -> None:
+    from bigstep.check import Own, bigstep_loop
+
+    trial = shrunk(config(), 4)
+    data = faults.Pairs(trial.train_samples)
+    torch.manual_seed(trial.config.seed)
+    result = fit(trial.config, faults.Net(), (data, data), out=tmp_path / "run", device="cpu")
+    seen = journey(bigstep_loop(), Own(faults.Net, None, data), trial, tmp_path / "check")
+    assert [row["loss"] for row in read_run(tmp_path / "run").train] == list(seen.losses)
+    assert result.facts["eval_loss"] == seen.evaluation_loss
+
+
+def mean_over_tokens(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """A mean over the samples of classes 1 and 2 only, as a mean over tokens that are not padding."""
+    counted = target > 0
+    losses = torch.nn.functional.cross_entropy(output, target, reduction="none") * counted
+    return losses.sum() / counted.sum().clamp(min=1)
+
+
+def test_a_loss_that_is_no_mean_over_samples_is_found_by_accumulation(pool: Pool) -> None:
+    report = check(
+        config(), model=faults.Net, data=faults.Pairs, loss=mean_over_tokens, pool=pool, ranks=[1],
+        only=["accumulation = big batch"],
+    )  # fmt: skip
+    assert report.cause is not None
+    assert "mean over samples" in report.cause.remedy
+
+
+def test_a_model_whose_constructor_draws_without_the_seed_is_named(pool: Pool) -> None:
+    report = check(config(), model=unseeded, data=faults.Pairs, ranks=(1, 2), pool=pool, only=NAMES[:2])
+    assert report.cause is not None
+    assert report.cause.name == "same start on every rank"
+    assert report.rows[1].status == "not run"
+
+
+def unseeded() -> torch.nn.Module:
+    torch.seed()
+    return faults.Net()
+
+
+def test_mistakes_are_told_in_one_sentence(pool: Pool) -> None:
+    with pytest.raises(ConfigError, match="cannot be pickled"):
+        check(config(), model=lambda: faults.Net(), pool=pool)
+    with pytest.raises(ConfigError, match="did you mean 'same start on every rank'"):
+        check(config(), only=["same start on every rnk"], pool=pool)
+    with pytest.raises(ConfigError, match="between 1 and 16"):
+        check(config(), ranks=[0], pool=pool)
