@@ -45,7 +45,7 @@ def encode_blocks(
     """`bigstep.kernels.onebit.encode` on contiguous arrays; `means` is `message` seen as float32."""
     if starts.size == 0:
         return
-    zero = values.dtype.type(0)
+    zero, half = values.dtype.type(0), values.dtype.type(0.5)
     x = np.empty(lengths.max() + 8, values.dtype)
     for b in range(starts.size):
         length = lengths[b]
@@ -54,18 +54,19 @@ def encode_blocks(
         r = residual[starts[b] : starts[b] + length]
         positive, negative, count = zero, zero, np.int32(0)
         for i in range(length):
-            x[i] = v[i] + r[i]
-            positive += x[i] if x[i] >= 0 else zero
-            negative += zero if x[i] >= 0 else x[i]
-            count += np.int32(x[i] >= 0)
+            t = v[i] + r[i]
+            x[i] = t
+            positive += t + abs(t)  # 2t or 0, exactly; a conditional sum would not become a vector sum (4x slower)
+            negative += t - abs(t)
+            count += np.int32(t >= 0)
         x[length : 8 * row] = -1  # the last byte is filled up with zeros
         bits = message[bits_at[b] : bits_at[b] + row]
         for j in range(row):
             low = _sign(x[j], 0) | _sign(x[j + row], 1) | _sign(x[j + 2 * row], 2) | _sign(x[j + 3 * row], 3)
             high = _sign(x[j + 4 * row], 4) | _sign(x[j + 5 * row], 5) | _sign(x[j + 6 * row], 6)
             bits[j] = low | high | _sign(x[j + 7 * row], 7)
-        r1 = np.float32(positive / max(count, 1))
-        r0 = np.float32(negative / max(length - count, 1))
+        r1 = np.float32(half * positive / max(count, 1))
+        r0 = np.float32(half * negative / max(length - count, 1))
         total = positive + negative
         if -np.inf < total < np.inf:  # np.isfinite is total - total == 0, which reordered arithmetic takes for true
             for i in range(length):
