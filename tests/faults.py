@@ -23,7 +23,7 @@ from bigstep.norm import WorkerStatistics
 from bigstep.schedules import BatchPlan
 from bigstep.train.assemble import Parts
 from bigstep.train.checkpoint import save_checkpoint
-from bigstep.train.gradient import make_exchange
+from bigstep.train.connect import make_exchange
 from bigstep.train.ranks import Ranks
 from bigstep.train.run import capture
 

@@ -26,7 +26,7 @@ from bigstep.data.catalog import open_data
 from bigstep.models import build_model
 from bigstep.records import RunWriter, describe_machine
 from bigstep.train.assemble import Parts, assemble
-from bigstep.train.gradient import connect
+from bigstep.train.connect import connect
 from bigstep.train.loop import train
 from bigstep.train.ranks import Ranks
 from bigstep.train.run import _Scribe, _Silent

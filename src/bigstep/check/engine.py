@@ -24,7 +24,8 @@ from bigstep.norm import WorkerStatistics
 from bigstep.train.assemble import Parts, assemble
 from bigstep.train.checkpoint import load_latest, save_checkpoint
 from bigstep.train.evaluate import evaluate
-from bigstep.train.gradient import connect, gradient_of, make_exchange, requests_of
+from bigstep.train.connect import connect, make_exchange
+from bigstep.train.gradient import gradient_of, requests_of
 from bigstep.train.loop import resize, set_rates
 from bigstep.train.ranks import Ranks
 from bigstep.train.run import capture, restore

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bigstep.comm import Exchange
+from bigstep.comm.buckets import BucketTuner
 from bigstep.config import LrConfig, OptimizerConfig, Piece, RunConfig, require
 from bigstep.data.catalog import open_data
 from bigstep.data.feed import Feed
@@ -81,10 +82,16 @@ class Parts:
     test_feed: Feed
     statistics: WorkerStatistics
     samples_per_forward: int
-    parallel: DistributedDataParallel | None = None
+    ddp: DistributedDataParallel | None = None
+    tuner: BucketTuner | None = None
     exchange: Exchange | None = None
     skipped: int = 0
     """Steps that were dropped because their gradient was not finite."""
+
+    @property
+    def parallel(self) -> DistributedDataParallel | None:
+        """The DDP object of the next step: the tuner's while it looks for the size of buckets, and after."""
+        return self.tuner.ddp if self.tuner else self.ddp
 
 
 def assemble(

@@ -93,6 +93,9 @@ def fit(
 
     Differs from the paper: workers are logical, so any number of them runs on any number of processes.
     """
+    method = config.asynchronous.method
+    if method != "none":
+        raise ConfigError(f"fit is synchronous, but asynchronous.method is {method}; call train_{method} instead.")
     if resume and out is None:
         raise ConfigError("fit(resume=True) needs out=…, the folder of the run to go on with.")
     own = {key: value for key, value in {"model": model, "data": data, "loss": loss}.items() if value is not None}

@@ -7,17 +7,13 @@ mean over ranks; so every sample counts 1 / batch, in a full batch and in the in
 from __future__ import annotations
 
 import contextlib
-import inspect
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 
-from bigstep.comm import Exchange
-from bigstep.config import ExchangeConfig
 from bigstep.data.feed import Request
 from bigstep.data.sampler import Step
 from bigstep.norm import set_workers
@@ -25,13 +21,9 @@ from bigstep.train.assemble import Parts
 from bigstep.train.diagnosis import gradients_are_finite, nonfinite_error
 from bigstep.train.forwards import Forward, forwards_of
 
-__all__ = ["connect", "gradient_of", "make_exchange", "requests_of"]
+__all__ = ["autocast", "gradient_of", "requests_of"]
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
-
-# newer releases of torch renamed the argument and warn about the old name
-_ddp_arguments = inspect.signature(DistributedDataParallel).parameters
-_KEEP_BUFFERS_LOCAL = "forward_sync_buffers" if "forward_sync_buffers" in _ddp_arguments else "broadcast_buffers"
 
 
 def requests_of(parts: Parts, steps: list[Step]) -> Iterator[Request]:
@@ -60,7 +52,7 @@ def gradient_of(parts: Parts, step: Step, batches: Iterator[tuple[Any, Any]]) ->
         _seed(parts.config.seed, step, forward)
         is_last = index == len(forwards) - 1
         with contextlib.nullcontext() if is_last or parts.parallel is None else parts.parallel.no_sync():
-            with _autocast(parts):
+            with autocast(parts):
                 weighted = objective(inputs, target, parts.ranks.size * forward.size / step.size)
             parts.scaler.scale(weighted).backward()
         loss += weighted.detach()
@@ -90,59 +82,6 @@ def _gradient_is_good(parts: Parts, step: Step, inputs: Any) -> bool:
     return False
 
 
-def connect(parts: Parts) -> None:
-    """Put the gradients of several ranks under DDP and the configured exchange; every rank must call this.
-
-    DDP regroups its buckets after its first backward. A sum over ranks is rounded in an order that depends on where
-    a gradient lies in its bucket, so the regrouping is provoked here, with a backward whose gradient is thrown away:
-    every step of the run, resumed or not, then sees the same buckets and gives the same bits.
-    """
-    if parts.ranks.size == 1:
-        return
-    exchange = parts.config.exchange
-    bucket_mb = 4.0 if exchange.bucket_mb == "auto" else exchange.bucket_mb
-    parts.parallel = DistributedDataParallel(
-        parts.objective,
-        device_ids=[parts.ranks.device] if parts.ranks.device.type == "cuda" else None,
-        bucket_cap_mb=bucket_mb,
-        init_sync=False,  # weights come from the seed; their hash was compared
-        **{_KEEP_BUFFERS_LOCAL: False},  # type: ignore[arg-type]  # each rank's batch-norm statistics are its own until an evaluation
-        gradient_as_bucket_view=True,
-    )
-    _rehearse(parts, parts.parallel)
-    parts.exchange = make_exchange(exchange)
-    parts.exchange.attach(parts.parallel)
-
-
-def make_exchange(config: ExchangeConfig) -> Exchange:
-    """Return the exchange that a configuration names, not yet attached."""
-    return Exchange(
-        collective=config.collective,
-        codec=config.codec,
-        grid=config.grid if config.grid == "auto" else (config.grid[0], config.grid[1]),
-        warmup_steps=config.warmup_steps,
-        error_feedback=config.error_feedback,
-        double_buffer=config.double_buffer,
-        rank=config.rank,
-    )
-
-
-def _rehearse(parts: Parts, parallel: DistributedDataParallel) -> None:
-    """Run one small forward and backward on every rank and undo what it changed."""
-    buffers = [buffer.clone() for buffer in parts.model.buffers()]
-    count = min(8, len(parts.train_feed))
-    inputs, target = next(parts.train_feed(iter([Request(0, torch.arange(count))])))
-    parts.model.train()
-    set_workers(parts.model, 1)
-    with _autocast(parts):
-        loss = parallel(inputs, target, 1.0)
-    loss.backward()
-    parts.optimizer.zero_grad()
-    with torch.no_grad():
-        for buffer, before in zip(parts.model.buffers(), buffers, strict=True):
-            buffer.copy_(before)
-
-
 def _forwards(parts: Parts, step: Step) -> list[Forward]:
     return forwards_of(step, parts.ranks.rank, parts.ranks.size, parts.samples_per_forward)
 
@@ -152,6 +91,7 @@ def _seed(seed: int, step: Step, forward: Forward) -> None:
     torch.manual_seed((seed * 1_000_003 + step.position.step) * 1_000_003 + forward.first_worker)
 
 
-def _autocast(parts: Parts) -> contextlib.AbstractContextManager[Any]:
+def autocast(parts: Parts) -> contextlib.AbstractContextManager[Any]:
+    """Return the context of a forward in the run's precision."""
     dtype = _AUTOCAST.get(parts.config.precision)
     return contextlib.nullcontext() if dtype is None else torch.autocast(parts.ranks.device.type, dtype)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from bigstep.comm import BucketTuner
 from bigstep.data.sampler import Position, Step
 from bigstep.errors import RunError
 from bigstep.schedules import elu_blend
@@ -33,8 +34,8 @@ class Listener(Protocol):
     def evaluation(self, row: dict[str, Any]) -> None:
         """Take an evaluation row."""
 
-    def note(self, text: str) -> None:
-        """Take a remark."""
+    def note(self, text: str, **facts: Any) -> None:
+        """Take a remark, with figures for the records."""
 
 
 @dataclass(frozen=True)
@@ -88,9 +89,7 @@ def train(
             heartbeat.at(step.position.step, "forward and backward")
             lr = set_rates(parts, step)
             step_loss, data_s = gradient_of(parts, step, batches)
-            parts.scaler.step(parts.optimizer)
-            parts.scaler.update()
-            parts.optimizer.zero_grad()
+            _update(parts)
 
             position = sampler.after(step)
             exposed, sent = _traffic(parts)
@@ -101,6 +100,10 @@ def train(
             is_last = where["samples"] >= config.epochs * sampler.size or position.step == max_steps
             evaluation_due = is_last or _crossed(parts, step, position, config.evaluate_every)
             save_due = is_last or _crossed(parts, step, position, config.checkpoint.every)
+            if parts.tuner is not None and not parts.tuner.done:
+                _tune_buckets(parts.tuner, listener)
+            if is_last and parts.exchange is not None and parts.exchange.flush():
+                _update(parts)  # double buffering: the gradient that was still on its way
             stop_number = 0
             if meter.due or evaluation_due or save_due:
                 heartbeat.at(position.step, "the sum of losses")
@@ -138,6 +141,23 @@ def _by_epoch(parts: Parts, begin: Position, max_steps: int | None) -> Iterator[
         steps = itertools.takewhile(lambda step: step.position.step < max_steps, steps)
     for _, group in itertools.groupby(steps, key=lambda step: step.position.epoch):
         yield list(group)
+
+
+def _update(parts: Parts) -> None:
+    """Update the weights with the gradient they hold."""
+    scale = parts.scaler.get_scale() if parts.scaler.is_enabled() else 1.0
+    parts.scaler.step(parts.optimizer)
+    parts.scaler.update()
+    parts.optimizer.zero_grad()
+    if parts.scaler.is_enabled() and parts.exchange is not None and parts.scaler.get_scale() != scale:
+        parts.exchange.rescale(parts.scaler.get_scale() / scale)  # what a lossy codec carries is scaled as well
+
+
+def _tune_buckets(tuner: BucketTuner, listener: Listener) -> None:
+    """Let the tuner see the end of a step; tell what it chose."""
+    tuner.step_ended()
+    if tuner.done:
+        listener.note(f"Buckets of {tuner.bucket_mb:g} MB are the fastest here.", bucket_sizes=tuner.table)
 
 
 def set_rates(parts: Parts, step: Step) -> float:

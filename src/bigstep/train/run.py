@@ -20,7 +20,7 @@ from bigstep.records import RunWriter, locked
 from bigstep.train.assemble import Parts, assemble, batch_plan
 from bigstep.train.background import BackgroundWriter
 from bigstep.train.checkpoint import load_latest, weights_hash
-from bigstep.train.gradient import connect
+from bigstep.train.connect import connect
 from bigstep.train.heartbeat import Heartbeat, beating
 from bigstep.train.interruption import StopRequest, listening
 from bigstep.train.loop import Ending, train
@@ -71,8 +71,8 @@ class _Scribe:
         self.writer.add([row])
         self.audience.evaluation(row)
 
-    def note(self, text: str) -> None:
-        self.writer.note(text)
+    def note(self, text: str, **facts: Any) -> None:
+        self.writer.note(text, **facts)
         self.audience.note(text)
 
 
@@ -85,7 +85,7 @@ class _Silent:
     def evaluation(self, row: dict[str, Any]) -> None:
         """Rank 0 tells."""
 
-    def note(self, text: str) -> None:
+    def note(self, text: str, **facts: Any) -> None:
         """Rank 0 tells."""
 
 
