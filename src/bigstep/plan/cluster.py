@@ -66,7 +66,7 @@ class Link:
     start_s: float = 0.0
     """Time that starting one collective costs."""
     copy_byte_s: float = math.inf
-    """Rate at which a rank copies and adds what it exchanges, where that is not free beside the wire."""
+    """Rate at which a rank copies and adds what it exchanges, beside the wire: the slower of the two counts."""
 
     @property
     def rate(self) -> float:

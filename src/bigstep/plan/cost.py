@@ -109,7 +109,7 @@ def exchange_phases(
 
 
 def _seconds(link: Link, rounds: float, bytes_sent: float, rate: float) -> float:
-    return link.start_s + rounds * link.latency_s + bytes_sent * (1 / rate + 1 / link.copy_byte_s)
+    return link.start_s + rounds * link.latency_s + bytes_sent / min(rate, link.copy_byte_s)
 
 
 def _ring(n: float, ranks: int, per_node: int, cluster: Cluster, *, flows: int, senders: int, nodes: int = 0) -> Phase:
@@ -149,13 +149,12 @@ def _halving(n: float, k: int, m: int, cluster: Cluster) -> list[Phase]:
     rack = cluster.nodes_per_rack or m
     near = min(m, 1 << (rack.bit_length() - 1))
     far_bytes = 2 * n / k * max(0.0, 1 / near - 1 / m)
-    share = k / cluster.node_rate(1, 0)
-    far = k / cluster.node_rate(m, cluster.nodes_per_rack)
+    near_rate = min(cluster.node_rate(1, 0) / k, cluster.between.copy_byte_s)
+    far_rate = min(cluster.node_rate(m, cluster.nodes_per_rack) / k, cluster.between.copy_byte_s)
     between = (
         _seconds(cluster.between, outer.messages, 0.0, 1.0)
-        + max(0.0, outer.bytes_sent - far_bytes) * share
-        + far_bytes * far
-        + outer.bytes_sent / cluster.between.copy_byte_s
+        + max(0.0, outer.bytes_sent - far_bytes) / near_rate
+        + far_bytes / far_rate
     )
     return [
         Phase("inside", inner.messages, inner.bytes_sent, inside),
@@ -174,8 +173,7 @@ def _gather(n: float, devices: int, k: int, m: int, cluster: Cluster) -> Phase:
         link.start_s
         + traffic.messages * link.latency_s
         + 2 * (devices - 1) * link.gap_s
-        + wire
-        + traffic.bytes_sent / link.copy_byte_s
+        + max(wire, traffic.bytes_sent / link.copy_byte_s)
     )
     return Phase("between" if m > 1 else "inside", traffic.messages, traffic.bytes_sent, seconds)
 

@@ -2,7 +2,8 @@
 
 A measured run is a mapping: `name`, `kind` (sync or server), `model` (or a workload file), `world`, `rate_mbit_s` and
 `seconds` (median of a step, or of one update of the server), and where they apply `ranks_per_node`, `inside_mbit_s`,
-`collective`, `codec`, `grid`, `bucket_mb`, `overlap`, `local_batch` and `servers`.
+`collective`, `codec`, `grid`, `bucket_mb`, `overlap`, `local_batch`, `servers`, `compute_s` (forward, backward and
+update, measured without any exchange) and `burst_byte` (what a shaper lets through at once after a pause).
 """
 
 from __future__ import annotations
@@ -24,13 +25,12 @@ __all__ = ["compare_runs", "crossing_rate", "predict_run"]
 _REQUIRED = ("name", "model", "world", "rate_mbit_s", "seconds")
 
 
-def predict_run(run: Mapping[str, Any], machine: Cluster, *, exchange_only: bool = False) -> float:
+def predict_run(run: Mapping[str, Any], machine: Cluster) -> float:
     """Predict the seconds of one step (or of one server update) of a measured run.
 
     Args:
         run: The run, as described at the head of this module.
         machine: This machine, as probed; its `between` link gets the run's rate.
-        exchange_only: Leave out compute and update, for runs that only exchange.
     """
     missing = [field for field in _REQUIRED if field not in run]
     if missing:
@@ -47,14 +47,13 @@ def predict_run(run: Mapping[str, Any], machine: Cluster, *, exchange_only: bool
         adapters_per_node=int(run.get("adapters_per_node", 1)),
         inside=inside,
     )
-    workload = Workload.load(str(run["model"]))
-    if exchange_only or run.get("exchange_only"):
-        # a millionth of the compute stands for none, so that the order of buckets stays
-        cluster = dataclasses.replace(
-            cluster, jitter=0.0, device=dataclasses.replace(cluster.device, flop_s=1e21, launch_s=0.0)
-        )
-        workload = dataclasses.replace(workload, measured_batch=0, optimizer_s=1e-9)
     local_batch = float(run.get("local_batch", 1))
+    workload = Workload.load(str(run["model"]))
+    if "compute_s" in run:
+        compute_s = max(float(run["compute_s"]), 1e-9)
+        speed = workload.step_flops * local_batch / compute_s
+        cluster = dataclasses.replace(cluster, device=dataclasses.replace(cluster.device, flop_s=speed, launch_s=0.0))
+        workload = dataclasses.replace(workload, measured_batch=0, optimizer_s=1e-9)
     if run.get("kind") == "server":
         found = predict_server(workload, cluster, workers=world, local_batch=local_batch,
                                servers=int(run.get("servers", 1)), codec=str(run.get("codec", "none")))  # fmt: skip
@@ -68,13 +67,16 @@ def predict_run(run: Mapping[str, Any], machine: Cluster, *, exchange_only: bool
         overlap=bool(run.get("overlap", True)),
         pipelined=bool(run.get("pipelined", False)),
     )
-    return predict(workload, cluster, devices=world, local_batch=local_batch, method=method).step_s
+    step = predict(workload, cluster, devices=world, local_batch=local_batch, method=method)
+    # a shaper saves up tokens while the link is idle: a burst goes through at once, but never more than the link's rate
+    saved = float(run.get("burst_byte", 0.0)) / cluster.between.bandwidth_byte_s
+    return max(step.exchange_s, step.step_s - saved)
 
 
 def compare_runs(runs: Sequence[Mapping[str, Any]], machine: Cluster) -> dict[str, Any]:
     """Set predictions beside measured runs; the result is what `render` prints.
 
-    >>> run = {"name": "two ranks", "model": "mlp", "world": 2, "rate_mbit_s": 100, "exchange_only": True, "seconds": 1}
+    >>> run = {"name": "two ranks", "model": "mlp", "world": 2, "rate_mbit_s": 100, "compute_s": 0.001, "seconds": 1}
     >>> machine = Cluster.load("big_basin")
     >>> exact = predict_run(run, machine)
     >>> round(compare_runs([run | {"seconds": exact}], machine)["summary"]["mean_error"], 9)
@@ -91,12 +93,13 @@ def compare_runs(runs: Sequence[Mapping[str, Any]], machine: Cluster) -> dict[st
                 "predicted_ms": predicted * 1e3,
                 "error": predicted / measured - 1,
                 "spread": run.get("spread"),
+                "counts": bool(run.get("counts", True)),
             }
         )
-    errors = [abs(row["error"]) for row in rows]
+    errors = [abs(row["error"]) for row in rows if row["counts"]]
     if not errors:
         raise DataError("There are no measured runs to compare with; run the laboratory first.")
-    summary = {"runs": len(rows), "mean_error": sum(errors) / len(errors), "worst_error": max(errors)}
+    summary = {"runs": len(errors), "mean_error": sum(errors) / len(errors), "worst_error": max(errors)}
     return {"kind": "local-validation", "rows": rows, "summary": summary}
 
 

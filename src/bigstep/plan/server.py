@@ -48,7 +48,7 @@ class _Services:
 def _services(workload: Workload, cluster: Cluster, local_batch: float, servers: int, codec: str) -> _Services:
     """A server holds 1/servers of the parameters; gradients arrive encoded, weights leave in float32."""
     link = cluster.between
-    per_byte = 1 / link.rate + 1 / link.copy_byte_s
+    per_byte = 1 / min(link.rate, link.copy_byte_s)
     encode, decode = codec_seconds(codec, workload.parameters, cluster, 2)
     # momentum SGD on the shard: 20 bytes a parameter, beside unpacking what arrived
     update = workload.optimizer_s or workload.parameters * 20 / (cluster.device.memory_byte_s * STREAMED)

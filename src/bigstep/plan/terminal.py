@@ -143,3 +143,12 @@ def _render_local(result: dict[str, Any], console: Console) -> None:
         f"[bold]{summary['runs']} runs: mean error {100 * summary['mean_error']:.1f} %, worst "
         f"{100 * summary['worst_error']:.1f} %[/bold]"
     )
+    for found in result.get("crossovers", []):
+        measured, predicted = (
+            f"{found[key]:.0f} Mbit/s" if found[key] else "no crossing"
+            for key in ("measured_mbit_s", "predicted_mbit_s")
+        )
+        console.print(
+            f"1-bit against the float32 ring, {found['model']} on {found['hosts']} hosts: measured {measured}, "
+            f"predicted {predicted}"
+        )

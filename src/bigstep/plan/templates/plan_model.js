@@ -41,7 +41,7 @@ const planner = (() => {
     if (!c.rack || nodes <= c.rack) return rate;
     return Math.min(rate, (c.rack * rate) / c.oversubscription / Math.max(1, Math.min(senders, c.rack)));
   }
-  const seconds = (link, rounds, bytes, rate) => link.start + rounds * link.latency + bytes * (1 / rate + link.copy);
+  const seconds = (link, rounds, bytes, rate) => link.start + rounds * link.latency + bytes * Math.max(1 / rate, link.copy);
   const ringBytes = (n, N) => (N > 1 ? (2 * n * (N - 1)) / N : 0);
 
   function ring(n, ranks, perNode, c, flows, senders, nodes) {
@@ -82,14 +82,14 @@ const planner = (() => {
       const near = Math.min(m, 2 ** Math.floor(Math.log2(c.rack || m)));
       const far = ((2 * n) / k) * Math.max(0, 1 / near - 1 / m);
       return (inner ? seconds(c.inside, inner, innerBytes, inside) : 0) + (outer ? c.between.start + outer * c.between.latency +
-        (Math.max(0, outerBytes - far) * k) / nodeRate(c, 1, 0) + (far * k) / nodeRate(c, m, c.rack) + outerBytes * c.between.copy : 0);
+        Math.max(0, outerBytes - far) * Math.max(k / nodeRate(c, 1, 0), c.between.copy) + far * Math.max(k / nodeRate(c, m, c.rack), c.between.copy) : 0);
     }
     if (collective === "gather") {
       const bytes = ringBytes(n, devices), outside = (bytes * (devices - k)) / (devices - 1);
       const link = m > 1 ? c.between : c.inside;
       let wire = (bytes - outside) / inside;
       if (m > 1) wire = Math.max(wire, (outside * k) / nodeRate(c, m, c.rack));
-      return link.start + 2 * link.latency + 2 * (devices - 1) * link.gap + wire + bytes * link.copy;
+      return link.start + 2 * link.latency + 2 * (devices - 1) * link.gap + Math.max(wire, bytes * link.copy);
     }
     const within = k > 1 ? seconds(c.inside, 2 * (k - 1), ringBytes(n, k), inside) : 0;
     return within + (m > 1 ? seconds(c.between, 2, n / k, nodeRate(c, m, 1) / k) : 0);

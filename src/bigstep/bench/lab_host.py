@@ -1,0 +1,140 @@
+"""What a host of the network laboratory runs: training steps with one exchange after another, timed.
+
+Called as a script with one argument, a JSON list of cases; prints one JSON list of results. Cases have a `kind`:
+`sync` (DDP steps through an Exchange), `server` (rank 0 serves, the others push and pull), `collectives` and `codecs`
+(what the probe measures).
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from bigstep.bench.probe_links import measure_codecs, time_collectives
+from bigstep.comm import Exchange
+from bigstep.models import build_model
+from bigstep.plan.workload import Workload
+
+__all__ = ["run_case"]
+
+_INPUTS = {"mlp": (1, 28, 10), "small": (1, 28, 10), "resnet9": (3, 32, 10)}
+"""Channels, side and classes of the models that the laboratory trains."""
+
+
+def run_case(case: dict[str, Any]) -> Any:
+    """Run one case on this host; every host must run the same cases in the same order."""
+    if case["kind"] == "collectives":
+        return time_collectives(int(case["repeats"]))
+    if case["kind"] == "codecs":
+        return measure_codecs()
+    if case["kind"] == "server":
+        return _time_server(case)
+    return _time_steps(case)
+
+
+def _time_steps(case: dict[str, Any]) -> dict[str, float]:
+    """Median seconds of a step, and of one without exchange."""
+    channels, side, classes = _INPUTS[case["model"]]
+    model = build_model(case["model"], classes=classes, channels=channels, image_size=side)
+    images = torch.randn(int(case["local_batch"]), channels, side, side)
+    labels = torch.zeros(len(images), dtype=torch.int64)
+    ddp = DistributedDataParallel(model, bucket_cap_mb=case["bucket_mb"] / 1.048576)
+    exchange = Exchange(collective=case["collective"], codec=case["codec"], grid=tuple(case["grid"] or ()) or "auto")
+    exchange.attach(ddp)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-6, momentum=0.9)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss: Tensor = torch.nn.functional.cross_entropy(ddp(images), labels)
+        loss.backward()  # type: ignore[no-untyped-call]  # torch's, without annotations
+        optimizer.step()
+
+    def alone() -> None:
+        with ddp.no_sync():
+            step()
+
+    # DDP groups its buckets anew after the first step; the second is the first with the final ones
+    computed, _ = _timed(alone, warm=2, count=9)
+    seconds, spread = _timed(step, warm=3, count=int(case["steps"]))
+    exchange.close()
+    return {"seconds": seconds, "spread": spread, "compute_s": computed}
+
+
+def _timed(function: Callable[[], None], *, warm: int, count: int) -> tuple[float, float]:
+    """Median and interquartile range of a step's time, averaged over ranks."""
+    times = []
+    for index in range(warm + count):
+        if index == warm:
+            dist.barrier()
+        start = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - start)
+    # steps follow one another without a barrier, as in training: what one rank waits, another gains
+    total = torch.tensor(times[warm:], dtype=torch.float64)
+    dist.all_reduce(total)
+    each = [float(value) / dist.get_world_size() for value in total]
+    quarters = statistics.quantiles(each, n=4) if len(each) > 1 else [each[0]] * 3
+    return statistics.median(each), quarters[2] - quarters[0]
+
+
+def _time_server(case: dict[str, Any]) -> dict[str, float]:
+    """Seconds between two updates of a server that adds what workers push and sends the weights back.
+
+    The server has a thread for each worker, so that one may push while another pulls.
+    """
+    values = Workload.load(case["model"]).parameters
+    rounds, workers = int(case["steps"]), dist.get_world_size() - 1
+    weights, ends, lock = torch.zeros(values), [], threading.Lock()
+
+    def serve(worker: int) -> None:
+        gradient = torch.empty(values)
+        for _ in range(rounds):
+            dist.recv(gradient, worker, tag=worker)
+            with lock:
+                weights.add_(gradient, alpha=-1e-6)
+                fresh = weights.clone()
+            dist.send(fresh, worker, tag=worker)
+            ends.append(time.perf_counter())
+
+    dist.barrier()
+    rank = dist.get_rank()
+    if rank > 0:
+        gradient = torch.ones(values)
+        for _ in range(rounds):
+            dist.send(gradient, 0, tag=rank)
+            dist.recv(weights, 0, tag=rank)
+    else:
+        threads = [threading.Thread(target=serve, args=(worker,)) for worker in range(1, workers + 1)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    # the steady state: without the first update of each worker, and before the first worker stops
+    steady = sorted(ends)[workers : len(ends) - workers + 1] or [0.0, 1.0]
+    found = torch.tensor([(steady[-1] - steady[0]) / (len(steady) - 1)], dtype=torch.float64)
+    dist.broadcast(found, 0)
+    return {"seconds": float(found), "spread": 0.0, "compute_s": 0.0}
+
+
+def main() -> None:
+    """Join the group that the environment describes, run the cases of the argument, print the results."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    results = [run_case(case) for case in json.loads(sys.argv[1])]
+    dist.barrier()
+    dist.destroy_process_group()
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()
