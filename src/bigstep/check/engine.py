@@ -23,8 +23,8 @@ from bigstep.errors import RunError
 from bigstep.norm import WorkerStatistics
 from bigstep.train.assemble import Parts, assemble
 from bigstep.train.checkpoint import load_latest, save_checkpoint
-from bigstep.train.evaluate import evaluate
 from bigstep.train.connect import connect, make_exchange
+from bigstep.train.evaluate import evaluate
 from bigstep.train.gradient import gradient_of, requests_of
 from bigstep.train.loop import resize, set_rates
 from bigstep.train.ranks import Ranks

@@ -28,6 +28,7 @@ class Laboratory:
         """As configured."""
         self.lossless = lossless(trial)
         """With a codec that loses nothing: what can be compared between numbers of ranks."""
+        self.subject = subject
         self.own = own
         self.ranks = ranks
         """Sizes of the worlds, rising, from 1."""

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from bigstep.check.subject import Own, Subject, Trial
 from bigstep.data.sampler import Position, Step
+from bigstep.train.evaluate import Evaluation
 from bigstep.train.ranks import Ranks
 
 __all__ = [
@@ -159,9 +160,8 @@ class Journey:
     statistics: Vectors
     """The model's buffers as an evaluation leaves them."""
     statistics_digest: str
-    samples: int
-    """That the evaluation saw."""
-    evaluation_loss: float
+    evaluation: Evaluation | None
+    """None where the subject has none."""
 
 
 def journey(subject: Subject, own: Own, trial: Trial, folder: Path) -> Journey:
@@ -172,13 +172,15 @@ def journey(subject: Subject, own: Own, trial: Trial, folder: Path) -> Journey:
     inside = [index for index, step in enumerate(steps) if step.position.offset] or list(range(len(steps)))
     half = min(inside, key=lambda index: abs(index - len(steps) // 2))
     losses = _train(subject, run, steps[:half])
-    subject.save(run, steps[half].position, folder)
+    if subject.save:
+        subject.save(run, steps[half].position, folder)
     losses += _train(subject, run, steps[half:])
     return _end(subject, run, losses)
 
 
 def resumed(subject: Subject, own: Own, trial: Trial, folder: Path) -> Journey:
     """The run from the checkpoint in `folder` to its end."""
+    assert subject.load is not None
     run = _connected(subject, own, trial)
     steps = list(subject.steps(run, subject.load(run, folder)))
     return _end(subject, run, _train(subject, run, steps))
@@ -203,7 +205,7 @@ def _train(subject: Subject, run: Any, steps: Iterable[Step]) -> list[float]:
 def _end(subject: Subject, run: Any, losses: list[float]) -> Journey:
     model = subject.model(run)
     weights = list(model.named_parameters())
-    evaluation = subject.evaluate(run)
+    evaluation = subject.evaluate(run) if subject.evaluate else None
     # counters of forwards are left out: nothing reads them, and a rank with more workers counts more
     buffers = [(name, buffer) for name, buffer in model.named_buffers() if buffer.is_floating_point()]
     end = Journey(
@@ -212,8 +214,7 @@ def _end(subject: Subject, run: Any, losses: list[float]) -> Journey:
         digest=_hash(weights),
         statistics=_vectors(buffers),
         statistics_digest=_hash(buffers),
-        samples=evaluation.samples,
-        evaluation_loss=evaluation.loss,
+        evaluation=evaluation,
     )
     subject.finish(run)
     return end

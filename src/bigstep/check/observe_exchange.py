@@ -31,6 +31,7 @@ class Exchanged:
 
 def exchanged(subject: Subject, own: Own, trial: Trial) -> Exchanged | None:
     """Send gradients with parameters of the model's shapes through the exchange; only rank 0 returns what it saw."""
+    assert subject.exchange is not None
     ranks = present_ranks()
     run = subject.start(own, trial, ranks)
     form = _Form(subject.model(run))

@@ -10,6 +10,8 @@ __all__ = ["Report", "Row", "Status"]
 
 Status = Literal["pass", "fail", "not applicable", "not run"]
 
+WIDE = 110
+"""Columns of a terminal from which on the table says what each figure is."""
 _MARKS = {"pass": "pass", "fail": "FAIL", "not applicable": "n/a", "not run": "not run"}
 _STYLES = {"pass": "green", "fail": "bold red", "not applicable": "dim", "not run": "yellow"}
 
@@ -84,25 +86,31 @@ class Report:
     def print(self) -> None:
         """Show the table on standard output."""
         from rich.console import Console
+        from rich.padding import Padding
         from rich.table import Table
         from rich.text import Text
 
         console = Console(highlight=False, markup=False)
+        wide = console.width >= WIDE
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        table.add_column("property", ratio=3)
-        table.add_column("", no_wrap=True)
-        table.add_column("figure", justify="right", no_wrap=True)
-        table.add_column("bound", justify="right", no_wrap=True)
-        table.add_column("what was measured, and what it says", ratio=5)
+        for heading, side in (("", "left"), ("property", "left"), ("figure", "right"), ("bound", "right")):
+            table.add_column(heading, justify="right" if side == "right" else "left", no_wrap=True)
+        if wide:
+            table.add_column("what the figure is")
         for row in self.rows:
-            said = Text(row.measure)
-            if row.words:
-                said.append((": " if row.measure else "") + row.words, style="red" if row.status == "fail" else "dim")
-            if row.remedy:
-                said.append("\n-> " + row.remedy, style="bold")
             mark = Text(_MARKS[row.status], style=_STYLES[row.status])
-            table.add_row(row.name, mark, _number(row.figure), _number(row.bound), said)
+            measure = [Text(row.measure, style="dim")] if wide else []
+            table.add_row(mark, row.name, _number(row.figure), _number(row.bound), *measure)
         console.print(table)
+        for failed in (True, False):
+            for row in self.rows:
+                if not row.words or (row.status == "fail") != failed:
+                    continue
+                said = Text.assemble((f"{row.name}: ", "bold"), row.words)
+                if row.remedy:
+                    said.append(f"\nWhat to change: {row.remedy}", style="bold")
+                console.print(Padding(said, (1 if failed else 0, 0, 0, 2)), style="red" if failed else "dim")
+            console.print()
         console.print(self.summary(), soft_wrap=True)
 
 

@@ -6,7 +6,8 @@ from collections import Counter
 
 from bigstep.check.laboratory import Laboratory
 from bigstep.check.observe import Beginning, Journey, beginning, journey
-from bigstep.check.verdict import PATH_BOUND, Verdict, judged
+from bigstep.check.verdict import PATH_BOUND, Verdict, judged, not_applicable
+from bigstep.train.evaluate import Evaluation
 
 __all__ = ["augmentation", "epoch_once", "evaluation_once"]
 
@@ -77,18 +78,20 @@ def augmentation(lab: Laboratory) -> Verdict:
 
 def evaluation_once(lab: Laboratory) -> Verdict:
     """An evaluation sees each sample once, so its loss is that of one rank."""
-    alone: Journey = lab.see(journey, lab.lossless, 1, lab.folder(lab.lossless, 1))[0]
+    if lab.subject.evaluate is None:
+        return not_applicable("the loop gives no evaluation")
     size = lab.see(beginning, lab.trial, 1)[0].sizes[1]
+    alone = _evaluations(lab, 1)[0].loss
     figure, fault = 0.0, ""
     for ranks in lab.ranks:
-        for seen in lab.see(journey, lab.lossless, ranks, lab.folder(lab.lossless, ranks)):
+        for seen in _evaluations(lab, ranks):
             extra = abs(seen.samples - size) / size
-            apart = abs(seen.evaluation_loss - alone.evaluation_loss) / max(abs(alone.evaluation_loss), 1e-12)
+            apart = abs(seen.loss - alone) / max(abs(alone), 1e-12)
             if max(extra, apart) > figure:
                 figure = max(extra, apart)
-                fault = f"on {ranks} rank(s) {seen.samples} samples were evaluated instead of {size}" if extra else (
-                    f"on {ranks} ranks the loss is {seen.evaluation_loss:.9g} instead of {alone.evaluation_loss:.9g}"
-                )  # fmt: skip
+                fault = f"on {ranks} ranks the loss is {seen.loss:.9g} instead of {alone:.9g}"
+                if extra:
+                    fault = f"on {ranks} rank(s) {seen.samples} samples were evaluated instead of {size}"
     return judged(
         figure,
         PATH_BOUND,
@@ -97,3 +100,8 @@ def evaluation_once(lab: Laboratory) -> Verdict:
         remedy="share the evaluation set without padding (batches[rank::ranks]), add up sums and counts over ranks, "
         "and divide once at the end.",
     )
+
+
+def _evaluations(lab: Laboratory, ranks: int) -> list[Evaluation]:
+    seen: list[Journey] = lab.see(journey, lab.lossless, ranks, lab.folder(lab.lossless, ranks))
+    return [rank.evaluation for rank in seen if rank.evaluation is not None]

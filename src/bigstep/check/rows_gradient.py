@@ -94,6 +94,8 @@ def exchange_is_mean(lab: Laboratory) -> Verdict:
     """What comes out of the exchange is the mean of what came in: exactly, up to rounding, or in the long run."""
     if not lab.several:
         return not_applicable("one rank exchanges nothing")
+    if lab.subject.exchange is None:
+        return not_applicable("the loop gives no exchange of its own: the rows on gradient and path see what it does")
     config = lab.trial.config.exchange
     seen: dict[int, Exchanged] = {ranks: lab.see(exchanged, lab.trial, ranks)[0] for ranks in lab.several}
     travels = f"{config.collective}, {config.codec}"

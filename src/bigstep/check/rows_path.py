@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from bigstep.check.laboratory import Laboratory
 from bigstep.check.observe import Journey, journey, resumed
 from bigstep.check.subject import Trial
@@ -15,6 +17,12 @@ def same_path(lab: Laboratory) -> Verdict:
     if not lab.several:
         return not_applicable("one rank only; name more with --ranks 1,2,4")
     alone = _journey(lab, lab.lossless, 1)[0]
+    if not all(map(math.isfinite, alone.losses)):
+        return Verdict(
+            status="fail",
+            words="the loss of this small run is not finite on one rank already, so there is no path to compare",
+            remedy="lower lr.base, or lengthen the warm-up.",
+        )
     worst, fault = 0.0, ""
     for ranks in lab.several:
         seen = _journey(lab, lab.lossless, ranks)
@@ -41,6 +49,8 @@ def same_path(lab: Laboratory) -> Verdict:
 
 def same_statistics(lab: Laboratory) -> Verdict:
     """At an evaluation every rank holds the same batch-norm statistics, those of all workers."""
+    if lab.subject.evaluate is None:
+        return not_applicable("the loop gives no evaluation")
     alone = _journey(lab, lab.lossless, 1)[0]
     if not alone.statistics:
         return not_applicable("the model keeps no running statistics")
@@ -69,6 +79,8 @@ def same_statistics(lab: Laboratory) -> Verdict:
 
 def resume_here(lab: Laboratory) -> Verdict:
     """Saved half way and loaded into a fresh run on as many ranks: the same bits as without the interruption."""
+    if lab.subject.save is None or lab.subject.load is None:
+        return not_applicable("the loop gives no checkpoints")
     ranks = lab.several[0] if lab.several else 1
     whole, parts = _journey(lab, lab.trial, ranks), _resumed(lab, lab.trial, ranks, ranks)
     left = parts[0].losses
@@ -100,6 +112,8 @@ def resume_elsewhere(lab: Laboratory) -> Verdict:
     if not lab.several:
         return not_applicable("one rank only; name more with --ranks 1,2,4")
     alone = _journey(lab, lab.lossless, 1)[0]
+    if lab.subject.save is None or lab.subject.load is None:
+        return not_applicable("the loop gives no checkpoints")
     most = lab.ranks[-1]
     pairs = [(1, most), (most, lab.ranks[-2])]
     worst, fault = 0.0, ""

@@ -49,6 +49,14 @@ class Trial:
     """Whether dropout layers drop."""
 
 
+def _nothing_owed(exchange: Any) -> dict[str, Tensor]:
+    return {}
+
+
+def _nothing_to_do(run: Any) -> None:
+    pass
+
+
 @dataclass(frozen=True, kw_only=True)
 class Subject:
     """A training loop as functions over a run, an object of the loop's own making.
@@ -57,6 +65,7 @@ class Subject:
     check a loop of your own, give `check(subject=…)` a Subject whose functions drive it; to see whether one piece of
     yours fits, replace that one: `dataclasses.replace(bigstep_loop(), gradient=mine)`. Every function runs on every
     rank of a world, in the same order, so it may use collectives unless it says otherwise. Functions are importable.
+    What a loop does not have (an evaluation, checkpoints, an exchange of its own) may be left out; the rows say so.
     """
 
     start: Callable[[Own, Trial, Ranks], Any]
@@ -81,15 +90,15 @@ class Subject:
     """Leave the mean gradient over the whole batch in `.grad` on every rank; return this rank's part of the loss."""
     update: Callable[[Any], None]
     """Apply the gradient and clear it."""
-    evaluate: Callable[[Any], Evaluation]
+    evaluate: Callable[[Any], Evaluation] | None = None
     """Evaluate on the whole evaluation set; leaves in the model's buffers what an evaluation uses."""
-    save: Callable[[Any, Position, Path], None]
+    save: Callable[[Any, Position, Path], None] | None = None
     """Write a checkpoint into a folder that the ranks share."""
-    load: Callable[[Any, Path], Position]
+    load: Callable[[Any, Path], Position] | None = None
     """Read it into a fresh run, on any number of ranks."""
-    exchange: Callable[[ExchangeConfig], Exchange]
-    """How gradients travel, as an object with `attach(ddp)`."""
-    owed: Callable[[Any], dict[str, Tensor]]
-    """What a lossy exchange still owes the mean gradient, by parameter; empty where nothing is carried (rank 0)."""
-    finish: Callable[[Any], None]
+    exchange: Callable[[ExchangeConfig], Exchange] | None = None
+    """How gradients travel, as an object with `attach(ddp)` and `close()`."""
+    owed: Callable[[Any], dict[str, Tensor]] = _nothing_owed
+    """What a lossy exchange still owes the mean gradient, by parameter; rank 0's answer counts."""
+    finish: Callable[[Any], None] = _nothing_to_do
     """Let go of threads and the like."""
