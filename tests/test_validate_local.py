@@ -18,7 +18,7 @@ MACHINE: dict[str, Any] = {
         name: {"latency_us": 200.0, "copy_gbyte_s": 1.0}
         for name in ("ring", "halving", "torus", "hierarchical", "gather")
     },
-    "codecs": {name: {"encode_gbyte_s": 2.0, "decode_gbyte_s": 4.0} for name in ("fp16", "bf16", "onebit")},
+    "codecs": {name: {"encode_gbyte_s": 0.3, "decode_gbyte_s": 0.8} for name in ("fp16", "bf16", "onebit")},
     "compute_s": {"mlp": 0.002, "resnet9": 0.1},
 }
 
