@@ -98,3 +98,6 @@ def test_what_cannot_run_is_refused() -> None:
         parse_sweep("batch=1..2")
     with pytest.raises(ConfigError, match="did you mean 'onebit'"):
         cli_result(gpus=8, codec="onebyte")
+    for name in ("gpus", "batch", "budget_minutes"):
+        with pytest.raises(ConfigError, match=f"{name.removesuffix('_minutes')} is -1, but it must not be negative"):
+            cli_result(**{name: -1})

@@ -62,6 +62,9 @@ def cli_result(
     for name, given, allowed in (("codec", codec, CODECS), ("collective", collective, PLANNED_COLLECTIVES)):
         if given and given not in allowed:
             raise ConfigError(f"There is no {name} {given!r}: {nearest(given, allowed)}")
+    for name, number in (("gpus", gpus), ("batch", batch), ("budget", budget_minutes)):
+        if number < 0:
+            raise ConfigError(f"{name} is {number:g}, but it must not be negative.")
     workload, machine = Workload.load(model), Cluster.load(cluster)
     law = choose_law(workload, target, law_runs)
     counts = parse_sweep(sweep) if sweep else []
@@ -129,8 +132,6 @@ def choose_law(workload: Workload, target: float, runs: Sequence[Path]) -> Conve
 def _within_budget(
     workload: Workload, cluster: Cluster, minutes: float, law: ConvergenceLaw | None, batch: int
 ) -> Choice:
-    if minutes < 0:
-        raise ConfigError(f"budget is {minutes:g}, but it is a time in minutes, greater than 0.")
     if law is None:
         raise ConfigError(f"A budget needs a law of epochs against batch, and none is known for {workload.name}.")
     chosen = fewest_devices(workload, cluster, minutes, law=law, batch=batch)
@@ -196,6 +197,7 @@ def _law_facts(law: ConvergenceLaw | None) -> dict[str, Any] | None:
         "base_epochs": law.base_epochs,
         "epochs_per_sample_of_batch": law.slope,
         "critical_batch": law.critical_batch,
+        "largest_batch": law.largest_batch,
         "worst_residual_epochs": law.worst_residual,
         "source": law.source,
     }

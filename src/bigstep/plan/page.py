@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import bigstep
-from bigstep.plan.answer import choose_law
 from bigstep.plan.cluster import Cluster, Link
 from bigstep.plan.cost import PLANNED_COLLECTIVES
 from bigstep.plan.terminal import crossover_sentence, spoken_minutes
@@ -61,7 +60,7 @@ def write_page(result: dict[str, Any], path: Path, *, model: str, cluster: str) 
         codecs=PAGE_CODECS,
         collectives=[name for name in facts["collectives"] if name != "gather"],
         buckets=PAGE_BUCKETS,
-        law=choose_law(workload, 0.0, ()) if facts["model"]["law"] else None,
+        law=facts["model"]["law"],
         gpus=result["gpus"],
         ranking=[row | {"time": time} for row, time in zip(result["ranking"], times, strict=True)],
         sentences=sentences,
@@ -90,7 +89,7 @@ def _start(best: dict[str, Any], facts: dict[str, Any], cluster: Cluster) -> dic
 
 def page_facts(workload: Workload, cluster: Cluster, result: dict[str, Any]) -> dict[str, Any]:
     """Everything the model in the page needs, in SI units."""
-    law = choose_law(workload, 0.0, ())
+    law = result.get("law")
     most = max(4096, result["gpus"]) if cluster.devices >= 4096 else cluster.devices
     counts = sorted({2**power for power in range(21) if 2**power <= most} | {result["gpus"]})
     layers = [
@@ -117,7 +116,12 @@ def page_facts(workload: Workload, cluster: Cluster, result: dict[str, Any]) -> 
             "measuredBatch": workload.measured_batch,
             "optimizer": workload.optimizer_s,
             "law": law
-            and {"base": law.base_epochs, "slope": law.slope, "target": law.target, "largest": law.largest_batch},
+            and {
+                "base": law["base_epochs"],
+                "slope": law["epochs_per_sample_of_batch"],
+                "target": result["target"],
+                "largest": law["largest_batch"],
+            },
         },
         "cluster": {
             "perNode": cluster.devices_per_node,
