@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+
 from bigstep.asynchronous import join_downpour, train_downpour, train_hogwild, train_locked
 from bigstep.asynchronous.board import Board, adopt_state, shared_state
 from bigstep.asynchronous.mail import split_address
@@ -28,7 +30,6 @@ from bigstep.optim import parameter_groups
 from bigstep.records import read_run
 from bigstep.train.assemble import assemble, batch_plan
 from bigstep.train.ranks import Ranks
-from torch import nn
 
 
 class Ninety(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):

@@ -16,13 +16,22 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+
 from bigstep.asynchronous import join_downpour, train_downpour
 from bigstep.asynchronous.layout import Layout
 from bigstep.asynchronous.shard import Push, Shard
-from bigstep.config import AsynchronousConfig, CheckpointConfig, DataConfig, LrConfig, OptimizerConfig, RunConfig, WorkersConfig
+from bigstep.config import (
+    AsynchronousConfig,
+    CheckpointConfig,
+    DataConfig,
+    LrConfig,
+    OptimizerConfig,
+    RunConfig,
+    WorkersConfig,
+)
 from bigstep.records import read_run
 from test_async import Ninety, network
-from torch import nn
 
 PATIENCE_S = 50
 
@@ -216,7 +225,9 @@ def test_a_killed_replica_loses_its_step_and_a_late_one_takes_part(tmp_path: Pat
 
     stagehand = Stagehand(act)
     stagehand.start()
-    result = train_downpour(order(replicas=2, shards=1), network(), (data, data), Gated(gate, calls), out=folder, device="cpu")
+    result = train_downpour(
+        order(replicas=2, shards=1), network(), (data, data), Gated(gate, calls), out=folder, device="cpu"
+    )
     stagehand.leave()
     assert result.facts["lost_updates"] == 1  # the step that the killed replica was in
     assert result.facts["updates"] == SHARES - 1

@@ -59,7 +59,7 @@ def test_workers_and_local_batch_give_the_published_batch(name: str, preset: str
     assert config.preset == preset
 
 
-@pytest.mark.parametrize("name", recipes.NAMES)
+@pytest.mark.parametrize("name", recipes.SYNCHRONOUS)
 def test_mini_takes_a_large_batch_of_the_embedded_data(name: str) -> None:
     config = recipes.load(name)
     assert all(1_024 <= batch <= 4_096 for _, _, batch in stages_of(config))
@@ -67,7 +67,7 @@ def test_mini_takes_a_large_batch_of_the_embedded_data(name: str) -> None:
     assert (config.recipe, config.preset) == (name, "mini")
 
 
-@pytest.mark.parametrize("name", recipes.NAMES)
+@pytest.mark.parametrize("name", recipes.SYNCHRONOUS)
 def test_mini_keeps_the_signature_of_the_paper(name: str) -> None:
     mini, paper = recipes.load(name), recipes.load(name, "paper")
     assert mini.optimizer.name == paper.optimizer.name
@@ -165,7 +165,7 @@ def test_the_model_of_a_preset_can_be_built(name: str, preset: str) -> None:
     assert build_model(config.model, classes=10, channels=channels, image_size=size) is not None
 
 
-@pytest.mark.parametrize("name", recipes.NAMES)
+@pytest.mark.parametrize("name", recipes.SYNCHRONOUS)
 def test_mini_runs_two_steps_with_few_workers(name: str) -> None:
     few = apply_settings(recipes.load(name), ["workers.count=3", "plan=[]"])
     result = fit(few, max_steps=2, device="cpu")
@@ -173,7 +173,7 @@ def test_mini_runs_two_steps_with_few_workers(name: str) -> None:
     assert math.isfinite(result.loss)
 
 
-@pytest.mark.parametrize("name", recipes.NAMES)
+@pytest.mark.parametrize("name", recipes.SYNCHRONOUS)
 def test_a_recipe_opens_with_its_evidence(name: str) -> None:
     recipe = recipes.describe(name)
     sections = ["Evidence", "Launch", "Batch", "Known", "Chosen", "Differs"]

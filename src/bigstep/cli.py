@@ -89,10 +89,17 @@ def train(
         bigstep train sony --procs 2              # Sony's recipe, two processes
         bigstep train lars --set workers.count=64 # a larger batch
         torchrun --nproc-per-node 8 -m bigstep train fair --preset paper --data /data/imagenet
+        bigstep train hogwild --data FILE.svm     # a sparse linear model, in threads
     """
+    from bigstep.cli_sparse import is_sparse_file, sparse_command
     from bigstep.cli_train import TrainRequest, new_folder, train_command
     from bigstep.train import launch
 
+    if data is not None and is_sparse_file(data):
+        facts = sparse_command(recipe, data, epochs, settings, quiet=as_json)
+        if as_json:
+            _print_json(facts)
+        return
     request = TrainRequest(
         recipe=recipe,
         recipe_given=context.get_parameter_source("recipe").name != "DEFAULT",  # type: ignore[union-attr]

@@ -113,6 +113,8 @@ def train_command(request: TrainRequest, resolved: Resolved) -> dict[str, Any] |
     from bigstep.train.run import Order, run
 
     config = resolved.config
+    if config.asynchronous.method != "none":
+        from bigstep.asynchronous.engine import run_asynchronously as run
     with joined_ranks(cast("DeviceChoice", request.device), request.timeout) as ranks:
         order = Order(
             config=config,

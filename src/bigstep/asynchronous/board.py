@@ -51,10 +51,10 @@ class Board:
         """Lay out a copy of the weights in shared memory (or, on a GPU, in memory that IPC can open)."""
         return cls(
             model=copy.deepcopy(parts.model).share_memory(),
-            averages=batch_statistics(parts.model).share_memory_(),
+            averages=_share(batch_statistics(parts.model)),
             state=shared_state(parts.optimizer) if locked else None,
-            begun=torch.zeros(replicas, dtype=torch.int64).share_memory_(),
-            ended=torch.zeros(replicas, dtype=torch.int64).share_memory_(),
+            begun=_share(torch.zeros(replicas, dtype=torch.int64)),
+            ended=_share(torch.zeros(replicas, dtype=torch.int64)),
             lock=multiprocessing.get_context("spawn").Lock() if locked else None,
         )
 
@@ -108,12 +108,17 @@ def shared_state(optimizer: torch.optim.Optimizer) -> list[dict[str, Tensor]]:
         parameter.copy_(old)
     return [
         {
-            key: torch.zeros_like(value).share_memory_()
+            key: _share(torch.zeros_like(value))
             for key, value in optimizer.state.get(parameter, {}).items()
             if isinstance(value, Tensor)
         }
         for parameter in parameters
     ]
+
+
+def _share(tensor: Tensor) -> Tensor:
+    shared: Tensor = tensor.share_memory_()  # type: ignore[no-untyped-call]
+    return shared
 
 
 def adopt_state(optimizer: torch.optim.Optimizer, state: list[dict[str, Tensor]]) -> None:

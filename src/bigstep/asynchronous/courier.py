@@ -76,7 +76,10 @@ class Courier:
             start, stop = self._layout.bounds(shard)
             return None if whole is None else whole[start:stop]
 
-        jobs = [(link, call, part(vector, k), part(weights, k)) for k, (link, call) in enumerate(zip(self._links, calls, strict=True))]
+        jobs = [
+            (link, call, part(vector, k), part(weights, k))
+            for k, (link, call) in enumerate(zip(self._links, calls, strict=True))
+        ]
         for link, call, mine, room in jobs:  # all shards at once: none waits for another's transfer
             link.start(call, mine, room)
         return [link.finish(call, mine, room) for link, call, mine, room in jobs]

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
 from bigstep.asynchronous.mail import Post, connect_store
@@ -36,9 +35,7 @@ class Crew:
     def start(self, name: str, work: Callable[..., None], *arguments: Any) -> None:
         """Run `work(store, post, *arguments)` in a new process."""
         context = multiprocessing.get_context("spawn")
-        process = context.Process(
-            target=_enter, args=(os.getpid(), self.address, name, work, arguments), name=name
-        )
+        process = context.Process(target=_enter, args=(os.getpid(), self.address, name, work, arguments), name=name)
         try:
             process.start()
         except (pickle.PicklingError, AttributeError, TypeError) as error:  # before there is a process
@@ -75,7 +72,7 @@ def _enter(parent: int, address: str, name: str, work: Callable[..., None], argu
     """What a child does: die with its parent, leave Ctrl-C to it, work, and tell why if it fails."""
     die_with_launcher(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    store: dist.TCPStore = connect_store(address)
+    store = connect_store(address)
     post = Post(store, name)
     try:
         work(store, post, *arguments)

@@ -17,14 +17,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from bigstep.asynchronous.averages import set_averages
 from bigstep.asynchronous.courier import Courier
 from bigstep.asynchronous.crew import Crew
 from bigstep.asynchronous.layout import Layout, load_vector, weight_vector
 from bigstep.asynchronous.ledger import Ledger
-from bigstep.asynchronous.mail import LOOK_S, START_S, Mailbox, host_store, wait_until
+from bigstep.asynchronous.mail import LOOK_S, START_S, Mailbox, Store, host_store, wait_until
 from bigstep.asynchronous.replica import replicate
 from bigstep.asynchronous.server import serve_shard, stop_shard
 from bigstep.asynchronous.shares import Shares
@@ -63,7 +62,7 @@ class _Coordinator:
     parts: Parts
     ledger: Ledger
     own: dict[str, Any]
-    store: dist.TCPStore
+    store: Store
     address: str
     layout: Layout
     crew: Crew
@@ -222,7 +221,7 @@ class _Coordinator:
         set_averages(self.parts, delivery.weights[self.layout.parameters :].to(self.parts.ranks.device))
 
 
-def _serve(store: dist.TCPStore, post: Any, address: str, shard: int, folder: Any) -> None:
+def _serve(store: Store, post: Any, address: str, shard: int, folder: Any) -> None:
     """What the process of a shard does; it ends at once, since threads may still wait on lines that nobody uses."""
     serve_shard(store, address, shard, folder)
     os._exit(0)

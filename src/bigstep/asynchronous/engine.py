@@ -10,6 +10,7 @@ from bigstep.asynchronous.ledger import Ledger
 from bigstep.asynchronous.limits import require_runnable
 from bigstep.config_text import config_to_mapping
 from bigstep.records import RunWriter
+from bigstep.records import locked as keep_folder
 from bigstep.train.assemble import assemble
 from bigstep.train.ranks import Ranks
 from bigstep.train.run import Audience, Order
@@ -19,8 +20,13 @@ __all__ = ["run_asynchronously"]
 
 def run_asynchronously(order: Order, ranks: Ranks, audience: Audience, **own: Any) -> dict[str, Any]:
     """Carry out an order as `bigstep.train.run.run` does, but with replicas that wait for nobody."""
+    require_runnable(order.config, ranks, resume=order.resume)
+    with keep_folder(order.folder):
+        return _run(order, ranks, audience, own)
+
+
+def _run(order: Order, ranks: Ranks, audience: Audience, own: dict[str, Any]) -> dict[str, Any]:
     config = order.config
-    require_runnable(config, ranks, resume=order.resume)
     listen = own.pop("listen", "127.0.0.1:0")
     elsewhere = own.pop("elsewhere", (0, 0))
     parts = assemble(config, ranks, **own)

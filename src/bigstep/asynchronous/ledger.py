@@ -131,7 +131,7 @@ def _finite(row: Mapping[str, Any]) -> float:
     loss = row["loss"]
     if loss is None or not math.isfinite(loss):
         raise RunError(
-            f"The loss of replica {row['replica']} is {loss} at update {row['step']} (epoch {row['epoch']:.2f}, learning "
-            f"rate {row['lr']:.4g}); lower lr.base or use fewer replicas."
+            f"The loss of replica {row['replica']} is {loss} at update {row['step']} (epoch {row['epoch']:.2f}, "
+            f"learning rate {row['lr']:.4g}); lower lr.base or use fewer replicas."
         )
     return float(loss)

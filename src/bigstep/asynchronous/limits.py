@@ -8,7 +8,11 @@ from bigstep.train.ranks import Ranks
 
 __all__ = ["require_runnable"]
 
-_OPTIMIZERS = {"locked": ("sgd", "lars", "adagrad"), "hogwild": ("sgd", "lars", "adagrad"), "downpour": ("sgd", "adagrad")}
+_OPTIMIZERS = {
+    "locked": ("sgd", "lars", "adagrad"),
+    "hogwild": ("sgd", "lars", "adagrad"),
+    "downpour": ("sgd", "adagrad"),
+}
 
 
 def require_runnable(config: RunConfig, ranks: Ranks, *, resume: bool) -> None:
@@ -33,6 +37,6 @@ def require_runnable(config: RunConfig, ranks: Ranks, *, resume: bool) -> None:
     )
     require(
         config.precision != "fp16",
-        f"precision is fp16, whose loss scale all replicas of a {method} run would have to agree on; use bf16 or float32.",
+        f"precision is fp16, whose loss scale all replicas of a {method} run must agree on; use bf16 or float32.",
     )
     require(not config.data.sizes, f"data.sizes is set, but a {method} run keeps one image size; leave it empty.")

@@ -14,13 +14,23 @@ import socket
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch.distributed as dist
 
 from bigstep.errors import ConfigError, RunError
 
-__all__ = ["LOOK_S", "START_S", "Mailbox", "Post", "connect_store", "host_store", "split_address", "wait_until"]
+__all__ = [
+    "LOOK_S",
+    "START_S",
+    "Mailbox",
+    "Post",
+    "Store",
+    "connect_store",
+    "host_store",
+    "split_address",
+    "wait_until",
+]
 
 LOOK_S = 0.01
 """Seconds between two looks at a flag."""
@@ -30,6 +40,25 @@ START_S = 300.0
 
 CONNECT_S = 30.0
 """How long a server may take to answer before it counts as not there."""
+
+
+class Store(Protocol):
+    """What is used of torch's stores, whose types torch does not export."""
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a counter and return it."""
+
+    def set(self, key: str, value: str) -> None:
+        """Set a value."""
+
+    def get(self, key: str) -> bytes:
+        """Return a value."""
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all keys are there."""
+
+    def delete_key(self, key: str) -> bool:
+        """Forget a key."""
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -44,7 +73,7 @@ def split_address(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def host_store(listen: str) -> tuple[dist.TCPStore, str]:
+def host_store(listen: str) -> tuple[Store, str]:
     """Open the store of a run; return it with the address that others reach it at (port 0 takes a free one)."""
     host, port = split_address(listen)
     try:
@@ -55,7 +84,7 @@ def host_store(listen: str) -> tuple[dist.TCPStore, str]:
             f"The server cannot listen at {listen} ({error.strerror}); give an address of this machine and a free port."
         ) from None
     port = listener.getsockname()[1]
-    store = dist.TCPStore(
+    store: Store = dist.TCPStore(  # type: ignore[attr-defined]
         host,
         port,
         is_master=True,
@@ -66,7 +95,7 @@ def host_store(listen: str) -> tuple[dist.TCPStore, str]:
     return store, f"{host}:{port}"
 
 
-def connect_store(address: str, timeout_s: float = CONNECT_S) -> dist.TCPStore:
+def connect_store(address: str, timeout_s: float = CONNECT_S) -> Store:
     """Join the store at HOST:PORT, or say in one sentence that nobody answers there."""
     host, port = split_address(address)
     deadline = time.monotonic() + timeout_s
@@ -82,7 +111,9 @@ def connect_store(address: str, timeout_s: float = CONNECT_S) -> dist.TCPStore:
                     "`bigstep train downpour` there first, or correct the address."
                 ) from None
             time.sleep(0.1)  # it may be starting
-    return dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=CONNECT_S))
+    limit = timedelta(seconds=CONNECT_S)
+    store: Store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)  # type: ignore[attr-defined]
+    return store
 
 
 def wait_until(holds: Callable[[], bool], timeout_s: float, sentence: str) -> None:
@@ -97,7 +128,7 @@ def wait_until(holds: Callable[[], bool], timeout_s: float, sentence: str) -> No
 class Post:
     """The sender's side: letters to the coordinator, in order."""
 
-    def __init__(self, store: dist.Store, sender: str):
+    def __init__(self, store: Store, sender: str):
         self._store, self._sender, self._sent = store, sender, 0
 
     def send(self, **letter: Any) -> None:
@@ -109,7 +140,7 @@ class Post:
 class Mailbox:
     """The coordinator's side."""
 
-    def __init__(self, store: dist.Store):
+    def __init__(self, store: Store):
         self._store = store
         self._read: dict[str, int] = {}
 

@@ -17,17 +17,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bigstep.asynchronous.mail import LOOK_S, connect_store, split_address
+from bigstep.asynchronous.mail import LOOK_S, Store, connect_store, split_address
 from bigstep.asynchronous.shard import Push, Receipt
 from bigstep.errors import RunError
 
-__all__ = ["FETCH", "LEAVE", "PUSH", "PUT", "SHARD_SIDE", "Call", "Link", "pair_group"]
+__all__ = ["FETCH", "LEAVE", "PUSH", "PUT", "SHARD_SIDE", "Call", "Link", "Pair", "pair_group"]
 
 PUSH, FETCH, PUT, LEAVE = 1, 2, 4, 8
 """What a call asks for; push and fetch may come together."""
@@ -45,6 +45,16 @@ REPLY_S = 120.0
 
 PATIENCE_S = 300.0
 """How long a replica waits for a shard that is being restarted."""
+
+
+class Pair(Protocol):
+    """What is used of a process group of two; both methods return at once with a Work to wait for."""
+
+    def send(self, tensors: list[Tensor], to: int, tag: int, /) -> Any:
+        """Start sending."""
+
+    def recv(self, tensors: list[Tensor], sender: int, tag: int, /) -> Any:
+        """Start receiving."""
 
 
 @dataclass(frozen=True)
@@ -82,13 +92,15 @@ def _device(address: str) -> Any:
     return dist.ProcessGroupGloo.create_device(hostname=local)
 
 
-def pair_group(store: dist.Store, address: str, shard: int, number: int, side: int) -> dist.ProcessGroupGloo:
+def pair_group(store: Store, address: str, shard: int, number: int, side: int) -> Pair:
     """Build the pair of a call; raises RuntimeError if the other side does not within CONNECT_S."""
-    options = dist.ProcessGroupGloo._Options()
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [_device(address)]
     options._timeout = timedelta(seconds=CONNECT_S)
     options._threads = 1
-    return dist.ProcessGroupGloo(dist.PrefixStore(f"pair/{shard}/{number}", store), side, 2, options)
+    own = dist.PrefixStore(f"pair/{shard}/{number}", store)  # type: ignore[attr-defined, arg-type]
+    pair: Pair = dist.ProcessGroupGloo(own, side, 2, options)  # type: ignore[assignment]
+    return pair
 
 
 class Link:
@@ -98,7 +110,7 @@ class Link:
         """`meanwhile` is called before every attempt to connect: whoever can repair the shard does it there."""
         self._address, self._shard, self._meanwhile = address, shard, meanwhile
         self._store = connect_store(address)
-        self._group: dist.ProcessGroupGloo | None = None
+        self._group: Pair | None = None
         self._under_way: tuple[list[Any], list[Any], Tensor, tuple[Any, ...]] | None = None
 
     def start(self, call: Call, vector: Tensor | None, weights: Tensor | None) -> None:

@@ -1,4 +1,4 @@
-"""A replica of Downpour: fetch weights, compute the gradient of a share, push it, and never wait for another replica."""
+"""A replica of Downpour: fetch weights, compute the gradient of a share, push it, wait for no other replica."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from bigstep.asynchronous.courier import Courier, Delivery
 from bigstep.asynchronous.layout import Layout, gradient_vector, load_vector
-from bigstep.asynchronous.mail import START_S, Post, connect_store, wait_until
+from bigstep.asynchronous.mail import START_S, Post, Store, connect_store, wait_until
 from bigstep.asynchronous.shard import Push
 from bigstep.asynchronous.shares import Shares, batches_of
 from bigstep.config_text import config_from_mapping
@@ -41,7 +40,7 @@ def take_part(address: str, device: torch.device, own: dict[str, Any], timeout_s
 
 
 def replicate(
-    store: dist.TCPStore, post: Post, address: str, number: int, device: torch.device, threads: int, own: dict[str, Any]
+    store: Store, post: Post, address: str, number: int, device: torch.device, threads: int, own: dict[str, Any]
 ) -> None:
     """What the process of a replica on this machine does."""
     torch.set_num_threads(threads)
@@ -52,9 +51,7 @@ def replicate(
     _work(store, post, address, number, device, own)
 
 
-def _work(
-    store: dist.TCPStore, post: Post, address: str, number: int, device: torch.device, own: dict[str, Any]
-) -> int:
+def _work(store: Store, post: Post, address: str, number: int, device: torch.device, own: dict[str, Any]) -> int:
     order = json.loads(store.get("order"))
     config = config_from_mapping(order["config"])
     parts = assemble(config, Ranks(device=device), **own)
@@ -102,11 +99,10 @@ class _Replica:
 
     def run(self, batches: Iterable[tuple[Step, tuple[Any, Any]]]) -> None:
         """Work through shares until none is left."""
-        settings, steps = self._parts.config.asynchronous, 0
+        settings = self._parts.config.asynchronous
         asked = time.perf_counter()
-        for share, batch in batches:
+        for steps, (share, batch) in enumerate(batches, start=1):
             self._compute(share, batch, asked)
-            steps += 1
             push, fetch = steps % settings.push_every == 0, steps % settings.fetch_every == 0
             if push or fetch:
                 self._send(push=push, fetch=fetch)
@@ -130,7 +126,9 @@ class _Replica:
             load.vector.add_(vector)
         load.losses.append(float(loss))
         load.samples += share.size
-        self._lr = load.lr = self._rate(share.position.epoch + share.start / self._parts.sampler.size, share.local_batch)
+        self._lr = load.lr = self._rate(
+            share.position.epoch + share.start / self._parts.sampler.size, share.local_batch
+        )
         load.compute_s += time.perf_counter() - began
         load.data_s += began - asked
 

@@ -12,10 +12,9 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from bigstep.asynchronous.layout import Layout
-from bigstep.asynchronous.mail import LOOK_S, connect_store
+from bigstep.asynchronous.mail import LOOK_S, Store, connect_store
 from bigstep.asynchronous.pairs import CALL_WORDS, FETCH, LEAVE, PUSH, PUT, Call, pair_group
 from bigstep.asynchronous.shard import Receipt, Shard
 from bigstep.errors import RunError
@@ -62,7 +61,7 @@ class _Keeper:
             self._saved = state["version"]
 
 
-def serve_shard(store: dist.TCPStore, address: str, index: int, folder: Path) -> None:
+def serve_shard(store: Store, address: str, index: int, folder: Path) -> None:
     """Serve shard `index` of the run whose store this is, until the coordinator says stop."""
     torch.set_num_threads(1)
     shard = Shard(Layout.from_json(store.get("layout")), index)
@@ -89,7 +88,7 @@ def serve_shard(store: dist.TCPStore, address: str, index: int, folder: Path) ->
     store.set(f"final/{index}", json.dumps(facts))
 
 
-def stop_shard(store: dist.Store, index: int) -> None:
+def stop_shard(store: Store, index: int) -> None:
     """Ask a shard to write its last checkpoint and its figures, and to end."""
     number = store.add(f"calls/{index}", 1) - 1
     store.set(f"call/{index}/{number}", "stop")
@@ -112,7 +111,7 @@ def offer_shard(address: str, folder: Path, timeout_s: float) -> None:
     serve_shard(store, address, index, folder)
 
 
-def _wait_for_call(store: dist.TCPStore, key: str) -> None:
+def _wait_for_call(store: Store, key: str) -> None:
     while not store.check([key]):
         time.sleep(LOOK_S)
 

@@ -16,14 +16,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from bigstep.asynchronous.averages import batch_statistics
 from bigstep.asynchronous.board import Board, adopt_state
 from bigstep.asynchronous.crew import Crew
 from bigstep.asynchronous.ledger import Ledger
-from bigstep.asynchronous.mail import LOOK_S, START_S, Mailbox, Post, host_store, wait_until
+from bigstep.asynchronous.mail import LOOK_S, START_S, Mailbox, Post, Store, host_store, wait_until
 from bigstep.asynchronous.shares import Shares, batches_of
 from bigstep.config import RunConfig
 from bigstep.errors import RunError
@@ -93,15 +92,16 @@ def _listen(mailbox: Mailbox, crew: Crew, ledger: Ledger, name: str, ready: set[
             case "done":
                 done.add(name)
             case "failed":
-                raise RunError(f"{name.replace("-", " ").capitalize()} failed: {letter['text']}")
+                raise RunError(f"{name.replace('-', ' ').capitalize()} failed: {letter['text']}")
     if ended is not None and name not in done:
+        who = name.replace("-", " ").capitalize()
         raise RunError(
-            f"{name.replace("-", " ").capitalize()} {ended or 'ended early'} while it shared the weights, which may be torn now: start the "
-            "run again (a Downpour run survives this)."
+            f"{who} {ended or 'ended early'} while it shared the weights, which may be torn now: start the run again "
+            "(a Downpour run survives this)."
         )
 
 
-def _replicate(store: dist.TCPStore, post: Post, board: Board, task: _Task) -> None:
+def _replicate(store: Store, post: Post, board: Board, task: _Task) -> None:
     """What a process does."""
     config = task.config
     if task.device.type == "cuda":

@@ -14,9 +14,15 @@ from types import ModuleType
 from bigstep.config import Published, RunConfig
 from bigstep.errors import ConfigError, nearest
 
-__all__ = ["NAMES", "Recipe", "describe", "load"]
+__all__ = ["ASYNCHRONOUS", "NAMES", "SYNCHRONOUS", "Recipe", "describe", "load"]
 
-NAMES = ("plain", "fair", "lars", "pfn", "sony", "fujitsu", "tencent", "google", "fastai", "onebit")
+SYNCHRONOUS = ("plain", "fair", "lars", "pfn", "sony", "fujitsu", "tencent", "google", "fastai", "onebit")
+"""Recipes whose workers all wait for one another."""
+
+ASYNCHRONOUS = ("locked", "hogwild", "downpour")
+"""Recipes whose replicas do not; they have no preset `paper`, since their papers train other things."""
+
+NAMES = SYNCHRONOUS + ASYNCHRONOUS
 """The recipes, in the order in which they are presented."""
 
 

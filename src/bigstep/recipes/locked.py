@@ -1,0 +1,77 @@
+"""Locked SGD: processes take turns on shared weights; what Hogwild! is compared to.
+
+Evidence
+    Langford, Smola, Zinkevich, "Slow Learners are Fast", 2009, and the baselines of Niu, Recht, Re, Wright, "Hogwild!",
+    2011 (arXiv 1106.5730), where threads take turns in a fixed order (RR, as in Vowpal Wabbit).
+
+    | problem (10 cores)          | Hogwild! | RR        |
+    |-----------------------------|----------|-----------|
+    | SVM on RCV1                 | 9.5 s    | 61.8 s    |
+    | matrix completion, Netflix  | 301.0 s  | 2,569.1 s |
+    | cuts, DBLife                | 230.0 s  | 413.5 s   |
+
+    The paper finds RR as good as Hogwild! only where one gradient takes more than about a millisecond.
+
+Launch
+    bigstep train locked
+
+Batch
+    mini: updates of 32 samples; 375 shares an epoch of 12,000 images, taken by two processes.
+
+Known
+    Take the lock, read, compute the gradient, update, release: nothing is ever stale, and the result is that of a
+    serial run on the same order, bit for bit, whatever the number of processes.
+
+Chosen
+    mini: momentum SGD with the rate of `plain` for 32 samples (0.2 for 256, scaled by the batch), its weight decay, and
+    a line to zero. There is no preset `paper`: the paper trains no networks. Its sparse problems run with
+    `bigstep train locked --data FILE.svm`.
+
+Differs
+    An update is the gradient of 32 samples, not of one. The lock is held through the gradient as well, so more
+    processes bring no speed; that is the point of the comparison.
+"""
+
+from __future__ import annotations
+
+from bigstep.config import (
+    AsynchronousConfig,
+    DataConfig,
+    LrConfig,
+    NormConfig,
+    OptimizerConfig,
+    Piece,
+    Published,
+    RunConfig,
+    WorkersConfig,
+)
+
+__all__ = ["PUBLISHED", "SUMMARY", "TECHNIQUES", "mini"]
+
+SUMMARY = "Processes that take turns on shared weights: serial SGD, and what Hogwild! is measured against"
+TECHNIQUES = ("shared weights", "lock from read to write", "asynchronous")
+PUBLISHED = Published(
+    system="RR (locked)",
+    source="Niu et al., Hogwild!, 2011, arXiv 1106.5730",
+    hardware="2 x 6 Xeon cores, 10 threads",
+    batch="1 example an update",
+    accuracy=None,
+    seconds=61.8,
+    note="SVM on RCV1, 20 epochs; Hogwild! takes 9.5 s. No networks in the paper.",
+)
+
+
+def mini() -> RunConfig:
+    """The embedded data on two CPU cores."""
+    return RunConfig(
+        recipe="locked",
+        preset="mini",
+        model="small",
+        data=DataConfig(augment="flip"),
+        workers=WorkersConfig(count=2, local_batch=32),
+        epochs=10,
+        optimizer=OptimizerConfig(name="sgd", momentum=0.9, weight_decay=2e-3),
+        lr=LrConfig(base=0.2, schedule=(Piece(shape="linear", until=10, start=1.0, end=0.0),)),
+        norm=NormConfig(statistics="moving", momentum=0.9, zero_gamma=True),
+        asynchronous=AsynchronousConfig(method="locked", replicas=2),
+    )
