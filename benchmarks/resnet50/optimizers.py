@@ -84,3 +84,26 @@ def measure(result: dict) -> None:
     except ImportError:
         print("   timm is not installed")
     result["optimizers"] = rows
+
+
+def sweep() -> None:
+    """The update under several chunk sizes, in a CUDA graph."""
+    from bigstep.kernels import lars
+
+    params = [p.detach() for p in network("torchvision").to(memory_format=torch.channels_last).parameters()]
+    velocities = [torch.zeros_like(p) for p in params]
+    grads = [torch.randn_like(p, dtype=torch.float16 if p.dim() > 1 else torch.float32) for p in params]
+    copies = [p.half() if p.dim() > 1 else None for p in params]
+    settings = [LarsSettings(weight_decay=5e-5 if p.dim() > 1 else 0.0, adapt=p.dim() > 1) for p in params]
+    lr = torch.tensor([1e-3], device="cuda")
+    for lars.CHUNK, lars.WARPS in ((4096, 8), (4096, 4), (2048, 4), (8192, 8), (8192, 16), (2048, 8), (1024, 4)):
+        kernels = LarsKernels(params, velocities, settings, momentum=0.9, copies=copies)
+        kernels.bind(grads)
+        print(
+            f"  chunk {lars.CHUNK} warps {lars.WARPS}: {timed(graphed(lambda k=kernels: k.launch(lr))):.0f} us",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    sweep()

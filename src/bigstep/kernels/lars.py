@@ -8,23 +8,30 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from bigstep.kernels.backend import why_not_triton
 
-__all__ = ["LarsKernels", "LarsSettings", "lars_step", "lars_twin", "same_memory_order", "why_not_lars_kernels"]
+__all__ = [
+    "LarsKernels",
+    "LarsSettings",
+    "lars_on_device",
+    "lars_step",
+    "lars_twin",
+    "same_memory_order",
+    "why_not_lars_kernels",
+]
 
-CHUNK = 4096
-"""Elements that one program of the norm and update launches handles."""
+CHUNK, WARPS = 4096, 8
+"""Elements that one program of the norm and update launches handles, and its warps."""
 REMEMBERED = 8
 """Sets of tensors whose tables `lars_step` keeps on the device."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LarsSettings:
+class LarsSettings(NamedTuple):
     """Settings of one tensor."""
 
     weight_decay: float = 0.0
@@ -163,7 +170,7 @@ class LarsKernels:
         tables = (self.table, self.chunk_tensor, self.chunk_first, self.sizes)
         scale = self.one if scale is None else scale
         kernels.norms_kernel[(self.chunks,)](
-            *tables, self.partial, self.skipped, self.tensors, self.chunks, num_warps=8, **kind
+            *tables, self.partial, self.skipped, self.tensors, self.chunks, num_warps=WARPS, **kind
         )
         kernels.trust_kernel[(self.tensors,)](
             self.partial,
@@ -191,7 +198,7 @@ class LarsKernels:
             NESTEROV=self.nesterov,
             COPIES=any(copy is not None for copy in self.copies),
             DYNAMIC=good_steps is not None,
-            num_warps=8,
+            num_warps=WARPS,
             **kind,
         )
 
@@ -236,31 +243,47 @@ def lars_step(
 
     Reference: You, Gitman, Ginsburg, Large Batch Training of Convolutional Networks, 2017, Algorithm 1.
     """
-    narrow = {g.dtype for g in grads} - {torch.float32}
-    if (
-        why_not_lars_kernels(params, velocities) is not None
-        or len(narrow) > 1
-        or not narrow
-        <= {
-            torch.float16,
-            torch.bfloat16,
-        }
-    ):
+    if not lars_on_device(params, grads, velocities, settings, lr=lr, momentum=momentum, nesterov=nesterov):
         lars_twin(params, grads, velocities, settings, lr=lr, momentum=momentum, nesterov=nesterov)
-        return
+
+
+@torch.no_grad()
+def lars_on_device(
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    velocities: Sequence[Tensor],
+    settings: Sequence[LarsSettings],
+    *,
+    lr: Tensor,
+    momentum: float,
+    nesterov: bool = False,
+) -> bool:
+    """`lars_step` through the kernels; False, with nothing done, if they do not take these tensors.
+
+    >>> w, v, rate = torch.ones(2), torch.zeros(2), torch.ones(1)
+    >>> lars_on_device([w], [torch.ones(2)], [v], [LarsSettings()], lr=rate, momentum=0.9)  # on the CPU
+    False
+    """
+    narrow = {g.dtype for g in grads} - {torch.float32}
+    if len(narrow) > 1 or not narrow <= {torch.float16, torch.bfloat16}:
+        return False
     kind = next(iter(narrow), torch.float16)
-    key = (*(t.data_ptr() for t in (*params, *velocities)), *settings, momentum, nesterov, kind)
+    places = tuple(t.data_ptr() for t in (*params, *velocities))
+    key = (places, tuple(settings), momentum, nesterov, kind)
     if key not in _remembered:
+        if why_not_lars_kernels(params, velocities) is not None:
+            return False
         _remembered[key] = LarsKernels(params, velocities, settings, momentum=momentum, nesterov=nesterov, narrow=kind)
         if len(_remembered) > REMEMBERED:
             _remembered.popitem(last=False)
     kernels = _remembered[key]
     laid_out = [
-        g if same_memory_order(p, g) else torch.empty_like(p, dtype=g.dtype).copy_(g)
+        g if g.stride() == p.stride() or same_memory_order(p, g) else torch.empty_like(p, dtype=g.dtype).copy_(g)
         for p, g in zip(params, grads, strict=True)
     ]
     kernels.bind(laid_out)
     kernels.launch(lr)
+    return True
 
 
 @torch.no_grad()

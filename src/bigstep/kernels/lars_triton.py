@@ -42,16 +42,6 @@ def put(pointer, value, size, FULL: tl.constexpr):
 
 
 @triton.jit
-def gradient_of(table, tensor, tensors, at, inside, NARROW: tl.constexpr, ALIGNED: tl.constexpr, FULL: tl.constexpr):
-    """A chunk of a gradient in fp32; row 4 of the table says where gradients are NARROW, the rest is fp32."""
-    if tl.load(table + 4 * tensors + tensor) != 0:
-        g = take(pointer_of(table, 1, tensor, tensors, NARROW, ALIGNED) + at, inside, FULL)
-    else:
-        g = take(pointer_of(table, 1, tensor, tensors, tl.float32, ALIGNED) + at, inside, FULL)
-    return g
-
-
-@triton.jit
 def squares(
     table,
     tensor,
@@ -59,14 +49,14 @@ def squares(
     first,
     size,
     CHUNK: tl.constexpr,
-    NARROW: tl.constexpr,
+    GRAD: tl.constexpr,
     ALIGNED: tl.constexpr,
     FULL: tl.constexpr,
 ):
     """Sums of squares of a chunk of weights and of their gradient."""
     at = first + tl.arange(0, CHUNK)
     w = take(pointer_of(table, 0, tensor, tensors, tl.float32, ALIGNED) + at, at < size, FULL)
-    g = gradient_of(table, tensor, tensors, at, at < size, NARROW, ALIGNED, FULL)
+    g = take(pointer_of(table, 1, tensor, tensors, GRAD, ALIGNED) + at, at < size, FULL)
     return tl.sum(w * w), tl.sum(g * g)
 
 
@@ -91,10 +81,15 @@ def norms_kernel(
     tensor = tl.load(chunk_tensor + chunk)
     first = tl.multiple_of(tl.load(chunk_first + chunk), 16)
     size = tl.load(sizes + tensor)
-    if first + CHUNK <= size:
-        w, g = squares(table, tensor, tensors, first, size, CHUNK, NARROW, ALIGNED, True)
+    if tl.load(table + 4 * tensors + tensor) != 0:
+        if first + CHUNK <= size:
+            w, g = squares(table, tensor, tensors, first, size, CHUNK, NARROW, ALIGNED, True)
+        else:
+            w, g = squares(table, tensor, tensors, first, size, CHUNK, NARROW, ALIGNED, False)
+    elif first + CHUNK <= size:
+        w, g = squares(table, tensor, tensors, first, size, CHUNK, tl.float32, ALIGNED, True)
     else:
-        w, g = squares(table, tensor, tensors, first, size, CHUNK, NARROW, ALIGNED, False)
+        w, g = squares(table, tensor, tensors, first, size, CHUNK, tl.float32, ALIGNED, False)
     tl.store(partial + chunk, w)
     tl.store(partial + chunks + chunk, g)
 
@@ -152,6 +147,7 @@ def update(
     size,
     momentum,
     CHUNK: tl.constexpr,
+    GRAD: tl.constexpr,
     NARROW: tl.constexpr,
     NESTEROV: tl.constexpr,
     COPIES: tl.constexpr,
@@ -165,7 +161,7 @@ def update(
     v_at = pointer_of(table, 2, tensor, tensors, tl.float32, ALIGNED) + at
     w = take(w_at, inside, FULL)
     v = take(v_at, inside, FULL)
-    g = gradient_of(table, tensor, tensors, at, inside, NARROW, ALIGNED, FULL)
+    g = take(pointer_of(table, 1, tensor, tensors, GRAD, ALIGNED) + at, inside, FULL)
     u = tl.load(rates + tensor) * g + tl.load(rates + tensors + tensor) * w
     v = momentum * v + u
     w -= momentum * v + u if NESTEROV else v
@@ -217,9 +213,24 @@ def update_kernel(
         tensor = tl.load(chunk_tensor + chunk)
         first = tl.multiple_of(tl.load(chunk_first + chunk), 16)
         size = tl.load(sizes + tensor)
-        if first + CHUNK <= size:
-            update(table, rates, tensor, tensors, first, size, momentum, CHUNK, NARROW, NESTEROV, COPIES, ALIGNED, True)
+        if tl.load(table + 4 * tensors + tensor) != 0:
+            if first + CHUNK <= size:
+                update(
+                    table, rates, tensor, tensors, first, size, momentum,
+                    CHUNK, NARROW, NARROW, NESTEROV, COPIES, ALIGNED, True,
+                )  # fmt: skip
+            else:
+                update(
+                    table, rates, tensor, tensors, first, size, momentum,
+                    CHUNK, NARROW, NARROW, NESTEROV, COPIES, ALIGNED, False,
+                )  # fmt: skip
+        elif first + CHUNK <= size:
+            update(
+                table, rates, tensor, tensors, first, size, momentum,
+                CHUNK, tl.float32, NARROW, NESTEROV, COPIES, ALIGNED, True,
+            )  # fmt: skip
         else:
             update(
-                table, rates, tensor, tensors, first, size, momentum, CHUNK, NARROW, NESTEROV, COPIES, ALIGNED, False
-            )
+                table, rates, tensor, tensors, first, size, momentum,
+                CHUNK, tl.float32, NARROW, NESTEROV, COPIES, ALIGNED, False,
+            )  # fmt: skip

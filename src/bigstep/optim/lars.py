@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from bigstep.errors import ConfigError
-from bigstep.kernels.lars import LarsSettings, lars_step, why_not_lars_kernels
+from bigstep.kernels.lars import LarsSettings, lars_on_device
 from bigstep.optim.gather import by_device_and_dtype, with_gradient
 
 __all__ = ["LARS", "lars", "lars_reference"]
@@ -112,23 +112,19 @@ class LARS(Optimizer):
         if not found or not found[0][1].is_cuda or len({(g["momentum"], g["nesterov"]) for g in groups}) > 1:
             return False
         indices, params, grads = zip(*found, strict=True)
-        velocities = [self._velocity(param) for param in params]
-        if why_not_lars_kernels(params, velocities) is not None:
-            return False
         names = ("weight_decay", "adapt", "trust_coefficient", "eps")
         each = [LarsSettings(rate=index, **{name: group[name] for name in names}) for index, group in enumerate(groups)]
         # filled on the device: a copy from the host would make the host wait
         rates = [torch.zeros(1, device=params[0].device).add_(group["lr"]) for group in groups]
-        lars_step(
+        return lars_on_device(
             params,
             grads,
-            velocities,
+            [self._velocity(param) for param in params],
             [each[index] for index in indices],
             lr=torch.cat(rates),
             momentum=groups[0]["momentum"],
             nesterov=groups[0]["nesterov"],
         )
-        return True
 
     def _velocity(self, param: Tensor) -> Tensor:
         state = self.state[param]
