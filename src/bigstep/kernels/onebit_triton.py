@@ -13,19 +13,20 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 if TYPE_CHECKING:
     from bigstep.kernels.onebit import Blocks
 
 __all__ = ["decode", "encode"]
 
-# columns of the tile: enough for the longest block of bigstep.wire, 4096 values
-_COLUMNS = 512
+# columns of the tile, by the longest row of the blocks that a launch holds; 512 is enough for 4096 values
+_COLUMNS = (64, 128, 256, 512)
 
 
 @triton.jit
-def _encode_kernel(values, residual, starts, lengths, means_at, bits_at, message, means, COLUMNS: tl.constexpr):
-    block = tl.program_id(0)
+def _encode_kernel(chosen, values, residual, starts, lengths, means_at, bits_at, message, means, COLUMNS: tl.constexpr):
+    block = tl.load(chosen + tl.program_id(0))
     start, length = tl.load(starts + block), tl.load(lengths + block)
     row = (length + 7) // 8
     k = tl.arange(0, 8)[:, None]
@@ -54,9 +55,9 @@ def _encode_kernel(values, residual, starts, lengths, means_at, bits_at, message
 
 @triton.jit
 def _decode_kernel(
-    messages, means, starts, lengths, means_at, bits_at, out, copies, stride, scale, COLUMNS: tl.constexpr
+    chosen, messages, means, starts, lengths, means_at, bits_at, out, copies, stride, scale, COLUMNS: tl.constexpr
 ):
-    block = tl.program_id(0)
+    block = tl.load(chosen + tl.program_id(0))
     start, length = tl.load(starts + block), tl.load(lengths + block)
     row = (length + 7) // 8
     k = tl.arange(0, 8)[:, None]
@@ -76,20 +77,37 @@ def _decode_kernel(
 
 def encode(values: Tensor, residual: Tensor, blocks: Blocks, message: Tensor) -> None:
     """`bigstep.kernels.onebit.encode` on CUDA tensors."""
-    if blocks.starts.numel():
-        _encode_kernel[(blocks.starts.numel(),)](
-            values, residual, blocks.starts, blocks.lengths, blocks.means_at, blocks.bits_at,
-            message, _as_float(message), COLUMNS=_COLUMNS,
+    for columns, chosen in _by_size(blocks):
+        _encode_kernel[(chosen.numel(),)](
+            chosen, values, residual, blocks.starts, blocks.lengths, blocks.means_at, blocks.bits_at,
+            message, _as_float(message), COLUMNS=columns, num_warps=max(1, columns // 128),
         )  # fmt: skip
 
 
 def decode(messages: Tensor, blocks: Blocks, out: Tensor, copies: int, stride: int, scale: float) -> None:
     """`bigstep.kernels.onebit.decode` on CUDA tensors."""
-    if blocks.starts.numel():
-        _decode_kernel[(blocks.starts.numel(),)](
-            messages, _as_float(messages), blocks.starts, blocks.lengths, blocks.means_at, blocks.bits_at,
-            out, copies, stride, scale, COLUMNS=_COLUMNS,
+    for columns, chosen in _by_size(blocks):
+        _decode_kernel[(chosen.numel(),)](
+            chosen, messages, _as_float(messages), blocks.starts, blocks.lengths, blocks.means_at, blocks.bits_at,
+            out, copies, stride, scale, COLUMNS=columns, num_warps=max(1, columns // 128),
         )  # fmt: skip
+
+
+_sizes = WeakTensorKeyDictionary()  # tables of blocks live as long as their exchange
+
+
+def _by_size(blocks: Blocks) -> list[tuple[int, Tensor]]:
+    """Columns of the tile and the blocks that it fits, found once a table: a wide tile for a short block is idle."""
+    found: list[tuple[int, Tensor]] | None = _sizes.get(blocks.lengths)  # type: ignore[no-untyped-call]
+    if found is None:
+        rows, found, below = (blocks.lengths + 7) // 8, [], 0
+        for columns in _COLUMNS:
+            chosen = ((rows > below) & (rows <= columns)).nonzero().flatten()
+            below = columns
+            if chosen.numel():
+                found.append((columns, chosen))
+        _sizes[blocks.lengths] = found
+    return found
 
 
 def _as_float(message: Tensor) -> Tensor:

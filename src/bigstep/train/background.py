@@ -40,27 +40,32 @@ class BackgroundWriter:
         self._folder, self._keep, self._problem = folder, keep, problem
         self._thread: threading.Thread | None = None
         self._failure: str | None = None
+        self._saved = True
 
     def submit(self, step: int, state: dict[str, Any]) -> None:
         """Copy the state and start writing it."""
         self.wait()
+        self._saved = True
         self._thread = threading.Thread(target=self._write, args=(step, copied(state)), name="checkpoint")
         self._thread.start()
 
-    def wait(self) -> None:
-        """Return when what was submitted is on disk, or has failed."""
+    def wait(self) -> bool:
+        """Return when what was submitted is on disk (True), or has failed (False)."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
         if self._failure is not None:
             sentence, self._failure = self._failure, None
+            self._saved = False
             self._problem(sentence)
+        return self._saved
 
     def _write(self, step: int, state: dict[str, Any]) -> None:
         try:
             save_checkpoint(self._folder, step, state, self._keep)
-        except OSError as error:
+        except Exception as error:  # whatever it is, it must not end the thread in silence
+            reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
             self._failure = (
-                f"The checkpoint of step {step} could not be written to {self._folder} ({error.strerror}); the run "
+                f"The checkpoint of step {step} could not be written to {self._folder} ({reason}); the run "
                 "goes on, and can be resumed from the one before it."
             )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-import pickle
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -54,22 +54,35 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any], keep: int) -
 def load_checkpoint(path: Path, map_location: torch.device | str = "cpu") -> dict[str, Any]:
     """Read one checkpoint, or say in one sentence what is wrong with it."""
     try:
-        content = path.read_bytes()
+        with open(path, "rb") as file:
+            head = file.read(_HEADER_BYTES)
+            if head[: len(_MAGIC)] != _MAGIC:
+                raise DataError(f"{path} is no checkpoint of bigstep.")
+            if hashlib.file_digest(file, "sha256").digest() != head[len(_MAGIC) :]:  # before any memory is taken
+                raise DataError(f"The checkpoint {path} is torn or corrupt: its checksum does not match.")
+            file.seek(_HEADER_BYTES)
+            payload = io.BytesIO(file.read())
     except OSError as error:
         raise DataError(f"The checkpoint {path} cannot be read ({error.strerror}).") from None
-    if content[: len(_MAGIC)] != _MAGIC:
-        raise DataError(f"{path} is no checkpoint of bigstep.")
-    payload = memoryview(content)[_HEADER_BYTES:]
-    if hashlib.sha256(payload).digest() != content[len(_MAGIC) : _HEADER_BYTES]:
-        raise DataError(f"The checkpoint {path} is torn or corrupt: its checksum does not match.")
     try:
-        state = torch.load(io.BytesIO(payload), map_location=map_location, weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError, KeyError) as error:
+        _require_honest_sizes(payload)
+        state = torch.load(payload, map_location=map_location, weights_only=True)
+    except Exception as error:  # a checksum keeps nobody from writing nonsense, which can raise nearly anything
         problem = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(f"The checkpoint {path} holds more than tensors and plain values: {problem}") from None
     if not isinstance(state, dict):
         raise DataError(f"{path} holds a {type(state).__name__} instead of the state of a run.")
     return state
+
+
+def _require_honest_sizes(payload: io.BytesIO) -> None:
+    """Refuse an archive that would unpack to more than it is, before torch takes memory for it."""
+    with zipfile.ZipFile(payload) as archive:
+        members = archive.infolist()
+    stored = all(member.compress_type == zipfile.ZIP_STORED for member in members)
+    if not stored or sum(member.file_size for member in members) > payload.getbuffer().nbytes:
+        raise ValueError("its parts claim to be larger than the file")
+    payload.seek(0)
 
 
 def load_latest(folder: Path, map_location: torch.device | str = "cpu") -> tuple[dict[str, Any] | None, list[str]]:

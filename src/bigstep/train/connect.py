@@ -32,7 +32,7 @@ def connect(parts: Parts) -> None:
     if parts.ranks.size == 1:
         return
     config = parts.config.exchange
-    parts.exchange = make_exchange(config)
+    parts.exchange = make_exchange(config, parts.ranks.timeout_s)
     if config.bucket_mb == "auto":
         parts.tuner = BucketTuner(lambda bucket_mb: _attached(parts, bucket_mb))
         return
@@ -41,7 +41,7 @@ def connect(parts: Parts) -> None:
     parts.exchange.attach(parts.ddp)
 
 
-def make_exchange(config: ExchangeConfig) -> Exchange:
+def make_exchange(config: ExchangeConfig, timeout_s: float = 600.0) -> Exchange:
     """Return the exchange that a configuration names, not yet attached."""
     return Exchange(
         collective=config.collective,
@@ -51,6 +51,7 @@ def make_exchange(config: ExchangeConfig) -> Exchange:
         error_feedback=config.error_feedback,
         double_buffer=config.double_buffer,
         rank=config.rank,
+        timeout=timeout_s,
     )
 
 

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bigstep.errors import RunError
-from bigstep.train.ranks import Ranks
+from bigstep.train.ranks import AgreedError, Ranks
 
 __all__ = ["StragglerWatch", "first_affected", "gradients_are_finite", "nonfinite_error"]
 
@@ -21,23 +20,27 @@ _IN_A_ROW = 2
 
 
 class StragglerWatch:
-    """Names a rank whose computing takes much longer than that of the others, once each time it begins.
+    """Names a rank whose own work takes much longer than that of the others, once each time it begins.
 
-    >>> watch = StragglerWatch()
-    >>> [watch.see([1.0, 1.0, 2.1]), watch.see([1.0, 1.1, 2.2]), watch.see([1.0, 1.0, 2.0])]
-    [None, 'Rank 2 computes 2.1 times as long as the others; the whole run waits for it.', None]
+    >>> watch, data = StragglerWatch(), [0.1, 0.1, 0.1]
+    >>> [watch.see([1.0, 1.0, 2.1], data), watch.see([1.0, 1.1, 2.2], data), watch.see([1.0, 1.0, 2.0], data)]
+    [None, 'Rank 2 takes 2.0 times as long as the others (in computing); the whole run waits for it.', None]
     """
 
     def __init__(self) -> None:
         self._suspect, self._times = -1, 0
 
-    def see(self, seconds_by_rank: Sequence[float]) -> str | None:
-        """Take each rank's computing time since the last call; return a sentence when a straggler is sure."""
-        if len(seconds_by_rank) < 2:
+    def see(self, compute_s: Sequence[float], data_s: Sequence[float]) -> str | None:
+        """Take each rank's time of computing and of waiting for data since the last call; tell when one is sure."""
+        if len(compute_s) < 2:
             return None
-        slowest = max(range(len(seconds_by_rank)), key=seconds_by_rank.__getitem__)
-        others = [seconds for rank, seconds in enumerate(seconds_by_rank) if rank != slowest]
-        ratio = seconds_by_rank[slowest] / max(statistics.median(others), 1e-9)
+        own_s = [compute + data for compute, data in zip(compute_s, data_s, strict=True)]
+        slowest = max(range(len(own_s)), key=own_s.__getitem__)
+
+        def typical(seconds: Sequence[float]) -> float:
+            return statistics.median(value for rank, value in enumerate(seconds) if rank != slowest)
+
+        ratio = own_s[slowest] / max(typical(own_s), 1e-9)
         if ratio < _SLOWER:
             self._suspect, self._times = -1, 0
             return None
@@ -45,7 +48,9 @@ class StragglerWatch:
         self._suspect = slowest
         if self._times != _IN_A_ROW:
             return None
-        return f"Rank {slowest} computes {ratio:.1f} times as long as the others; the whole run waits for it."
+        excess_in_data = data_s[slowest] - typical(data_s) > compute_s[slowest] - typical(compute_s)
+        part = "waiting for its data" if excess_in_data else "computing"
+        return f"Rank {slowest} takes {ratio:.1f} times as long as the others (in {part}); the whole run waits for it."
 
 
 def gradients_are_finite(model: nn.Module) -> bool:
@@ -82,13 +87,13 @@ def first_affected(model: nn.Module, inputs: Any) -> str | None:
 
 def nonfinite_error(
     model: nn.Module, inputs: Any, ranks: Ranks, step: int, optimizer: torch.optim.Optimizer
-) -> RunError:
+) -> AgreedError:
     """Say at which step, rate and layer a run broke; every rank must call this, with the inputs of its last forward."""
     mine = first_affected(model, inputs)
     found = [(rank, layer) for rank, layer in enumerate(ranks.gather(mine)) if layer]
     where = f"first in {found[0][1]} on rank {found[0][0]}" if found else "in a backward, after finite forwards"
     rate = float(optimizer.param_groups[0]["lr"])
-    return RunError(
+    return AgreedError(
         f"The gradient is not finite at step {step} (learning rate {rate:.4g}), {where}; lower lr.base, lengthen the "
         "warm-up or shrink the batch, or set nonfinite=skip to drop such steps."
     )

@@ -34,14 +34,23 @@ def launch_elastic(procs: int, arguments: Sequence[str], folder: Path) -> int:
             failed = crew.first_failed()
             if failed is None and all(process.poll() == 0 for process in crew.processes):
                 return 0
-            if crew.asked_to_stop:
-                crew.wait(60)
-                return crew.processes[0].poll() or 128 + signal.SIGTERM
+            if crew.stop_number:
+                return crew.stopped()
             if failed is not None and not crew.killed():
-                crew.wait(15)
+                crew.wait(15, crew.processes[:1])
                 if not crew.killed():  # a mistake or a fault of the program: another start would meet it again
                     return crew.explain(failed)
-            ranks = _grow(crew, procs) if failed is None else _shrink(crew, ranks)
+            if failed is None:
+                crew.send(signal.SIGTERM)  # save what the ranks that were left have reached
+                crew.wait(120)
+                if crew.stop_number:
+                    return crew.stopped()
+                if all(process.poll() == 0 for process in crew.processes):  # they were done before they heard it
+                    return 0
+                ranks = procs
+                _say(f"The lost ranks are back; going on with {procs}.")
+            else:
+                ranks = _shrink(crew, ranks)
         futile = 0 if _newest(folder) > saved else futile + 1
         if futile == _MOST_FUTILE_STARTS:
             raise RunError(
@@ -59,14 +68,6 @@ def _shrink(crew: Crew, ranks: int) -> int:
     names = ", ".join(map(str, lost))
     _say(f"Rank {names} was lost; going on with {left} of {ranks} ranks from the last checkpoint.")
     return left
-
-
-def _grow(crew: Crew, procs: int) -> int:
-    """Save the run of the ranks that were left, and return how many it will have now."""
-    crew.stop()
-    crew.wait(120)
-    _say(f"The lost ranks are back; going on with {procs}.")
-    return procs
 
 
 def _say(sentence: str) -> None:

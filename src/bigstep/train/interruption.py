@@ -8,18 +8,19 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-from bigstep.errors import RunError
+from bigstep.train.ranks import AgreedError
 
 __all__ = ["StoppedError", "StopRequest", "listening"]
 
 
-class StoppedError(RunError):
+class StoppedError(AgreedError):
     """A run that was asked to stop, and did so in a state from which it can go on."""
 
-    def __init__(self, number: int, step: int):
+    def __init__(self, number: int, step: int, *, saved: bool = True):
         self.exit_status = 128 + number  # as a shell reports a process that a signal ended
-        name = signal.Signals(number).name
-        super().__init__(f"Stopped by {name} after step {step}; its state is saved: go on with --resume.")
+        self.number, self.step = number, step
+        state = "its state is saved" if saved else "its state could not be saved, but an earlier one may be there"
+        super().__init__(f"Stopped by {signal.Signals(number).name} after step {step}; {state}: go on with --resume.")
 
 
 class StopRequest:

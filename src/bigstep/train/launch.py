@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 from bigstep.errors import RunError
 
@@ -43,7 +44,9 @@ def launch(procs: int, arguments: Sequence[str]) -> int:
         failed = crew.first_failed()
         if failed is None:
             return 0
-        crew.wait(_SAVING_S if crew.asked_to_stop else _GRACE_S)
+        if crew.stop_number:
+            return crew.stopped()
+        crew.wait(_GRACE_S, crew.processes[:1])  # rank 0 speaks for all; one that hangs would not end anyway
         return crew.explain(failed)
 
 
@@ -53,7 +56,8 @@ class Crew:
 
     processes: list[subprocess.Popen[bytes]]
     scratch: Path
-    asked_to_stop: bool = False
+    stop_number: int = 0
+    """The signal that asked this run to stop, if one did."""
 
     def watch(self, until: Callable[[], bool] = lambda: False) -> None:
         """Return when all ranks have ended, when one has failed, or when `until` says so."""
@@ -92,17 +96,30 @@ class Crew:
             if process.poll() is None:
                 process.send_signal(number)
 
-    def stop(self) -> None:
-        """Ask every rank to save the run and leave."""
-        self.asked_to_stop = True
-        self.send(signal.SIGTERM)
+    def stop(self, number: int, frame: FrameType | None = None) -> None:
+        """Take a signal, as its handler, and ask every rank to save the run and leave."""
+        self.stop_number = number
+        self.send(signal.Signals(number))
 
-    def wait(self, seconds: float) -> None:
-        """Wait for all ranks to end, at most so long."""
-        deadline = time.monotonic() + seconds
-        for process in self.processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, deadline - time.monotonic()))
+    def stopped(self) -> int:
+        """Wait until ranks that were asked to stop have saved the run, and return rank 0's status."""
+        self.wait(_SAVING_S)
+        status = self.processes[0].poll()
+        if status is None or status < 0:  # asked before it could listen, or never done with saving
+            name = signal.Signals(self.stop_number).name
+            error = RunError(f"Stopped by {name} before its state could be saved; go on with --resume.")
+            error.exit_status = 128 + self.stop_number
+            raise error
+        return status
+
+    def wait(self, seconds: float, processes: Sequence[subprocess.Popen[bytes]] | None = None) -> None:
+        """Wait for ranks to end, at most so long; once a signal has ended one, the others may wait for it in vain."""
+        deadline, awaited = time.monotonic() + seconds, self.processes if processes is None else processes
+        lost = False
+        while any(process.poll() is None for process in awaited) and time.monotonic() < deadline:
+            if not lost and self.killed():
+                lost, deadline = True, min(deadline, time.monotonic() + _GRACE_S)
+            time.sleep(0.02)  # polling children, not synchronising with them
 
 
 @contextlib.contextmanager
@@ -110,15 +127,12 @@ def started(procs: int, arguments: Sequence[str]) -> Iterator[Crew]:
     """Start the ranks; on the way out none is left, whatever happened."""
     with tempfile.TemporaryDirectory(prefix="bigstep-") as scratch:
         crew = Crew([_start(rank, procs, arguments, Path(scratch)) for rank in range(procs)], Path(scratch))
-        before = signal.signal(signal.SIGTERM, lambda *_: crew.stop())
+        before = {number: signal.signal(number, crew.stop) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             yield crew
-        except KeyboardInterrupt:  # the terminal sent it to the ranks as well: let them save the run
-            crew.asked_to_stop = True
-            crew.wait(_SAVING_S)
-            raise SystemExit(crew.processes[0].poll() or 130) from None
         finally:
-            signal.signal(signal.SIGTERM, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
             crew.send(signal.SIGKILL)
             crew.wait(_GRACE_S)
 
@@ -133,10 +147,13 @@ def _start(rank: int, procs: int, arguments: Sequence[str], scratch: Path) -> su
         _LAUNCHER_VARIABLE: str(os.getpid()),
     }
     command = [sys.executable, "-m", "bigstep", *arguments]
+    # a process group of its own: Ctrl-C reaches a rank once, from the launcher, and not from the terminal as well
     if rank == 0:
-        return subprocess.Popen(command, env=environment)
+        return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, process_group=0)
     with open(scratch / f"rank-{rank}.log", "wb") as log:
-        return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        return subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0
+        )
 
 
 def die_with_launcher(launcher: int | str | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import signal
@@ -12,7 +13,6 @@ from typing import Any, Protocol
 
 from bigstep.comm import BucketTuner
 from bigstep.data.sampler import Position, Step
-from bigstep.errors import RunError
 from bigstep.schedules import elu_blend
 from bigstep.train.assemble import Parts
 from bigstep.train.diagnosis import StragglerWatch
@@ -21,6 +21,7 @@ from bigstep.train.gradient import gradient_of, requests_of
 from bigstep.train.heartbeat import Heartbeat
 from bigstep.train.interruption import StoppedError, StopRequest
 from bigstep.train.meter import Meter, StepCost
+from bigstep.train.ranks import AgreedError
 
 __all__ = ["Ending", "Listener", "resize", "set_rates", "train"]
 
@@ -88,7 +89,8 @@ def train(
 
             heartbeat.at(step.position.step, "forward and backward")
             lr = set_rates(parts, step)
-            step_loss, data_s = gradient_of(parts, step, batches)
+            with parts.exchange.guard() if parts.exchange else contextlib.nullcontext():
+                step_loss, data_s = gradient_of(parts, step, batches)
             _update(parts)
 
             position = sampler.after(step)
@@ -113,7 +115,7 @@ def train(
                 for row in flushed.rows:
                     loss = _finite(row, parts)
                     listener.train(row)
-                if (straggler := stragglers.see(flushed.compute_by_rank)) is not None:
+                if (straggler := stragglers.see(flushed.compute_by_rank, flushed.data_by_rank)) is not None:
                     listener.note(straggler)
                 stop_number = signal.SIGTERM if terminate else signal.SIGINT if interrupt else 0
                 save_due = save_due or bool(stop_number) or 0 < config.checkpoint.seconds < unsaved_s
@@ -205,7 +207,7 @@ def _finite(row: dict[str, Any], parts: Parts) -> float:
     """Return the loss of a row, or stop the run where it is none."""
     loss = float(row["loss"])
     if not math.isfinite(loss) and not parts.scaler.is_enabled():
-        raise RunError(
+        raise AgreedError(
             f"The loss is {loss} at step {row['step']} (epoch {row['epoch']:.2f}, learning rate {row['lr']:.4g}); "
             "lower lr.base, lengthen the warm-up or shrink the batch."
         )

@@ -41,6 +41,7 @@ class Flushed:
 
     rows: list[dict[str, Any]]
     compute_by_rank: list[float]
+    data_by_rank: list[float]
     votes: list[float]
 
 
@@ -85,15 +86,17 @@ class Meter:
             votes: Numbers to sum over ranks in the same message, for decisions that all ranks must take alike.
         """
         steps, size = len(self._rows), self._ranks.size
-        small = torch.zeros(size + len(votes), dtype=torch.float64)
+        small = torch.zeros(2 * size + len(votes), dtype=torch.float64)
         small[self._ranks.rank] = sum(cost.compute_s for cost in self._costs)
-        small[size:] = torch.tensor(votes, dtype=torch.float64)
+        small[size + self._ranks.rank] = sum(cost.data_s for cost in self._costs)
+        small[2 * size :] = torch.tensor(votes, dtype=torch.float64)
         losses = torch.stack(self._losses)
         sums = self._ranks.sum_(torch.cat([losses, small.to(losses.device)])).tolist()  # waits for the device
         now = time.perf_counter()
         elapsed = max(now - self._flushed - self._paused_s, 1e-9)
         images_per_s = sum(row["batch"] for row in self._rows) / elapsed
-        compute_by_rank, agreed = sums[steps : steps + size], sums[steps + size :]
+        by_rank, agreed = sums[steps : steps + 2 * size], sums[steps + 2 * size :]
+        compute_by_rank, data_by_rank = by_rank[:size], by_rank[size:]
         slowest = max(range(size), key=compute_by_rank.__getitem__)
         for row, loss, cost in zip(self._rows, sums[:steps], self._costs, strict=True):
             row |= {
@@ -111,4 +114,4 @@ class Meter:
         self._interval = int(min(max(wanted, 1), _MOST_STEPS_BETWEEN_FLUSHES))
         rows, self._rows, self._losses, self._costs = self._rows, [], [], []
         self._flushed, self._paused_s = now, 0.0
-        return Flushed(rows, compute_by_rank, agreed)
+        return Flushed(rows, compute_by_rank, data_by_rank, agreed)

@@ -18,12 +18,16 @@ from torch import Tensor
 
 from bigstep.errors import ConfigError, RunError
 
-__all__ = ["STORE_VARIABLE", "DeviceChoice", "Ranks", "joined_ranks"]
+__all__ = ["STORE_VARIABLE", "AgreedError", "DeviceChoice", "Ranks", "joined_ranks"]
 
 STORE_VARIABLE = "BIGSTEP_STORE"
 """Set by `bigstep train --procs N`: a file through which the ranks of one machine find each other."""
 
 DeviceChoice = Literal["auto", "cpu", "cuda"]
+
+
+class AgreedError(RunError):
+    """What all ranks raise at the same step: none of them is missing."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,8 @@ class Ranks:
     rank: int = 0
     size: int = 1
     device: torch.device = torch.device("cpu")
+    timeout_s: float = 600.0
+    """How long a rank waits for the others in a collective."""
 
     @property
     def first(self) -> bool:
@@ -71,7 +77,7 @@ class Ranks:
         different = [rank for rank, other in enumerate(values) if other != values[0]]
         if different:
             names = ", ".join(map(str, different))
-            raise RunError(
+            raise AgreedError(
                 f"{what} of rank {names} differs from rank 0's ({values[different[0]][:12]} instead of "
                 f"{values[0][:12]}); give every rank the same code, seed and library versions."
             )
@@ -119,6 +125,6 @@ def joined_ranks(device: DeviceChoice = "auto", timeout_s: float = 600) -> Itera
         device_id=chosen if chosen.type == "cuda" else None,
     )
     try:
-        yield Ranks(rank, size, chosen)
+        yield Ranks(rank, size, chosen, timeout_s)
     finally:
         dist.destroy_process_group()

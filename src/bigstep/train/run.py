@@ -15,16 +15,16 @@ import torch
 from bigstep.config import RunConfig
 from bigstep.config_text import config_to_mapping
 from bigstep.data.sampler import Position
-from bigstep.errors import BigstepError, ConfigError, RunError
+from bigstep.errors import BigstepError, ConfigError, DataError, RunError
 from bigstep.records import RunWriter, locked
 from bigstep.train.assemble import Parts, assemble, batch_plan
 from bigstep.train.background import BackgroundWriter
 from bigstep.train.checkpoint import load_latest, weights_hash
 from bigstep.train.connect import connect
 from bigstep.train.heartbeat import Heartbeat, beating
-from bigstep.train.interruption import StopRequest, listening
+from bigstep.train.interruption import StoppedError, StopRequest, listening
 from bigstep.train.loop import Ending, train
-from bigstep.train.ranks import Ranks
+from bigstep.train.ranks import AgreedError, Ranks
 
 __all__ = ["Audience", "Order", "capture", "restore", "run"]
 
@@ -95,14 +95,14 @@ def run(order: Order, ranks: Ranks, audience: Audience, **own: Any) -> dict[str,
     Every rank calls this. Only rank 0 touches the folder, so it need not be shared between machines.
     """
     with contextlib.ExitStack() as stack:
-        if ranks.first:
-            stack.enter_context(locked(order.folder))
+        _keep_folder(order.folder, ranks, stack)
         stop = stack.enter_context(listening())
         heartbeat = stack.enter_context(beating(ranks))
         try:
             return _run(order, ranks, audience, stop, heartbeat, own)
         except BigstepError as error:
-            if isinstance(error, RunError) and (missing := heartbeat.missing()):
+            alone = isinstance(error, RunError) and not isinstance(error, AgreedError)
+            if alone and (missing := heartbeat.missing()):
                 raise RunError(f"{str(error).rstrip('.')}; {missing}.") from error
             raise
         except Exception as error:
@@ -116,6 +116,19 @@ def run(order: Order, ranks: Ranks, audience: Audience, **own: Any) -> dict[str,
             ) from error
 
 
+def _keep_folder(folder: Path, ranks: Ranks, stack: contextlib.ExitStack) -> None:
+    """Lock the folder on rank 0; all ranks leave with its sentence if another run has it."""
+    refusal: str | None = None
+    if ranks.first:
+        try:
+            stack.enter_context(locked(folder))
+        except ConfigError as error:
+            refusal = str(error)
+    refusal = ranks.from_first(refusal)
+    if refusal:
+        raise ConfigError(refusal)
+
+
 def _run(
     order: Order, ranks: Ranks, audience: Audience, stop: StopRequest, heartbeat: Heartbeat, own: dict[str, Any]
 ) -> dict[str, Any]:
@@ -125,7 +138,7 @@ def _run(
     connect(parts)
     begin, seconds_before = Position(), 0.0
     if state is not None:
-        begin, seconds_before = restore(parts, state)
+        begin, seconds_before = _restored(parts, state, checkpoints)
     listener: _Scribe | _Silent = _Silent()
     if ranks.first:
         writer = RunWriter(
@@ -161,7 +174,13 @@ def _run(
             heartbeat=heartbeat,
         )
         result = _result(parts, ending, order)
+    except StoppedError as stopped:
+        if not background.wait():
+            raise StoppedError(stopped.number, stopped.step, saved=False) from None
+        raise
     finally:
+        if parts.exchange is not None:
+            parts.exchange.close()
         background.wait()
         if isinstance(listener, _Scribe):
             listener.writer.close()
@@ -180,7 +199,10 @@ def _state_of_first(order: Order, ranks: Ranks, checkpoints: Path) -> tuple[dict
     if ranks.first:
         state, problems = load_latest(checkpoints)
         if state is not None:
-            refusal = _changed_field(state["config"], config_to_mapping(order.config))
+            if isinstance(state.get("config"), dict):
+                refusal = _changed_field(state["config"], config_to_mapping(order.config))
+            else:
+                refusal = "has a checkpoint that is none of a run"
     state, problems, refusal = ranks.from_first((state, problems, refusal))
     if refusal:
         raise ConfigError(f"The run in {order.folder} {refusal}; take it back, or start a new run with another --out.")
@@ -211,6 +233,7 @@ def capture(parts: Parts, position: Position, seconds: float) -> dict[str, Any]:
         "scaler": parts.scaler.state_dict(),
         "statistics": parts.ranks.gather(parts.statistics.state_dict()),
         "exchange": parts.exchange.gather_state() if parts.exchange else None,
+        "skipped": parts.skipped,
     }
 
 
@@ -222,7 +245,23 @@ def restore(parts: Parts, state: dict[str, Any]) -> tuple[Position, float]:
     parts.statistics.load_state_dict(state["statistics"], parts.ranks.rank, parts.ranks.size)
     if parts.exchange is not None and state["exchange"] is not None:
         parts.exchange.load_state_dict(state["exchange"])
-    return Position(**state["position"]), float(state["seconds"])
+    parts.skipped = int(state.get("skipped", 0))
+    position = Position(**state["position"])
+    if min(position.step, position.epoch, position.offset) < 0 or position.offset > parts.sampler.size:
+        raise ValueError(f"the position {position} lies outside the run")
+    return position, float(state["seconds"])
+
+
+def _restored(parts: Parts, state: dict[str, Any], checkpoints: Path) -> tuple[Position, float]:
+    """Restore, or say that the checkpoint is of another run, however that shows."""
+    try:
+        return restore(parts, state)
+    except Exception as error:  # a state of other names, shapes or types can raise nearly anything
+        reason = (str(error).strip().splitlines() or [""])[0]
+        raise DataError(
+            f"The newest checkpoint in {checkpoints} does not fit this run ({type(error).__name__}: {reason:.200}); "
+            "remove it to go on from the one before it."
+        ) from error
 
 
 def _result(parts: Parts, ending: Ending, order: Order) -> dict[str, Any]:
