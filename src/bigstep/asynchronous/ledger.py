@@ -85,7 +85,9 @@ class Ledger:
 
     @property
     def evaluation_due(self) -> bool:
-        """Whether the updates have gone past a multiple of `evaluate_every` since the last evaluation."""
+        """Whether the updates have gone past a multiple of `evaluate_every`; the end of a run is left to `finish`."""
+        if self.samples >= self.parts.config.epochs * self.parts.sampler.size:
+            return False
         every = self.parts.config.evaluate_every * self.parts.sampler.size
         return math.floor(self.samples / every + 1e-9) > math.floor(self._evaluated_at / every + 1e-9)
 
