@@ -108,8 +108,11 @@ class Stage:
     """Logical workers from then on."""
     local_batch: int
     """Samples of one worker from then on."""
+    rate: float = 1.0
+    """What the learning rate is multiplied by in this stage, after everything else that decides it."""
 
     def __post_init__(self) -> None:
+        _positive(self.rate, "plan.rate")
         _positive(self.epoch, "plan.epoch")
         _positive(self.count, "plan.count")
         _positive(self.local_batch, "plan.local_batch")
@@ -374,6 +377,8 @@ class RunConfig:
     """What to do when a gradient is NaN or infinite: stop and name the layer, or skip the step and count it."""
     precision: Literal["float64", "float32", "bf16", "fp16"] = "float32"
     """Arithmetic of forward and backward; bf16 and fp16 keep float32 weights, fp16 scales the loss."""
+    compile: bool = False
+    """Let torch compile the model: a minute at the start, for faster steps on a GPU."""
     seed: int = 0
     """Decides initial weights, sample order, augmentation and dropout."""
 

@@ -49,6 +49,10 @@ def linear(start: float, end: float, begin: float, until: float) -> Schedule:
     >>> lr = linear(1.0, 0.0, begin=10, until=20)
     >>> [lr(epoch) for epoch in (0, 10, 15, 20, 90)]
     [1.0, 1.0, 0.5, 0.0, 0.0]
+
+    Reference: Yamazaki et al., Yet Another Accelerated SGD, 2019 (linear decay is one of the shapes they tried).
+
+    Differs from the paper: its constants are not published; these are arguments.
     """
     return _curve(lambda t: t, start, end, begin, until)
 
@@ -70,6 +74,8 @@ def warmup(start: float, end: float, until: float, begin: float = 0.0) -> Schedu
     [0.1, 1.65, 3.2, 3.2]
 
     Reference: Goyal et al., Accurate, Large Minibatch SGD, 2017, section 2.2 (gradual warm-up).
+
+    Differs from the paper: counted in epochs, so the increment of a step follows from the batch.
     """
     return linear(start, end, begin, until)
 
@@ -92,6 +98,8 @@ def polynomial(start: float, end: float, begin: float, until: float, power: floa
     [8.0, 2.0, 0.0]
 
     Reference: You, Gitman, Ginsburg, Large Batch Training of Convolutional Networks, 2017.
+
+    Differs from the paper: in nothing; a warm-up goes before it through `join`.
     """
     _require(power > 0, f"The power of a polynomial is {power}, but it must be greater than 0.")
     return _curve(lambda t: 1 - (1 - t) ** power, start, end, begin, until)
@@ -113,7 +121,9 @@ def cosine(start: float, end: float, begin: float, until: float) -> Schedule:
     >>> [round(lr(epoch), 3) for epoch in (0, 30, 45, 90)]
     [1.0, 0.75, 0.5, 0.0]
 
-    Reference: Loshchilov, Hutter, SGDR, 2016, equation 5, with one period and no restart.
+    Reference: Loshchilov, Hutter, SGDR, 2016, equation 5.
+
+    Differs from the paper: one period and no restart.
     """
     return _curve(lambda t: (1 - math.cos(math.pi * t)) / 2, start, end, begin, until)
 
@@ -157,6 +167,8 @@ def step_decay(value: float, at: Sequence[float], factor: float = 0.1) -> Schedu
     [3.2, 0.32, 0.032, 0.0032]
 
     Reference: Goyal et al., Accurate, Large Minibatch SGD, 2017, section 5.1.
+
+    Differs from the paper: in nothing.
     """
     return table(at, [value * factor**drops for drops in range(len(at) + 1)])
 
@@ -338,6 +350,9 @@ class BatchPlan:
 
     Reference: Mikami et al., Massively Distributed SGD, 2018 (batch-size control); Smith et al., Don't Decay the
     Learning Rate, Increase the Batch Size, 2017.
+
+    Differs from the papers: the learning rate is not part of a plan; `bigstep.config.LrConfig.follow_plan` says whether
+    it follows the batch.
     """
 
     stages: tuple[BatchStage, ...]

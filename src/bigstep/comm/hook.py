@@ -65,6 +65,12 @@ class Exchange:
         >>> Exchange("torus", "onebit")
         Traceback (most recent call last):
         bigstep.errors.ConfigError: 1-bit codes cannot be summed on the wire: use collective='gather' (got 'torus').
+
+    Reference: Mikami et al., Massively Distributed SGD, 2018 (torus); Jia et al., 2018, and Goyal et al., 2017
+    (hierarchical, halving); Akiba et al., 2017 (fp16); Seide et al., 2014 (1-bit).
+
+    Differs from the papers: their collectives were parts of their frameworks; these are phases over any backend's
+    process groups, and each class in `bigstep.comm` says how it differs.
     """
 
     def __init__(

@@ -59,6 +59,8 @@ def last_batch_statistics(model: nn.Module) -> int:
 
     Reference: Akiba, Suzuki, Fukuda, Extremely Large Minibatch SGD, 2017, section 3.3 (batch norm without moving
     averages).
+
+    Differs from the paper: in nothing; `average_statistics` is its second half, the mean over workers.
     """
     norms = tracking_norms(model)
     for norm in norms:

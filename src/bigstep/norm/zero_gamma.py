@@ -39,6 +39,8 @@ def zero_gamma(model: nn.Module) -> int:
     (1, True)
 
     Reference: Goyal et al., Accurate, Large Minibatch SGD, 2017, section 5.1.
+
+    Differs from the paper: in nothing.
     """
     gammas = {gamma for module in model.modules() if (gamma := _last_gamma(module)) is not None}
     for gamma in gammas:

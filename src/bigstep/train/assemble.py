@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bigstep.comm import Exchange
 from bigstep.comm.buckets import BucketTuner
-from bigstep.config import LrConfig, OptimizerConfig, Piece, RunConfig, require
+from bigstep.config import LrConfig, OptimizerConfig, Piece, RunConfig, Stage, require
 from bigstep.data.catalog import open_data
 from bigstep.data.feed import Feed
 from bigstep.data.sampler import Sampler
@@ -109,12 +109,12 @@ def assemble(
         "precision is fp16, which needs a GPU; use --set precision=bf16 or precision=float32 on a CPU.",
     )
     plan = batch_plan(config)
-    for stage in plan.stages:
-        require(
-            ranks.size <= stage.workers,
-            f"{ranks.size} ranks were started for {stage.workers} workers, but each rank needs a worker: start at "
-            f"most {stage.workers} ranks or set workers.count={ranks.size}.",
-        )
+    first = plan.stages[0].workers  # a later stage may leave ranks without workers, as --finish-on-one does
+    require(
+        ranks.size <= first,
+        f"{ranks.size} ranks were started for {first} workers, but each rank needs a worker: start at most {first} "
+        f"ranks or set workers.count={ranks.size}.",
+    )
     train_feed, test_feed = _feeds(config, ranks, data)
     require(
         plan.largest.batch <= len(train_feed),
@@ -137,6 +137,8 @@ def assemble(
     if on_gpu:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub lacks this form
         samples_per_forward = _joined_samples(model)
+    if config.compile:
+        model.compile()  # in place: names in checkpoints stay as they are
     smoothing = config.loss.label_smoothing
     return Parts(
         config=config,
@@ -146,7 +148,7 @@ def assemble(
         evaluation_loss=loss or nn.CrossEntropyLoss(),
         optimizer=_optimizer(config.optimizer, model),
         scaler=torch.amp.GradScaler(ranks.device.type, enabled=config.precision == "fp16"),
-        learning_rate=learning_rate(config.lr, config.batch),
+        learning_rate=learning_rate(config.lr, config.batch, config.plan),
         sampler=Sampler(len(train_feed), config.seed, plan),
         train_feed=train_feed,
         test_feed=test_feed,
@@ -162,11 +164,14 @@ def batch_plan(config: RunConfig) -> BatchPlan:
     return BatchPlan((first, *later))
 
 
-def learning_rate(config: LrConfig, first_batch: int) -> Callable[[float, int], float]:
+def learning_rate(config: LrConfig, first_batch: int, plan: Sequence[Stage] = ()) -> Callable[[float, int], float]:
     """Return the learning rate as a function of the epoch and the batch of the current stage."""
 
     def scaled(batch: int) -> float:
         return scale_lr(config.base, batch, base_batch=config.base_batch, rule=config.scaling)
+
+    def of_stage(epoch: float) -> float:
+        return next((stage.rate for stage in reversed(plan) if stage.epoch <= epoch), 1.0)
 
     begins = [0.0, *(piece.until for piece in config.schedule)]
     unscaled = config.base / scaled(first_batch)
@@ -174,7 +179,9 @@ def learning_rate(config: LrConfig, first_batch: int) -> Callable[[float, int], 
         (piece.until, _schedule(piece, begin, unscaled)) for piece, begin in zip(config.schedule, begins, strict=False)
     ]
     multiple = join(*pieces) if pieces else constant(1.0)
-    return lambda epoch, batch: scaled(batch if config.follow_plan else first_batch) * multiple(epoch)
+    return lambda epoch, batch: (
+        scaled(batch if config.follow_plan else first_batch) * multiple(epoch) * of_stage(epoch)
+    )
 
 
 def _schedule(piece: Piece, begin: float, unscaled: float) -> Schedule:

@@ -1,0 +1,39 @@
+"""The public pieces are where the documentation says they are, and each explains itself."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+PUBLIC = {
+    "bigstep.optim": ["LARS", "RMSpropWarmup", "parameter_groups"],
+    "bigstep.schedules": [
+        "scale_lr", "warmup", "step_decay", "polynomial", "linear", "cosine", "join", "elu_blend", "slow_start", "BatchPlan",
+    ],
+    "bigstep.norm": ["last_batch_statistics", "average_statistics", "zero_gamma", "GhostBatchNorm2d"],
+    "bigstep.comm": ["Exchange"],
+    "bigstep.asynchronous": ["train_locked", "train_hogwild", "train_downpour"],
+    "bigstep.sparse": ["HogwildClassifier", "HogwildFactorizer"],
+    "bigstep.train": ["fit"],
+    "bigstep.check": ["check"],
+    "bigstep.plan": ["Cluster", "Workload", "predict"],
+}  # fmt: skip
+NAMES = [(module, name) for module, names in PUBLIC.items() for name in names]
+# what a paper defined has a reference; these are our own
+OWN = {"scale_lr", "join", "check", "Cluster", "Workload", "predict", "parameter_groups", "constant", "table"}
+
+
+@pytest.mark.parametrize(("module", "name"), NAMES, ids=[name for _, name in NAMES])
+def test_a_public_piece_has_an_example_and_its_source(module: str, name: str) -> None:
+    piece = getattr(importlib.import_module(module), name)
+    text = piece.__doc__ or ""
+    assert ">>>" in text, f"{name} has no example that runs"
+    if name not in OWN:
+        assert "Reference" in text, f"{name} does not say where it comes from"
+        assert "Differs" in text, f"{name} does not say how it differs from its paper"
+
+
+@pytest.mark.parametrize(("module", "name"), NAMES, ids=[name for _, name in NAMES])
+def test_a_public_piece_is_listed(module: str, name: str) -> None:
+    assert name in importlib.import_module(module).__all__
