@@ -25,8 +25,9 @@ __all__ = [
     "why_not_lars_kernels",
 ]
 
-CHUNK, WARPS = 4096, 8
-"""Elements that one program of the norm and update launches handles, and its warps."""
+CHUNK, WARPS = 2048, 8
+"""Elements and warps of a program of the norm and update launches: few enough elements a thread that its registers
+let four programs share a multiprocessor."""
 REMEMBERED = 8
 """Sets of tensors whose tables `lars_step` keeps on the device."""
 
