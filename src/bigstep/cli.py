@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 import bigstep
+from bigstep import cli_plan
 from bigstep.errors import BigstepError
 
 __all__ = ["main"]
@@ -67,6 +68,9 @@ def train(
     settings: Settings = None,
     data: Annotated[str | None, typer.Option(help="A data set by name (cifar10, …) or the folder of one.")] = None,
     epochs: Annotated[float | None, typer.Option(help="Passes over the training set.")] = None,
+    finish_on_one: Annotated[
+        float | None, typer.Option(metavar="EPOCHS", help="Run the last epochs in small batches on one worker.")
+    ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Stop after this many steps.")] = None,
     procs: Annotated[int, typer.Option(min=1, help="Ranks to start on this machine; they share the workers.")] = 1,
     out: Annotated[Path | None, typer.Option(help="The run folder; by default a new one under runs/.")] = None,
@@ -79,6 +83,7 @@ def train(
     ] = 600,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     tensorboard: Annotated[bool, typer.Option(help="Write TensorBoard events into the run folder too.")] = False,
+    report: Annotated[bool, typer.Option(help="Show the result and write report.html at the end.")] = True,
     as_json: Json = False,
 ) -> None:
     """Train with a published system, on one process or many, and write a report.
@@ -108,15 +113,18 @@ def train(
         settings=tuple(settings or ()),
         data=data,
         epochs=epochs,
+        finish_on_one=finish_on_one,
         steps=steps,
         out=out,
         resume=resume,
         device=device,
         timeout=timeout,
         tensorboard=tensorboard,
+        report=report,
         as_json=as_json,
     )
     resolved = request.resolve()  # a user's mistake is told here, before any process is started
+    launch.die_with_launcher()
     if not launch.is_rank():
         if elastic:
             from bigstep.train.elastic import launch_elastic
@@ -124,7 +132,6 @@ def train(
             raise typer.Exit(launch_elastic(procs, sys.argv[1:], resolved.folder or new_folder(resolved.config)))
         if procs > 1:
             raise typer.Exit(launch.launch(procs, sys.argv[1:]))
-    launch.die_with_launcher()
     result = train_command(request, resolved)
     if as_json and result is not None:
         _print_json(result)
@@ -226,6 +233,10 @@ def data(
     result = data_command(name, sheet=sheet, verify=verify, force=force, quiet=as_json)
     if as_json:
         _print_json(result)
+
+
+app.command()(cli_plan.plan)
+app.command()(cli_plan.probe)
 
 
 def main() -> None:
