@@ -28,7 +28,7 @@ def same_start(lab: Laboratory) -> Verdict:
         words="the module was given ready-made and copied; give the function that builds it to check that too"
         if copied
         else f"{first[:12]} everywhere",
-        fault=f"{', '.join(odd[:4])} begins elsewhere than one rank alone",
+        fault=f"other weights than one rank alone has: on {', '.join(odd[:4])}",
         remedy="seed every rank alike before the model is built (torch.manual_seed(seed), not seed + rank), or "
         "broadcast rank 0's weights; seed by worker only what must differ, such as dropout.",
     )

@@ -67,7 +67,7 @@ def lossless(trial: Trial) -> Trial:
     return replace(trial, config=replace(trial.config, exchange=plain))
 
 
-def with_batch(trial: Trial, *, count: float = 1, local_batch: float = 1, keep_plan: bool = True) -> Trial:
+def with_batch(trial: Trial, *, count: float = 1, local_batch: float = 1) -> Trial:
     """Return the trial with workers and local batches of all stages multiplied."""
     config = trial.config
     workers = WorkersConfig(
@@ -77,4 +77,4 @@ def with_batch(trial: Trial, *, count: float = 1, local_batch: float = 1, keep_p
         replace(stage, count=round(stage.count * count), local_batch=round(stage.local_batch * local_batch))
         for stage in config.plan
     )
-    return replace(trial, config=replace(config, workers=workers, plan=plan if keep_plan else ()))
+    return replace(trial, config=replace(config, workers=workers, plan=plan))

@@ -29,21 +29,20 @@ class Verdict:
     remedy: str = ""
 
 
-def judged(figure: float, bound: float, measure: str, *, words: str = "", fault: str = "", remedy: str) -> Verdict:
+def judged(figure: float, bound: float, measure: str, *, words: str = "", fault: str, remedy: str) -> Verdict:
     """Hold a figure to its bound.
 
     Args:
         figure: Measured; NaN fails.
         bound: The most it may be.
         measure: What the figure counts.
-        words: What a reader should know in any case.
+        words: What a reader should know where it holds.
         fault: What was seen where it fails.
         remedy: What to change where it fails.
     """
     if figure <= bound:
         return Verdict(status="pass", figure=figure, bound=bound, measure=measure, words=words)
-    told = ". ".join(part for part in (fault, words) if part)
-    return Verdict(status="fail", figure=figure, bound=bound, measure=measure, words=told, remedy=remedy)
+    return Verdict(status="fail", figure=figure, bound=bound, measure=measure, words=fault, remedy=remedy)
 
 
 def not_applicable(reason: str) -> Verdict:
