@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import sys
 import textwrap
 import types
 import typing
@@ -18,7 +19,7 @@ from typing import Any, Literal
 
 import yaml
 
-from bigstep.config import RunConfig
+from bigstep.config import RunConfig, Stage
 from bigstep.errors import ConfigError, nearest
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "config_from_yaml",
     "config_to_mapping",
     "config_to_yaml",
+    "finished_on_one",
     "stretched",
 ]
 
@@ -96,6 +98,39 @@ def stretched(config: RunConfig, epochs: float) -> RunConfig:
     )
 
 
+def finished_on_one(config: RunConfig, epochs: float) -> RunConfig:
+    """Return `config` with its last `epochs` in small batches on one worker: parallel for speed, then precise.
+
+    A last stage with one worker of `workers.local_batch` samples is added to the plan. Its rate follows the batch as
+    the recipe's rule says: rate = b / B of what the schedule gives where the rate grows with the batch or not at all
+    (Goyal's linear rule, read backwards), sqrt(b / B) under scaling=sqrt; B is the batch of the stage before, b the
+    new one. With lr.follow_plan that happens anyway, and the stage leaves the rate alone.
+
+    >>> base = config_from_mapping({"workers": {"count": 8, "local_batch": 32}, "epochs": 4, "lr": {"base": 0.1}})
+    >>> finished_on_one(base, 1).plan
+    (Stage(epoch=3.0, count=1, local_batch=32, rate=0.125),)
+
+    Reference: Goyal et al., "Accurate, Large Minibatch SGD", 2017, section 2.1 (the linear rule).
+    """
+    if not 0 < epochs < config.epochs:
+        raise ConfigError(
+            f"--finish-on-one is {epochs:g}, but it must lie between 0 and the {config.epochs:g} epochs of the run."
+        )
+    if config.asynchronous.method != "none":
+        raise ConfigError(
+            f"--finish-on-one is for synchronous runs; a {config.asynchronous.method} run has no batch to shrink: "
+            "leave it out."
+        )
+    begin = config.epochs - epochs
+    kept = tuple(stage for stage in config.plan if stage.epoch < begin)
+    before = kept[-1].count * kept[-1].local_batch if kept else config.batch
+    ratio = config.workers.local_batch / before
+    rate = 1.0 if config.lr.follow_plan else ratio**0.5 if config.lr.scaling == "sqrt" else ratio
+    earlier = kept[-1].rate if kept else 1.0
+    last = Stage(epoch=begin, count=1, local_batch=config.workers.local_batch, rate=earlier * rate)
+    return dataclasses.replace(config, plan=(*kept, last))
+
+
 def _set(mapping: dict[str, Any], path: str, value: Any) -> None:
     *parents, last = path.split(".")
     place = mapping
@@ -111,9 +146,19 @@ def _set(mapping: dict[str, Any], path: str, value: Any) -> None:
     place[last] = value
 
 
+class _PlainLoader(yaml.SafeLoader):
+    """YAML's plain values without aliases, with which a few lines can stand for more than memory holds."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]  # the stubs lack it
+            raise yaml.composer.ComposerError(None, None, "aliases (*name) are not used here; write it out", mark)
+        return super().compose_node(parent, index)
+
+
 def _parse_yaml(text: str, origin: str) -> Any:
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, _PlainLoader)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
@@ -186,7 +231,7 @@ def _scalar(hint: Any, value: Any, path: str) -> Any:
     if hint is float and isinstance(value, str):  # YAML 1.1 reads 1e-4 as a string
         with contextlib.suppress(ValueError):
             value, is_number = float(value), True
-    finite = is_number and abs(value) < float("inf")  # NaN compares false
+    finite = is_number and abs(value) <= sys.float_info.max  # NaN compares false
     if hint is bool and isinstance(value, bool):
         return value
     if hint is int and finite and int(value) == value:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import bigstep
-from bigstep.errors import ConfigError, DataError
+from bigstep.errors import ConfigError, DataError, RunError
 
 __all__ = ["FORMAT", "Run", "RunWriter", "describe_machine", "locked", "read_run", "write_atomically"]
 
@@ -60,11 +60,14 @@ def locked(folder: Path) -> Iterator[None]:
         ) from None
     try:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # a lock of this process alone: loader processes that outlive a killed rank must not keep it
+            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise ConfigError(
                 f"Another run is writing into {folder}; wait until it ends, or choose another folder with --out."
             ) from None
+        for left in (*folder.glob(".*.part"), *folder.glob("checkpoints/.*.part")):
+            left.unlink(missing_ok=True)  # by a writer that was killed
         yield
     finally:
         os.close(handle)
@@ -147,8 +150,11 @@ class RunWriter:
 
     def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Append rows to metrics.jsonl."""
-        self._metrics.write("".join(map(_line, rows)))
-        self._metrics.flush()
+        try:
+            self._metrics.write("".join(map(_line, rows)))
+            self._metrics.flush()
+        except OSError as error:
+            raise _unwritable(self.folder / "metrics.jsonl", error) from None
 
     def note(self, text: str, **facts: Any) -> None:
         """Append a remark that a reader of the run should see."""
@@ -157,7 +163,10 @@ class RunWriter:
     def update(self, **facts: Any) -> None:
         """Add facts to run.json."""
         self._facts.update(facts)
-        self._write_facts()
+        try:
+            self._write_facts()
+        except OSError as error:
+            raise _unwritable(self.folder / "run.json", error) from None
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Write the result and close the folder."""
@@ -166,10 +175,15 @@ class RunWriter:
 
     def close(self) -> None:
         """Close the metrics file; the run counts as unfinished unless `finish` was called."""
-        self._metrics.close()
+        with contextlib.suppress(OSError):  # rows that a full disk has refused already
+            self._metrics.close()
 
     def _write_facts(self) -> None:
         write_atomically(self.folder / "run.json", (json.dumps(self._facts, indent=1) + "\n").encode())
+
+
+def _unwritable(path: Path, error: OSError) -> RunError:
+    return RunError(f"{path} cannot be written ({error.strerror}); make room for it, then go on with --resume.")
 
 
 def _line(row: Mapping[str, Any]) -> str:

@@ -83,7 +83,7 @@ def fit(
     >>> inputs = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
     >>> data = torch.utils.data.TensorDataset(inputs, inputs @ torch.tensor([[1.0], [-2.0], [0.5]]))
     >>> rate = LrConfig(base=0.1, scaling="none")
-    >>> config = RunConfig(workers=WorkersConfig(count=4, local_batch=4), epochs=20, lr=rate)
+    >>> config = RunConfig(workers=WorkersConfig(count=4, local_batch=4), epochs=60, lr=rate)
     >>> model = torch.nn.Linear(3, 1)
     >>> result = fit(config, model, (data, data), torch.nn.functional.mse_loss, device="cpu")
     >>> [round(weight, 2) for weight in model.weight[0].tolist()]

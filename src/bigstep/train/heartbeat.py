@@ -52,7 +52,7 @@ class Heartbeat:
             if sign is None:
                 sentences.append(f"rank {rank} was never heard of")
             elif first.get(rank, {}).get("beats") == sign["beats"]:
-                sentences.append(f"rank {rank} is silent since step {sign['step']}, where it was in {sign['doing']}")
+                sentences.append(f"rank {rank} is silent, last heard of at step {sign['step']} in {sign['doing']}")
             elif sign["step"] < self.step:
                 sentences.append(f"rank {rank} is still at step {sign['step']} in {sign['doing']} ({sign['stack']})")
         return "; ".join(sentences)

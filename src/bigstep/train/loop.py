@@ -113,7 +113,7 @@ def train(
                 flushed = meter.flush(stop.number == signal.SIGTERM, stop.number == signal.SIGINT, unsaved_s)
                 terminate, interrupt, unsaved_s = flushed.votes  # some ranks may not have heard a signal yet
                 for row in flushed.rows:
-                    loss = _finite(row, parts)
+                    loss = _last_finite(row, parts, loss)
                     listener.train(row)
                 if (straggler := stragglers.see(flushed.compute_by_rank, flushed.data_by_rank)) is not None:
                     listener.note(straggler)
@@ -203,12 +203,14 @@ def _traffic(parts: Parts) -> tuple[float, float]:
     return (parts.exchange.exposed_seconds, parts.exchange.bytes_sent) if parts.exchange else (0.0, 0.0)
 
 
-def _finite(row: dict[str, Any], parts: Parts) -> float:
-    """Return the loss of a row, or stop the run where it is none."""
+def _last_finite(row: dict[str, Any], parts: Parts, before: float) -> float:
+    """Return the loss of a row; where it is none, stop the run, or keep the one before if that step was skipped."""
     loss = float(row["loss"])
-    if not math.isfinite(loss) and not parts.scaler.is_enabled():
-        raise AgreedError(
-            f"The loss is {loss} at step {row['step']} (epoch {row['epoch']:.2f}, learning rate {row['lr']:.4g}); "
-            "lower lr.base, lengthen the warm-up or shrink the batch."
-        )
-    return loss
+    if math.isfinite(loss):
+        return loss
+    if parts.config.nonfinite == "skip" or parts.scaler.is_enabled():  # the scaler skips such steps too
+        return before
+    raise AgreedError(
+        f"The loss is {loss} at step {row['step']} (epoch {row['epoch']:.2f}, learning rate {row['lr']:.4g}); "
+        "lower lr.base, lengthen the warm-up or shrink the batch."
+    )

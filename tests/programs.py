@@ -1,0 +1,60 @@
+"""`bigstep train` as a program of its own: started, watched through what it writes, struck, waited for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+# float64, so that paths on different numbers of ranks can be compared to 1e-10; 104 steps, a checkpoint every 4
+SETTINGS = [
+    "model=mlp", "data.holdout=0.9", "workers.count=6", "workers.local_batch=16", "epochs=8", "exchange.bucket_mb=0.1",
+    "checkpoint.every=0.3", "precision=float64", "evaluate_every=8",
+]  # fmt: skip
+
+
+def arguments(folder: Path, *more: str) -> list[str]:
+    settings = [part for setting in SETTINGS for part in ("--set", setting)]
+    return ["-m", "bigstep", "train", "--device", "cpu", "--json", "--out", str(folder), *settings, *more]
+
+
+def start(folder: Path, *more: str, launcher: tuple[str, ...] = (), **options: object) -> subprocess.Popen[str]:
+    """Start a run; `launcher` stands between the interpreter and the program, as torchrun does."""
+    command = [sys.executable, *launcher, *arguments(folder, *more)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)  # type: ignore[call-overload, no-any-return]
+
+
+def rows(folder: Path) -> int:
+    path = folder / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def wait_for_rows(process: subprocess.Popen[str], folder: Path, count: int) -> None:
+    """Return once a run has written so many rows; fail if it ends before."""
+    deadline = time.monotonic() + 200
+    while rows(folder) < count:
+        assert process.poll() is None, f"it ended before {count} rows: {process.communicate()}"
+        assert time.monotonic() < deadline, f"{rows(folder)} of {count} rows after 200 s"
+        time.sleep(0.005)  # watching a file that another program writes
+
+
+def rank_processes(launcher: int) -> dict[int, int]:
+    """Process numbers by rank of the ranks that a launcher has running."""
+    found = {}
+    for child in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
+        environment = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+        for entry in environment:
+            if entry.startswith(b"RANK="):
+                found[int(entry[5:])] = int(child)
+    return found
+
+
+def sentences(stderr: str) -> list[str]:
+    """What the program itself said, without progress."""
+    return [line for line in stderr.splitlines() if line.startswith("bigstep: ")]
+
+
+def environment(**more: str) -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", **more}

@@ -1,0 +1,153 @@
+"""What clusters do to a run: signals, stopped and stuck ranks, a second run on its folder; each with one sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from bigstep.records import read_run
+from programs import arguments, environment, rank_processes, sentences, start, wait_for_rows
+
+
+def finish(process: subprocess.Popen[str], seconds: float = 200) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=seconds)
+    assert "Traceback" not in err, err
+    return process.returncode, out, err
+
+
+@pytest.mark.timeout(400)
+def test_signals_to_the_launcher_save_and_the_resumed_run_has_the_same_bits(tmp_path: Path) -> None:
+    status, out, _ = finish(start(tmp_path / "whole", "--procs", "2"))
+    assert status == 0
+    whole = json.loads(out)
+    folder = tmp_path / "parts"
+    for number, rows, more in ((signal.SIGINT, 20, []), (signal.SIGTERM, 60, ["--resume"])):
+        process = start(folder, "--procs", "2", *more)
+        wait_for_rows(process, folder, rows)
+        os.kill(process.pid, number)
+        status, out, err = finish(process)
+        assert status == 128 + number, err
+        assert out == ""
+        (said,) = sentences(err)
+        assert said.startswith(f"bigstep: Stopped by {number.name} after step ")
+        assert said.endswith("; its state is saved: go on with --resume.")
+    status, out, err = finish(start(folder, "--procs", "2", "--resume"))
+    assert status == 0, err
+    assert json.loads(out)["weights_sha256"] == whole["weights_sha256"]
+    losses = [(row["step"], row["loss"]) for row in read_run(folder).train]
+    assert losses == [(row["step"], row["loss"]) for row in read_run(tmp_path / "whole").train]
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_stopped_rank_is_named_with_its_step_and_the_exchange(tmp_path: Path, stopped: int) -> None:
+    timeout_s = 3
+    folder = tmp_path / "run"
+    process = start(folder, "--procs", "2", "--timeout", str(timeout_s))
+    wait_for_rows(process, folder, 10)
+    pid = rank_processes(process.pid)[stopped]
+    os.kill(pid, signal.SIGSTOP)
+    began = time.monotonic()
+    status, _, err = finish(process)
+    assert status == 1
+    (said,) = sentences(err)
+    assert f"rank {stopped} is silent, last heard of at step " in said
+    assert re.search(
+        r"exchange \(none\) of step \d+ failed|failed at step \d+ in (the sum of losses|a checkpoint)", said
+    )
+    # 2 s to look for dead processes, 2.5 s for signs of life, 15 s for a rank 0 that does not answer
+    assert time.monotonic() - began < timeout_s + 12 + 15 * (stopped == 0)
+    assert not Path(f"/proc/{pid}").exists(), "the stopped rank was left behind"
+
+
+STUCK = """
+import os, time
+import torch
+
+class Stuck(torch.utils.data.Dataset):
+    classes = ("a", "b")
+    looks = 0
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        self.looks += 1
+        if os.environ.get("RANK") == "1" and self.looks == 40:
+            time.sleep(600)
+        return torch.full((1, 4, 4), float(index % 7)), index % 2
+
+def pair():
+    return Stuck(), Stuck()
+"""
+
+
+@pytest.mark.timeout(400)
+def test_a_stuck_rank_is_named_with_the_place_where_it_stands(tmp_path: Path) -> None:
+    (tmp_path / "stuck.py").write_text(STUCK)
+    more = ["--procs", "2", "--timeout", "3", "--data", "stuck:pair"]
+    for setting in ("workers.count=4", "workers.local_batch=2", "data.holdout=0", "data.loaders=0"):
+        more += ["--set", setting]
+    status, _, err = finish(start(tmp_path / "run", *more, cwd=tmp_path))
+    assert status == 1
+    (said,) = sentences(err)
+    assert "rank 1 is still at step " in said
+    assert "__getitem__ line " in said
+
+
+@pytest.mark.timeout(400)
+def test_a_second_run_on_a_folder_gets_one_sentence_and_the_first_is_unharmed(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    first = start(folder)
+    wait_for_rows(first, folder, 5)
+    first.send_signal(signal.SIGSTOP)  # so that it cannot end before the second has tried
+    try:
+        second = subprocess.run(
+            [sys.executable, *arguments(folder, "--resume", "--procs", "2")],
+            capture_output=True, text=True, timeout=200,
+        )  # fmt: skip
+    finally:
+        first.send_signal(signal.SIGCONT)
+    assert second.returncode == 2, second.stderr
+    assert sentences(second.stderr) == [
+        f"bigstep: Another run is writing into {folder}; wait until it ends, or choose another folder with --out."
+    ]
+    status, out, err = finish(first)
+    assert status == 0, err
+    assert [row["step"] for row in read_run(folder).train] == list(range(1, json.loads(out)["steps"] + 1))
+
+
+@pytest.mark.timeout(400)
+def test_five_killed_ranks_do_not_stop_an_elastic_run_nor_change_its_path(tmp_path: Path) -> None:
+    script = Path(__file__).parent.parent / "benchmarks" / "faults" / "kills.py"
+    command = [sys.executable, str(script), "--kills", "5", "--a-run", "5", "--ranks", "2", "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=380, env=environment())
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = json.loads((tmp_path / "kills.json").read_text())
+    assert results["kills"] == 5
+    assert all(run["fault"] is None for run in results["runs"]), results
+
+
+@pytest.mark.timeout(400)
+def test_torchrun_restarts_a_run_from_its_last_checkpoint(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "3")
+    process = start(folder, "--resume", launcher=launcher)
+    wait_for_rows(process, folder, 30)
+    os.kill(rank_processes(process.pid)[1], signal.SIGKILL)
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == 0, err
+    run = read_run(folder)
+    assert json.loads(out)["steps"] == 104
+    assert [row["step"] for row in run.train] == list(range(1, 105))
+    resumed = [note for note in run.notes if note.startswith("Resumed at step")]
+    assert len(resumed) == 1
+    assert int(resumed[0].split()[-1].rstrip(".")) >= 4, "a checkpoint was there, and the run began anew"
