@@ -168,6 +168,51 @@ def check(
 
 
 @app.command()
+def bench(
+    suite: Annotated[
+        str, typer.Argument(help="seeds, batch, exchange, scaling, async, ablation, or a YAML file of your own.")
+    ] = "seeds",
+    quick: Annotated[bool, typer.Option("--quick", help="One seed and fewer epochs, for a first look.")] = False,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds for each setting; 3 unless --quick.")] = None,
+    epochs: Annotated[float | None, typer.Option(help="Passes over the training set, the same for all.")] = None,
+    recipes: Annotated[str, typer.Option(help="Only these, as in plain,sony.")] = "",
+    preset: Annotated[str, typer.Option(help="The preset of every recipe.")] = "mini",
+    settings: Settings = None,
+    tune: Annotated[int, typer.Option(min=0, help="Trials for each recipe first, judged on held-out images.")] = 0,
+    procs: Annotated[int | None, typer.Option(min=1, help="Ranks of a synchronous run; one a GPU, or two.")] = None,
+    retry: Annotated[bool, typer.Option("--retry", help="Run again what failed before.")] = False,
+    out: Annotated[Path, typer.Option(help="Where the runs go, in a folder for each suite.")] = Path("bench"),
+    html: Annotated[Path | None, typer.Option(help="Write the page to this file instead of beside the runs.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    as_json: Json = False,
+) -> None:
+    """Run systems side by side on the same samples, seeds and machine, and say what can be told apart.
+
+    Finished runs are not run again, so an interrupted suite goes on where it was:
+
+        bigstep bench --quick                     # every recipe once, a few minutes on two cores
+        bigstep bench seeds                       # three seeds each: medians, spread, what is sure
+        bigstep bench ablation --recipes sony     # what each of its techniques brings
+        bigstep bench mine.yaml                   # a list of {recipe, preset, set, seeds}
+    """
+    from bigstep.bench.command import bench_command, ranks_here
+    from bigstep.bench.suites import Options
+
+    options = Options(
+        quick=quick,
+        seeds=seeds,
+        epochs=epochs,
+        recipes=tuple(filter(None, (name.strip() for name in recipes.split(",")))),
+        preset=preset,
+        settings=tuple(settings or ()),
+        procs=procs or ranks_here(device),
+    )
+    result = bench_command(suite, options, out=out, html=html, tune=tune, retry=retry, device=device, quiet=as_json)
+    if as_json:
+        _print_json(result)
+
+
+@app.command()
 def recipes(
     name: Annotated[str | None, typer.Argument(help="One recipe, explained; without it all are listed.")] = None,
     preset: Annotated[str, typer.Option(help="Which preset --yaml and --json show.")] = "mini",

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from bigstep.config import RunConfig
-from bigstep.config_text import apply_settings, config_from_mapping, config_from_yaml, stretched
+from bigstep.config_text import apply_settings, config_from_mapping, config_from_yaml, finished_on_one, stretched
 from bigstep.errors import BigstepError, ConfigError
 
 if TYPE_CHECKING:
@@ -45,12 +45,14 @@ class TrainRequest:
     settings: tuple[str, ...]
     data: str | None
     epochs: float | None
+    finish_on_one: float | None
     steps: int | None
     out: Path | None
     resume: bool
     device: str
     timeout: float
     tensorboard: bool
+    report: bool
     as_json: bool
 
     def resolve(self) -> Resolved:
@@ -62,6 +64,8 @@ class TrainRequest:
         if self.epochs is not None:
             config = stretched(config, self.epochs)
         config = apply_settings(config, [*self._data_settings(config), *self.settings])
+        if self.finish_on_one is not None:
+            config = finished_on_one(config, self.finish_on_one)
         return Resolved(config=config, folder=folder)
 
     def _folder(self) -> Path | None:
@@ -133,7 +137,8 @@ def train_command(request: TrainRequest, resolved: Resolved) -> dict[str, Any] |
 
                 audience = TensorBoard(progress, order.folder)
             result = run(order, ranks, audience)
-    _report(order.folder, quiet=request.as_json)
+    if request.report:
+        _report(order.folder, quiet=request.as_json)
     return result
 
 

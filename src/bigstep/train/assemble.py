@@ -179,9 +179,7 @@ def learning_rate(config: LrConfig, first_batch: int, plan: Sequence[Stage] = ()
         (piece.until, _schedule(piece, begin, unscaled)) for piece, begin in zip(config.schedule, begins, strict=False)
     ]
     multiple = join(*pieces) if pieces else constant(1.0)
-    return lambda epoch, batch: (
-        scaled(batch if config.follow_plan else first_batch) * multiple(epoch) * of_stage(epoch)
-    )
+    return lambda epoch, batch: scaled(batch if config.follow_plan else first_batch) * multiple(epoch) * of_stage(epoch)
 
 
 def _schedule(piece: Piece, begin: float, unscaled: float) -> Schedule:

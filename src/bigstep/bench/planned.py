@@ -1,0 +1,100 @@
+"""One run of a suite as data: what `bigstep train` is told, and the configuration that it leads to."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass
+
+from bigstep import recipes
+from bigstep.config import CheckpointConfig, RunConfig
+from bigstep.config_text import apply_settings, finished_on_one, stretched
+
+__all__ = ["Network", "Planned", "same_experiment"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """Hosts of the network laboratory, each one rank, on links of chosen speed."""
+
+    hosts: int
+    rate: str
+    """Speed of a host's link, as `tc` writes it; with several nodes, inside a node."""
+    nodes: int = 1
+    rate_between: str = ""
+    """Speed between nodes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """One run to make, or made already.
+
+    >>> run = Planned(label="plain", recipe="plain", settings=("lr.base=0.1",), epochs=4, procs=2, seed=1)
+    >>> " ".join(run.arguments())
+    'train plain --preset mini --epochs 4 --set lr.base=0.1 --set seed=1 --procs 2'
+    >>> run.name, run.config().seed
+    ('plain-seed1', 1)
+    """
+
+    label: str
+    """What reports call the runs that differ from this one in the seed only."""
+    variant: str = ""
+    """What its folder is called beside the label, where runs under one label differ in more than the seed."""
+    recipe: str
+    preset: str = "mini"
+    settings: tuple[str, ...] = ()
+    epochs: float | None = None
+    finish_on_one: float | None = None
+    procs: int = 1
+    """Ranks; an asynchronous run starts its own processes and takes 1."""
+    seed: int = 0
+    network: Network | None = None
+    """Run on hosts of the network laboratory instead of `procs` ranks."""
+
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+        words = re.sub(r"[^a-z0-9.]+", "-", f"{self.label} {self.variant}".lower()).strip("-")
+        return f"{words}-seed{self.seed}"
+
+    @property
+    def ranks(self) -> int:
+        """Processes that compute gradients together."""
+        return self.network.hosts if self.network else self.procs
+
+    def config(self) -> RunConfig:
+        """Return the configuration that `arguments` leads to."""
+        config = recipes.load(self.recipe, self.preset)
+        if self.epochs is not None:
+            config = stretched(config, self.epochs)
+        config = apply_settings(config, [*self.settings, f"seed={self.seed}"])
+        return config if self.finish_on_one is None else finished_on_one(config, self.finish_on_one)
+
+    def arguments(self) -> list[str]:
+        """Return what to type after `bigstep` to make the same run, without its folder."""
+        words = ["train", self.recipe, "--preset", self.preset]
+        if self.epochs is not None:
+            words += ["--epochs", f"{self.epochs:g}"]
+        for setting in (*self.settings, f"seed={self.seed}"):
+            words += ["--set", setting]
+        if self.finish_on_one is not None:
+            words += ["--finish-on-one", f"{self.finish_on_one:g}"]
+        if self.procs > 1 and self.network is None:
+            words += ["--procs", str(self.procs)]
+        return words
+
+
+def same_experiment(one: RunConfig, other: RunConfig) -> bool:
+    """Whether two configurations lead to the same run; where files lie and are written does not matter.
+
+    >>> from bigstep.config_text import apply_settings
+    >>> config = recipes.load("plain")
+    >>> [same_experiment(config, apply_settings(config, [text])) for text in ("data.path=x", "lr.base=1")]
+    [True, False]
+    """
+
+    def essence(config: RunConfig) -> RunConfig:
+        data = dataclasses.replace(config.data, path="", loaders=0)
+        return dataclasses.replace(config, data=data, checkpoint=CheckpointConfig())
+
+    return essence(one) == essence(other)

@@ -1,0 +1,238 @@
+"""The suites: which runs stand side by side, and why. Building one starts nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from bigstep import recipes
+from bigstep.bench.ablation import techniques_of
+from bigstep.bench.planned import Network, Planned
+from bigstep.config import RunConfig
+from bigstep.errors import ConfigError, nearest
+
+__all__ = ["SUITES", "Options", "Suite", "planned_runs"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What was asked for; None leaves it to the suite."""
+
+    quick: bool = False
+    seeds: int | None = None
+    epochs: float | None = None
+    recipes: tuple[str, ...] = ()
+    preset: str = "mini"
+    settings: tuple[str, ...] = ()
+    """For every run, as `--set` takes them."""
+    procs: int = 2
+    """Ranks of a synchronous run; the scaling suite goes up to it."""
+    tuned: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By recipe, the settings that tuning chose."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suite:
+    """A question, and the runs that answer it."""
+
+    name: str
+    question: str
+    epochs: float
+    quick_epochs: float
+    recipes: tuple[str, ...]
+    """Those that take part unless others are named."""
+    build: Callable[[Suite, Options], list[Planned]]
+    """The runs of one seed."""
+
+
+def planned_runs(suite: Suite, options: Options) -> list[Planned]:
+    """Return the runs of a suite: seed after seed, so that an interrupted one has whole comparisons."""
+    for name in options.recipes:
+        if name not in recipes.NAMES:
+            raise ConfigError(f"--recipes names {name!r}, which is unknown: {nearest(name, recipes.NAMES)}.")
+    seeds = options.seeds or (1 if options.quick else 3)
+    once = suite.build(suite, options)
+    return [dataclasses.replace(run, seed=seed) for seed in range(seeds) for run in once]
+
+
+def _run(suite: Suite, options: Options, recipe: str, label: str = "", *more: str, **fields: object) -> Planned:
+    """One run under the suite's terms: the same samples for all, and the settings that were asked for."""
+    epochs = options.epochs or (suite.quick_epochs if options.quick else suite.epochs)
+    asynchronous = recipe in recipes.ASYNCHRONOUS
+    run = Planned(
+        label=label or recipe,
+        recipe=recipe,
+        preset=options.preset,
+        settings=(*options.tuned.get(recipe, ()), *more, *options.settings),
+        epochs=epochs,
+        procs=1 if asynchronous else options.procs,
+    )
+    return dataclasses.replace(run, **fields)  # type: ignore[arg-type]  # fields of Planned
+
+
+def _base(suite: Suite, options: Options, recipe: str) -> RunConfig:
+    return _run(suite, options, recipe).config()
+
+
+def _chosen(suite: Suite, options: Options) -> Iterable[str]:
+    return options.recipes or suite.recipes
+
+
+def _seeds(suite: Suite, options: Options) -> list[Planned]:
+    runs = [_run(suite, options, recipe) for recipe in _chosen(suite, options)]
+    if not options.recipes:
+        last = max(1, round((runs[0].epochs or 0) / 8))
+        label = f"plain, last {last} on one worker"
+        runs.append(_run(suite, options, "plain", label, finish_on_one=last))
+    return runs
+
+
+def _batch(suite: Suite, options: Options) -> list[Planned]:
+    batches = (256, 1024, 4096) if options.quick else (128, 512, 1024, 2048, 4096)
+    runs = []
+    for recipe in _chosen(suite, options):
+        base = _base(suite, options, recipe)
+        runs += [
+            _run(suite, options, recipe, "", *batch_settings(base, batch), variant=f"batch {batch}")
+            for batch in batches
+        ]
+    return runs
+
+
+def batch_settings(base: RunConfig, batch: int) -> list[str]:
+    """Return the settings that give a recipe another batch, with its rate following by the rule of its optimizer.
+
+    The local batch stays, since it decides the batch-norm statistics; workers are added. SGD's rate follows the batch
+    linearly (Goyal et al. 2017), that of LARS and AdaGrad by the square root; at the recipe's own batch nothing
+    changes.
+    """
+    local, factor = base.workers.local_batch, batch / base.batch
+    settings = [f"workers.count={max(1, round(batch / local))}"]
+    if base.plan:
+        stages = [dataclasses.asdict(stage) for stage in base.plan]
+        for stage in stages:
+            stage["count"] = max(1, round(stage["count"] * factor))
+        settings.append(f"plan={json.dumps(stages)}")
+    if base.lr.scaling == "none":
+        rule = "sqrt" if base.optimizer.name in ("lars", "adagrad") else "linear"
+        settings += [f"lr.scaling={rule}", f"lr.base_batch={base.batch}"]
+    return settings
+
+
+def _exchange(suite: Suite, options: Options) -> list[Planned]:
+    flat = Network(hosts=4, rate="100mbit")
+    two_levels = Network(hosts=4, rate="1gbit", nodes=2, rate_between="100mbit")
+    ways = {
+        "ring fp32": ("ring", "none"), "ring fp16": ("ring", "fp16"), "halving fp32": ("halving", "none"),
+        "torus fp16": ("torus", "fp16"), "hierarchical fp16": ("hierarchical", "fp16"),
+        "powersgd": ("ring", "powersgd"), "1-bit": ("gather", "onebit"),
+    }  # fmt: skip
+    networks = {"100 Mbit/s": flat} if options.quick else {"100 Mbit/s": flat, "1 Gbit/s in, 100 between": two_levels}
+    runs = []
+    for place, network in networks.items():
+        for name, (collective, codec) in ways.items():
+            exchange = f"exchange={json.dumps({'collective': collective, 'codec': codec})}"
+            settings = ("model=mlp", exchange)  # mostly weights, little arithmetic: the network decides
+            runs += [
+                _run(suite, options, recipe, f"{recipe}, {name}, {place}", *settings, network=network)
+                for recipe in _chosen(suite, options)
+            ]
+    return runs
+
+
+def _scaling(suite: Suite, options: Options) -> list[Planned]:
+    counts = [count for count in (1, 2, 4, 8, 16, 32) if count <= options.procs]
+    if options.procs not in counts:
+        counts.append(options.procs)
+    runs = []
+    for recipe in _chosen(suite, options):
+        for ranks in counts:
+            strong, weak = 8 * counts[-1], 8 * ranks
+            for label, workers in ((f"{recipe}, strong", strong), (f"{recipe}, weak", weak)):
+                workers_set, variant = f"workers.count={workers}", f"ranks {ranks}"
+                runs.append(_run(suite, options, recipe, label, workers_set, procs=ranks, variant=variant))
+    return runs
+
+
+def _asynchronous(suite: Suite, options: Options) -> list[Planned]:
+    cores = os.cpu_count() or 1
+    runs = []
+    for recipe in _chosen(suite, options):
+        if recipe not in recipes.ASYNCHRONOUS:
+            label = f"{recipe}, one worker"
+            runs.append(_run(suite, options, recipe, label, "workers.count=1", procs=1))
+            continue
+        for replicas in (1, cores) if options.quick else (1, cores, 2 * cores):
+            variant = f"replicas {replicas}"
+            runs.append(_run(suite, options, recipe, "", f"asynchronous.replicas={replicas}", variant=variant))
+    return runs
+
+
+def _ablation(suite: Suite, options: Options) -> list[Planned]:
+    runs = []
+    for recipe in _chosen(suite, options):
+        runs.append(_run(suite, options, recipe))
+        base = _base(suite, options, recipe)
+        for technique in techniques_of(base):
+            label = f"{recipe} without {technique.name}"
+            runs.append(_run(suite, options, recipe, label, *technique.off(base)))
+    return runs
+
+
+SUITES: dict[str, Suite] = {
+    suite.name: suite
+    for suite in (
+        Suite(
+            name="seeds",
+            question="Which system is best here, on equal terms?",
+            epochs=16,
+            quick_epochs=6,
+            recipes=recipes.NAMES,
+            build=_seeds,
+        ),
+        Suite(
+            name="batch",
+            question="How far can each system grow its batch before accuracy falls?",
+            epochs=8,
+            quick_epochs=5,
+            recipes=recipes.SYNCHRONOUS,
+            build=_batch,
+        ),
+        Suite(
+            name="exchange",
+            question="Which collective and which codec pay on a slow network?",
+            epochs=8,
+            quick_epochs=3,
+            recipes=("plain",),
+            build=_exchange,
+        ),
+        Suite(
+            name="scaling",
+            question="What do more ranks bring, and where does the rest of the time go?",
+            epochs=4,
+            quick_epochs=2,
+            recipes=("plain",),
+            build=_scaling,
+        ),
+        Suite(
+            name="async",
+            question="What do replicas that wait for nobody bring, and how stale do they get?",
+            epochs=4,
+            quick_epochs=2,
+            recipes=("plain", *recipes.ASYNCHRONOUS),
+            build=_asynchronous,
+        ),
+        Suite(
+            name="ablation",
+            question="What does each technique of each system bring, and what does it cost?",
+            epochs=10,
+            quick_epochs=5,
+            recipes=recipes.NAMES,
+            build=_ablation,
+        ),
+    )
+}
+"""Every suite by name."""
