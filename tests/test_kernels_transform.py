@@ -17,6 +17,7 @@ from torch import nn
 
 from bigstep.kernels import backend, optimize, set_groups
 from bigstep.models.resnet import BasicBlock, Bottleneck, ResNet
+from bigstep.norm import GhostBatchNorm2d
 
 DEVICE = "cuda" if os.environ.get("BIGSTEP_TEST_GPU") else "cpu"
 
@@ -154,3 +155,23 @@ def test_what_is_not_known_is_left_and_named() -> None:
     assert "layer1.0" in report.fused
     assert torch.isfinite(odd(torch.randn(2, 3, 16, 16, dtype=torch.float64, device=DEVICE))).all()
     assert "left layer2.0" in str(report)
+
+    watched = resnet(BasicBlock, 32)
+    watched.layer1[0].bn2.register_forward_hook(lambda *_: None)
+    assert "hooks" in optimize(watched).left["layer1.0"]
+
+
+def test_a_ghost_batch_norm_brings_its_workers() -> None:
+    ghosts = resnet(BasicBlock, 32)
+    for parent in list(ghosts.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, nn.BatchNorm2d):
+                ghost = GhostBatchNorm2d(child.num_features, workers=2).double().to(DEVICE)
+                ghost.load_state_dict(child.state_dict())
+                setattr(parent, name, ghost)
+    fused = copy.deepcopy(ghosts)
+    assert optimize(fused).left == {}
+    images = torch.randn(4, 3, 16, 16, dtype=torch.float64, device=DEVICE)
+    want, got = step(ghosts, images), step(fused, images)
+    for name, value in want.items():
+        torch.testing.assert_close(got[name], value, rtol=1e-8, atol=1e-8)

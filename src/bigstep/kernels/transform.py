@@ -39,8 +39,8 @@ def optimize(model: nn.Module, *, groups: int | None = None) -> Report:
     """Fuse batch norms with ReLU, residuals and the stem's pooling in a ResNet of torchvision, timm or bigstep.
 
     The model is changed in place to channels_last and its blocks' `forward` is replaced; parameters, buffers, their
-    names and the state dict stay as they are. What is not recognised keeps its own forward. Hooks on batch norms and
-    activations inside fused blocks no longer fire, since those modules are no longer called.
+    names and the state dict stay as they are. What is not recognised keeps its own forward, and so do blocks whose
+    batch norms have hooks: inside fused blocks, batch norms and activations are no longer called as modules.
 
     Args:
         model: Any module; blocks are recognised by their parts (conv1, bn1, conv2, bn2, ..., downsample).
@@ -139,12 +139,14 @@ def _absent(module: object) -> bool:
 def _why_not_norm(norm: object) -> str | None:
     if not isinstance(norm, nn.BatchNorm2d):
         return f"{type(norm).__name__} is not a BatchNorm2d"
+    if type(norm) is not nn.BatchNorm2d and not hasattr(norm, "workers"):
+        return f"{type(norm).__name__} may compute something else than BatchNorm2d"
+    if norm._forward_hooks or norm._forward_pre_hooks:
+        return "a batch norm has hooks, which would no longer fire"
     if norm.weight is None:
         return "a batch norm has no weight and bias"
     if norm.momentum is None:
         return "a batch norm keeps a cumulative average (momentum=None)"
-    if hasattr(norm, "act") and not _absent(norm.act):
-        return f"{type(norm).__name__} has an activation of its own"
     return None
 
 
