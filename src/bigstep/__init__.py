@@ -18,7 +18,6 @@ _PUBLIC = {
     "Exchange": "comm",
     "GhostBatchNorm2d": "norm",
     "fit": "train",
-    "check": "check",
     "RunConfig": "config",
     "ConfigError": "errors",
     "DataError": "errors",
