@@ -227,10 +227,12 @@ class Halving:
         """Send to and receive from `peer` at the same time; nothing is issued for nothing."""
         to = self._world.ranks[peer]
         operations = []
-        if send is not None and send.numel():
-            operations.append(dist.P2POp(dist.isend, send, to, self._group, tag))
+        # Receive first: Gloo tells the peer that it may send in the same stream that carries our own data, and behind
+        # that data the word would come too late; both directions would then take turns (measured: 1.8 times slower).
         if receive is not None and receive.numel():
             operations.append(dist.P2POp(dist.irecv, receive, to, self._group, tag))
+        if send is not None and send.numel():
+            operations.append(dist.P2POp(dist.isend, send, to, self._group, tag))
         return dist.batch_isend_irecv(operations) if operations else []
 
 
