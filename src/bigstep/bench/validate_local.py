@@ -103,20 +103,27 @@ def _in_lab(network: dict[str, Any], cases: list[dict[str, Any]]) -> list[Any]:
 
 def _measure_machine(hosts: int, networks: list[Network], quick: bool) -> dict[str, Any]:
     """Costs of collectives and codecs in a world of this size, and compute of its models, on a free network."""
-    models = sorted(
-        {case["model"] for network, cases in networks if network["hosts"] == hosts for case in cases}
-        if hosts != 3  # the server's world only exchanges
-        else ()
-    )
+    steps = [
+        case for network, cases in networks if network["hosts"] == hosts for case in cases if case["kind"] == "sync"
+    ]
+    models = sorted({case["model"] for case in steps})
+    ways = sorted({(case["collective"], case["codec"]) for case in steps if case["codec"] != "fp16"})
     cases: list[dict[str, Any]] = [{"kind": "codecs"}, {"kind": "collectives", "repeats": 3 if quick else 9}]
     cases += [_case("ring", "none", model, steps=3) for model in models]
-    codecs, points, *steps = _in_lab({"hosts": hosts, "rate": FREE}, cases)
+    cases += [_case(*way, steps=5 if quick else 15) for way in ways]
+    codecs, points, *found = _in_lab({"hosts": hosts, "rate": FREE}, cases)
     points["gather"] = without_codec(points["gather"], codecs["onebit"])
-    return {
+    machine: dict[str, Any] = {
         "collectives": {name: fit_cost(name, timed, hosts) for name, timed in points.items()},
         "codecs": codecs,
-        "compute_s": {model: step["compute_s"] for model, step in zip(models, steps, strict=True)},
+        "compute_s": {model: step["compute_s"] for model, step in zip(models, found, strict=False)},
     }
+    # what a step takes beyond compute and the collective itself: the hook, its threads, waking up
+    for way, step in zip(ways, found[len(models) :], strict=True):
+        run = _run({"hosts": hosts, "rate": FREE}, _case(*way), step, machine) | {"compute_s": step["compute_s"]}
+        beyond = step["seconds"] - predict_run(run | {"burst_byte": 0.0}, _cluster(machine))
+        machine["collectives"][way[0]]["start_us"] = max(0.0, beyond * 1e6)
+    return machine
 
 
 def _run(
