@@ -82,12 +82,12 @@ def _mean(values: list[float | None]) -> float:
 
 
 def _by_recipe(study: Study, name: str) -> dict[str, dict[float, Group]]:
-    """For each recipe the best group at each value of a figure, where it has at least two values."""
+    """For each recipe (or name of a suite) the best group at each value of a figure, where it has at least two."""
     found: dict[str, dict[float, Group]] = {}
     for group in study.groups:  # best first, so the first at a value is the best there
         value = group.median_of(name)
         if value is not None and group.median is not None:
-            found.setdefault(group.outcomes[0].recipe, {}).setdefault(value, group)
+            found.setdefault(group.outcomes[0].name, {}).setdefault(value, group)
     return {recipe: points for recipe, points in found.items() if len(points) > 1}
 
 

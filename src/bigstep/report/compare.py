@@ -86,20 +86,21 @@ class Group:
 def group_runs(outcomes: Sequence[Outcome]) -> list[Group]:
     """Group runs over seeds and name the groups, best median accuracy first.
 
-    A group is named by its recipe and, where several groups share it, by the settings in which they differ.
+    A group is named by its recipe, or as a suite called it, and, where several groups share that name, by the
+    settings in which they differ.
     """
     found: dict[tuple[object, ...], list[Outcome]] = {}
     for outcome in outcomes:
-        key = (outcome.recipe, outcome.preset, *sorted(outcome.settings.items()))
+        key = (outcome.name, outcome.recipe, outcome.preset, *sorted(outcome.settings.items()))
         found.setdefault(key, []).append(outcome)
     namesakes: dict[str, list[list[Outcome]]] = {}
     for members in found.values():
-        namesakes.setdefault(members[0].recipe, []).append(members)
+        namesakes.setdefault(members[0].name, []).append(members)
     groups, used = [], set()
-    for recipe, variants in namesakes.items():
+    for name, variants in namesakes.items():
         differing = _differing([members[0] for members in variants])
         for members in variants:
-            label = base = _label(recipe, members[0], differing)
+            label = base = _label(name, members[0], differing)
             for copy in itertools.count(2):
                 if label not in used:
                     break
@@ -120,20 +121,20 @@ def _differing(outcomes: list[Outcome]) -> list[str]:
     return [name for name, seen in values.items() if len(seen) > 1]
 
 
-def _label(recipe: str, outcome: Outcome, differing: list[str], most: int = 3) -> str:
-    """Recipe · what sets this group apart from others of the recipe; the batch says more than its two factors."""
+def _label(name: str, outcome: Outcome, differing: list[str], most: int = 3) -> str:
+    """Name · what sets this group apart from others of the name; the batch says more than its two factors."""
     parts = []
-    if any(name in ("workers.count", "workers.local_batch", "plan") for name in differing):
+    if any(field in ("workers.count", "workers.local_batch", "plan") for field in differing):
         parts.append(f"batch {outcome.batches}")
-    for name in differing:
-        if name == "preset":
+    for field in differing:
+        if field == "preset":
             parts.append(outcome.preset)
-        elif name not in ("workers.count", "workers.local_batch", "plan"):
-            value = outcome.settings.get(name, "")
-            parts.append(f"{name.rpartition('.')[2]} {value if len(value) <= 24 else value[:23] + '…'}")
+        elif field not in ("workers.count", "workers.local_batch", "plan"):
+            value = outcome.settings.get(field, "")
+            parts.append(f"{field.rpartition('.')[2]} {value if len(value) <= 24 else value[:23] + '…'}")
     if len(parts) > most:
         parts = [*parts[:most], f"{len(parts) - most} more"]
-    return " · ".join([recipe, *parts])
+    return " · ".join([name, *parts])
 
 
 def permutation_p(a: Sequence[float], b: Sequence[float]) -> float:

@@ -11,7 +11,7 @@ from bigstep.report.compare import Group, Verdict
 from bigstep.report.study import Study
 from bigstep.report.words import clean, count, duration, percent, size
 
-__all__ = ["anchor", "groups_grid", "runs_grid"]
+__all__ = ["anchor", "effects_grid", "groups_grid", "runs_grid"]
 
 STANDING: dict[Verdict, str] = {"alike": "level", "apart": "behind", "too few": "too few seeds"}
 DETAILED = 100
@@ -49,6 +49,20 @@ def groups_grid(study: Study) -> dict[str, Any]:
             ]
         )
     return {"key": "groups", "title": "Groups, best first", "columns": columns, "rows": rows}
+
+
+def effects_grid(study: Study) -> dict[str, Any]:
+    """Lay out one row a technique that was left out of a system."""
+    columns = [
+        _column("System"), _column("Technique"), _column("Brings (points)", True), _column("Sure?"),
+        _column("Costs (time)", True), _column("Failed without", True),
+    ]  # fmt: skip
+    rows: list[list[Any]] = []
+    for effect in study.effects:
+        system, technique, brings, sure, costs = effect.words
+        failed = _cell(count(effect.failures), effect.failures)
+        rows.append([system, technique, _cell(brings, effect.brings), sure, _cell(costs, effect.costs), failed])
+    return {"key": "effects", "title": "What each technique brings", "columns": columns, "rows": rows}
 
 
 def runs_grid(study: Study) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from bigstep.report.charts import charts_of
 from bigstep.report.compare import RULE
 from bigstep.report.details import details_of
 from bigstep.report.figures import DRAWN, style_of
-from bigstep.report.grid import groups_grid, runs_grid
+from bigstep.report.grid import effects_grid, groups_grid, runs_grid
 from bigstep.report.study import Study, study_of
 from bigstep.report.words import count, duration, percent
 
@@ -59,6 +59,8 @@ def render(study: Study) -> str:
         ) from None
     charts = charts_of(study)
     grids = [groups_grid(study), runs_grid(study)] if len(study.outcomes) > 1 else []
+    if study.effects:
+        grids.insert(0, effects_grid(study))
     payload = {
         "figures": {chart.key: chart.figure for chart in charts},
         "grids": {grid["key"]: {"columns": grid["columns"], "rows": grid["rows"]} for grid in grids},

@@ -25,13 +25,17 @@ class Outcome:
     """A run in figures; None means that the record does not tell."""
 
     run: Run
+    name: str
+    """What a suite calls it, or its recipe."""
     recipe: str
     preset: str
     model: str
     data: str
     seed: int | None
     settings: dict[str, str]
-    status: Literal["finished", "diverged", "unfinished"]
+    status: Literal["finished", "diverged", "failed", "unfinished"]
+    failure: str
+    """The sentence with which it failed, as a suite recorded it."""
     accuracy: float | None
     loss: float | None
     seconds: float | None
@@ -80,13 +84,16 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 def outcome_of(run: Run) -> Outcome:
     """Take from a run's records what reports show."""
     config, result = _mapping(run.facts.get("config")), _mapping(run.facts.get("result"))
+    bench = _mapping(run.facts.get("bench"))
+    recipe, failure = clean(config.get("recipe", "custom"), 60) or "custom", clean(bench.get("failure") or "")
     evaluations, train = run.evaluations, run.train
     last = evaluations[-1] if evaluations else {}
     final = train[-1] if train else {}
     workers = _mapping(config.get("workers"))
     ranks = _first(result.get("ranks"), run.facts.get("ranks"))
     diverged = bool(train) and number(final.get("loss")) is None
-    accuracy = _first(result.get("accuracy"), last.get("accuracy"))
+    # what a failed run had reached on its way is no result
+    accuracy = None if failure else _first(result.get("accuracy"), last.get("accuracy"))
     seconds = _first(result.get("seconds"), last.get("seconds"), final.get("seconds"))
     samples = _first(result.get("samples"), last.get("samples"), final.get("samples"))
     seed = number(config.get("seed"))
@@ -94,13 +101,15 @@ def outcome_of(run: Run) -> Outcome:
     batch = batch if batch is not None else _first(result.get("batch"), final.get("batch"))
     return Outcome(
         run=run,
-        recipe=clean(config.get("recipe", "custom"), 60) or "custom",
+        name=clean(bench.get("label") or "", 80) or recipe,
+        recipe=recipe,
         preset=clean(config.get("preset", ""), 60),
         model=clean(config.get("model", ""), 80),
         data=clean(_mapping(config.get("data")).get("name", ""), 80),
         seed=None if seed is None else int(seed),
         settings=_settings(config, ranks, run.facts.get("device")),
-        status="diverged" if diverged else "finished" if result else "unfinished",
+        status="diverged" if diverged else "finished" if result else "failed" if failure else "unfinished",
+        failure=failure,
         accuracy=accuracy,
         loss=_first(result.get("loss"), last.get("eval_loss")),
         seconds=seconds,

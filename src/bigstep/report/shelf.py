@@ -62,7 +62,8 @@ def print_recipe(recipe: Described, config: Mapping[str, Any]) -> None:
     console.print(Text(f"presets:    {', '.join(recipe.presets)}", style="cyan"))
     workers = config["workers"]
     batch = workers["count"] * workers["local_batch"]
-    shown = f"{config['model']} on {config['data']['name']}, {workers['count']} workers x {workers['local_batch']} = {batch:,}"
+    share = f"{workers['count']} workers x {workers['local_batch']}"
+    shown = f"{config['model']} on {config['data']['name']}, {share} = {batch:,}"
     console.print(Text(f"{config['preset']:<11} {shown}, {config['epochs']:g} epochs", style="cyan"))
     console.print()
     console.print(Text(recipe.docstring), soft_wrap=True)  # its tables must not be broken

@@ -10,6 +10,7 @@ from functools import cached_property
 from bigstep.errors import DataError
 from bigstep.records import Run
 from bigstep.report.compare import Group, Verdict, group_runs, told_apart
+from bigstep.report.effects import Effect, effects_of
 from bigstep.report.outcome import Outcome, outcome_of
 from bigstep.report.published import Published, published_of
 from bigstep.report.words import count, duration, listing, percent, points
@@ -55,6 +56,11 @@ class Study:
         best = self.groups[0].accuracies
         return ["alike", *(told_apart(best, group.accuracies) for group in self.groups[1:])]
 
+    @cached_property
+    def effects(self) -> list[Effect]:
+        """What each technique brings, where groups leave one out."""
+        return effects_of(self.groups)
+
     def peers(self, verdict: Verdict) -> list[str]:
         """Names of the groups that stand so to the first."""
         pairs = zip(self.groups[1:], self.verdicts[1:], strict=True)
@@ -87,6 +93,8 @@ class Study:
             said.append(f"It reached {percent(run.accuracy)} in {duration(run.seconds)}{speed}.")
         if run.status == "diverged":
             said.append("The loss was not finite at the end: the run diverged.")
+        elif run.status == "failed":
+            said.append(f"The run failed: {run.failure}")
         elif run.status == "unfinished":
             said.append("The run did not finish; what follows is what it recorded.")
         if run.per_1000:
@@ -108,7 +116,7 @@ class Study:
             said.append(f"The median is {percent(best.median)}, from {percent(low)} to {percent(high)}.")
         else:
             said += self._ranking()
-        said += self._speed() + self._cautions()
+        said += self._speed() + self._techniques() + self._cautions()
         return said
 
     def _ranking(self) -> list[str]:
@@ -153,6 +161,17 @@ class Study:
         never = f" Not reached by {listing(missing)}." if missing else ""
         return [f"First to {goal}: {label}, after {duration(seconds)}.{never}"]
 
+    def _techniques(self) -> list[str]:
+        known = [effect for effect in self.effects if effect.brings is not None]
+        if not known:
+            return []
+        sure = sorted((e for e in known if e.verdict == "apart"), key=lambda e: -abs(e.brings or 0.0))
+        told = [f"{e.technique} in {e.system} ({100 * (e.brings or 0.0):+.2f} points)" for e in sure]
+        return [
+            f"Of {_plural(len(known), 'technique')} left out in turn, {count(len(sure))} made a difference that seeds "
+            f"do not explain{': ' + listing(told, 8) if told else ''}."
+        ]
+
     def _cautions(self) -> list[str]:
         said = []
         broken = [group.label for group in self.groups if group.failures]
@@ -160,6 +179,8 @@ class Study:
             failures = sum(group.failures for group in self.groups)
             verb = "run" if failures == 1 else "runs"
             said.append(f"{count(failures)} {verb} diverged or did not finish: {listing(broken, 10)}.")
+            reasons = {o.failure: group.label for group in self.groups for o in group.outcomes if o.failure}
+            said += [f"{label} failed: {reason}" for reason, label in list(reasons.items())[:3]]
         seen: dict[int, list[str]] = {}
         for group in self.groups:
             samples = group.median_of("samples")

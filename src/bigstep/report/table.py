@@ -92,4 +92,7 @@ def to_markdown(runs: Sequence[Run] | Study) -> str:
             size(group.median_of("bytes_sent")),
         ]
         lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+    if study.effects:
+        lines += ["", "| system | technique | brings (points) | sure? | costs (time) |", "|---|---|---:|---|---:|"]
+    lines += [f"| {' | '.join(effect.words)} |" for effect in study.effects]
     return "\n".join(lines) + "\n"

@@ -39,6 +39,7 @@ def summary(runs: Sequence[Run] | Study, *, width: int = 80) -> RenderableType:
     parts: list[RenderableType] = [Text(study.title, style="bold"), *map(Text, study.sentences()), Text()]
     if len(study.outcomes) > 1:
         parts += [_groups(study, width), Text()]
+        parts += [_effects(study), Text()] if study.effects else []
     else:
         parts += [table for table in (_published(study),) if table is not None]
         for note in study.outcomes[0].run.notes[:5]:
@@ -101,6 +102,19 @@ def _groups(study: Study, width: int) -> Table:
     for position, row in enumerate(zip(*columns.values(), strict=True)):
         style = "bold green" if position == 0 else "red" if study.groups[position].failures else ""
         table.add_row(*map(Text, row), style=style)
+    return table
+
+
+def _effects(study: Study) -> Table:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, title="What each technique brings", title_justify="left")
+    for name in ("system", "technique", "brings (points)", "sure?", "costs (time)"):
+        table.add_column(Text(name), justify="right" if "(" in name else "left")
+    for effect in study.effects:
+        table.add_row(*map(Text, effect.words), style="bold" if effect.verdict == "apart" else "")
     return table
 
 
