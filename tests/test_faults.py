@@ -99,7 +99,7 @@ def test_a_stuck_rank_is_named_with_the_place_where_it_stands(tmp_path: Path) ->
     status, _, err = finish(start(tmp_path / "run", *more, cwd=tmp_path))
     assert status == 1
     (said,) = sentences(err)
-    assert "rank 1 is still at step " in said
+    assert "rank 1 stands at step " in said
     assert "__getitem__ line " in said
 
 

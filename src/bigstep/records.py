@@ -34,7 +34,8 @@ def write_atomically(path: Path, content: bytes) -> None:
     """Write a file so that a crash leaves either the old content or the new, never a torn one."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with open(temporary, "wb") as file:
+        temporary.unlink(missing_ok=True)
+        with open(temporary, "xb") as file:  # never through a link that somebody has put there
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

@@ -2,7 +2,7 @@
 
 A thread writes (beats, step, what the rank is doing, innermost frames of its main thread). When a collective fails
 or times out, the others read the signs: a rank that stopped beating is dead, stopped or unplugged; one that beats at
-an earlier step is stuck where its stack says.
+its step is stuck where its stack says.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from bigstep.train.ranks import Ranks
 __all__ = ["Heartbeat", "beating"]
 
 _SECONDS_BETWEEN_BEATS = 1.0
+_ASKING = "looking for missing ranks"
 
 
 class Heartbeat:
@@ -38,9 +39,10 @@ class Heartbeat:
         self.step, self.doing = step, doing
 
     def missing(self) -> str:
-        """Name the ranks that are silent or behind, with where they were last seen; empty if none is."""
+        """Name the ranks that are silent or stand still, with where they were last seen; empty if none is."""
         if self._ranks.size == 1:
             return ""
+        self.doing = _ASKING
         first = self._read()
         time.sleep(2.5 * _SECONDS_BETWEEN_BEATS)  # the interval of the others' signs, not a synchronisation
         second = self._read()
@@ -53,8 +55,8 @@ class Heartbeat:
                 sentences.append(f"rank {rank} was never heard of")
             elif first.get(rank, {}).get("beats") == sign["beats"]:
                 sentences.append(f"rank {rank} is silent, last heard of at step {sign['step']} in {sign['doing']}")
-            elif sign["step"] < self.step:
-                sentences.append(f"rank {rank} is still at step {sign['step']} in {sign['doing']} ({sign['stack']})")
+            elif sign["doing"] != _ASKING:  # it has noticed nothing: it is what the others wait for, or waits as well
+                sentences.append(f"rank {rank} stands at step {sign['step']} in {sign['doing']} ({sign['stack']})")
         return "; ".join(sentences)
 
     def _read(self) -> dict[int, dict[str, Any]]:

@@ -16,7 +16,7 @@ from bigstep.config import RunConfig
 from bigstep.config_text import config_to_mapping
 from bigstep.data.sampler import Position
 from bigstep.errors import BigstepError, ConfigError, DataError, RunError
-from bigstep.records import RunWriter, locked
+from bigstep.records import RunWriter, locked, write_atomically
 from bigstep.train.assemble import Parts, assemble, batch_plan
 from bigstep.train.background import BackgroundWriter
 from bigstep.train.checkpoint import load_latest, weights_hash
@@ -108,11 +108,11 @@ def run(order: Order, ranks: Ranks, audience: Audience, **own: Any) -> dict[str,
         except Exception as error:
             # the traceback is for whoever wrote the model; the sentence is for whoever runs it
             _leave_details(order.folder, ranks, traceback.format_exc())
-            lines = str(error).strip().splitlines() or [""]
+            reason = (str(error).strip().splitlines() or [""])[0]
+            sentence = f"Rank {ranks.rank} failed at step {heartbeat.step} in {heartbeat.doing}"
             missing = heartbeat.missing()
             raise RunError(
-                f"Rank {ranks.rank} failed at step {heartbeat.step} in {heartbeat.doing}: {type(error).__name__}: "
-                f"{lines[0]}{'; ' + missing if missing else ''}"
+                f"{sentence}: {type(error).__name__}: {reason}{'; ' + missing if missing else ''}"
             ) from error
 
 
@@ -219,7 +219,7 @@ def _changed_field(old: Any, new: Any, path: str = "") -> str | None:
             if change:
                 return change
         return None
-    return f"was started with {path}={old!r}, but now {path}={new!r} is asked for"
+    return f"was started with {path}={old!r:.60}, but now {path}={new!r:.60} is asked for"
 
 
 def capture(parts: Parts, position: Position, seconds: float) -> dict[str, Any]:
@@ -302,6 +302,6 @@ def _device_name(device: torch.device) -> str:
 def _leave_details(folder: Path, ranks: Ranks, details: str) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"error-rank-{ranks.rank}.txt").write_text(details)
+        write_atomically(folder / f"error-rank-{ranks.rank}.txt", details.encode())
     except OSError:
         print(details, file=sys.stderr)
