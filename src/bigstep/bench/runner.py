@@ -132,7 +132,7 @@ def _in_laboratory(run: Planned, words: list[str]) -> str | None:
     except ConfigError:
         raise
     except (BigstepError, json.JSONDecodeError) as error:
-        return str(error)
+        return str(error).rpartition("bigstep: ")[2]  # the run's own sentence, if it said one
     return None
 
 

@@ -1,0 +1,286 @@
+"""`bigstep bench`: suites expand to fair runs, finished ones are not run again, failures are rows, differences show."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from bigstep import recipes
+from bigstep.bench.ablation import TECHNIQUES, techniques_of
+from bigstep.bench.command import bench_command
+from bigstep.bench.folders import mark, state_of
+from bigstep.bench.own_suite import EXAMPLE, read_suite
+from bigstep.bench.planned import Planned
+from bigstep.bench.runner import run_all
+from bigstep.bench.suites import SUITES, Options, batch_settings, planned_runs
+from bigstep.bench.tuning import HOLDOUT, SPACES, choose, trials_of
+from bigstep.bench.watch import Watch
+from bigstep.config import RunConfig
+from bigstep.config_text import apply_settings, config_to_mapping, finished_on_one
+from bigstep.errors import ConfigError
+from bigstep.records import read_run
+from bigstep.report.gather import gather
+from bigstep.report.outcome import flatten
+from bigstep.report.study import study_of
+from bigstep.report.table import to_markdown
+from bigstep.train import fit
+from bigstep.train.assemble import learning_rate
+
+# a network without batch norm on 2,400 images, 256 a step: a fraction of a second
+TINY = (
+    "model=mlp", "data.holdout=0.8", "data.augment=none", "workers.count=8", "lr.base=0.05", "evaluate_every=100",
+)  # fmt: skip
+
+
+def tiny(label: str, *settings: str, seed: int = 0, epochs: float = 4) -> Planned:
+    return Planned(label=label, recipe="plain", settings=(*TINY, *settings), epochs=epochs, seed=seed)
+
+
+# ---- suites as data ----
+
+
+@pytest.mark.parametrize("name", SUITES)
+@pytest.mark.parametrize("quick", [True, False])
+def test_every_run_of_a_suite_is_valid_and_has_a_folder_of_its_own(name: str, quick: bool) -> None:
+    runs = planned_runs(SUITES[name], Options(quick=quick))
+    names = [run.name for run in runs]
+    assert len(set(names)) == len(names)
+    assert {run.seed for run in runs} == ({0} if quick else {0, 1, 2})
+    assert len({run.config().epochs for run in runs}) == 1  # the same samples for all
+    assert all(run.config().data.holdout == 0 for run in runs)
+
+
+def test_the_suite_of_seeds_holds_every_recipe_and_a_run_that_finishes_on_one() -> None:
+    runs = planned_runs(SUITES["seeds"], Options(seeds=1))
+    assert [run.recipe for run in runs] == [*recipes.NAMES, "plain"]
+    assert runs[-1].config().plan[-1].count == 1
+    assert {run.procs for run in runs if run.recipe in recipes.SYNCHRONOUS} == {2}
+    assert {run.procs for run in runs if run.recipe in recipes.ASYNCHRONOUS} == {1}
+
+
+def test_recipes_and_settings_narrow_a_suite() -> None:
+    options = Options(seeds=2, recipes=("sony", "fair"), settings=("model=mlp",), epochs=3)
+    runs = planned_runs(SUITES["seeds"], options)
+    assert [(run.recipe, run.seed) for run in runs] == [("sony", 0), ("fair", 0), ("sony", 1), ("fair", 1)]
+    assert all((run.config().model, run.config().epochs) == ("mlp", 3) for run in runs)
+    with pytest.raises(ConfigError, match="did you mean 'sony'"):
+        planned_runs(SUITES["seeds"], Options(recipes=("sonny",)))
+
+
+@pytest.mark.parametrize("recipe", recipes.SYNCHRONOUS)
+def test_a_batch_of_its_own_leaves_a_recipe_as_it_is_and_others_scale_the_rate(recipe: str) -> None:
+    base = recipes.load(recipe)
+    same, large = (apply_settings(base, batch_settings(base, base.batch * factor)) for factor in (1, 4))
+    assert (same.workers, same.plan, large.batch) == (base.workers, base.plan, 4 * base.batch)
+
+    def peak(config: RunConfig) -> float:
+        rate = learning_rate(config.lr, config.batch)
+        return max(rate(epoch / 10, config.batch) for epoch in range(10 * int(config.epochs)))
+
+    assert peak(same) == pytest.approx(peak(base))
+    factor = 2 if base.optimizer.name in ("lars", "adagrad") else 4
+    assert peak(large) == pytest.approx(factor * peak(base))
+
+
+# ---- ablation ----
+
+
+@pytest.mark.parametrize("recipe", recipes.NAMES)
+def test_each_ablation_switches_off_exactly_one_technique(recipe: str) -> None:
+    base = recipes.load(recipe)
+    used = [technique.name for technique in techniques_of(base)]
+    for technique in techniques_of(base):
+        left = [other.name for other in techniques_of(apply_settings(base, technique.off(base)))]
+        gone = [name for name in used if name not in left]
+        expected = [technique.name]
+        if technique.name == "codec onebit":
+            expected.append("error feedback")  # there is nothing to feed back without the codec
+        if technique.name == "LARS":
+            left = [name for name in left if name != "linear LR scaling"]  # SGD brings the rule for its rate
+        assert (gone, set(left) <= set(used)) == (expected, True)
+
+
+def test_the_settings_of_an_ablation_touch_its_technique_only() -> None:
+    base = recipes.load("sony")
+    changed = {}
+    for technique in techniques_of(base):
+        off = apply_settings(base, technique.off(base))
+        before, after = (dict(flatten(config_to_mapping(config))) for config in (base, off))
+        changed[technique.name] = {field for field in before if before[field] != after.get(field)}
+    assert changed == {
+        "warm-up": {"lr.schedule"},
+        "LARS": {"optimizer.name", "lr.base", "lr.scaling"},
+        "label smoothing": {"loss.label_smoothing"},
+        "batch-size control": {"plan"},
+        "last-batch statistics": {"norm.statistics"},
+        "zero gamma": {"norm.zero_gamma"},
+        "codec fp16": {"exchange.codec"},
+        "collective torus": {"exchange.collective"},
+    }
+
+
+def test_without_warm_up_the_decay_keeps_its_place() -> None:
+    base = recipes.load("lars")
+    warm_up = next(technique for technique in TECHNIQUES if technique.name == "warm-up")
+    off = apply_settings(base, warm_up.off(base))
+    full, cut = learning_rate(base.lr, base.batch), learning_rate(off.lr, off.batch)
+    assert [cut(epoch, 0) for epoch in (0, 1, 2.9)] == [8.0] * 3
+    assert [cut(epoch, 0) for epoch in (3, 10, 19)] == [full(epoch, 0) for epoch in (3, 10, 19)]
+
+
+# ---- finish on one ----
+
+
+def test_finishing_on_one_worker_lowers_batch_and_rate_together() -> None:
+    base = recipes.load("plain")
+    config = finished_on_one(base, 2)
+    rate, before = learning_rate(config.lr, config.batch, config.plan), learning_rate(base.lr, base.batch)
+    assert rate(17.9, 1024) == before(17.9, 1024)
+    assert rate(18.5, 32) == pytest.approx(before(18.5, 1024) / 32)
+    assert finished_on_one(config, 2) == config  # as a resumed run resolves it
+    grown = finished_on_one(recipes.load("sony"), 2)  # 1,024, then 2,048, then 32
+    assert grown.plan[-1].rate == pytest.approx(32 / 2048)
+    for epochs in (0, 20):
+        with pytest.raises(ConfigError, match="must lie between 0 and the 20 epochs"):
+            finished_on_one(base, epochs)
+    with pytest.raises(ConfigError, match="synchronous runs"):
+        finished_on_one(recipes.load("hogwild"), 2)
+
+
+# ---- tuning ----
+
+
+def test_every_recipe_gets_the_same_trials_on_held_out_images() -> None:
+    for recipe in recipes.NAMES:
+        trials = trials_of(Planned(label=recipe, recipe=recipe), 6)
+        configs = [trial.config() for trial in trials]
+        assert len({trial.settings for trial in trials}) == len({trial.name for trial in trials}) == 6
+        assert all(config.data.holdout == pytest.approx(HOLDOUT, rel=1e-5) for config in configs)
+        own = recipes.load(recipe)
+        assert dataclasses.replace(configs[0], data=own.data) == own  # the first is the recipe itself
+    assert {len(space) for space in SPACES.values()} == {2}
+    with pytest.raises(ConfigError, match="hold 15 points"):
+        trials_of(Planned(label="plain", recipe="plain"), 16)
+
+
+def test_tuning_takes_the_best_trial_and_the_recipe_itself_where_all_failed() -> None:
+    trials = trials_of(Planned(label="plain", recipe="plain"), 3)
+    assert choose(trials, {trials[0].name: 0.8, trials[2].name: 0.9}) == ("lr.base=0.1", "optimizer.weight_decay=0.002")
+    assert choose(trials, {}) == ("lr.base=0.2", "optimizer.weight_decay=0.002")
+
+
+# ---- a suite of one's own ----
+
+
+def test_a_suite_from_yaml(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(EXAMPLE)
+    runs = read_suite(file, Options())
+    assert len(runs) == 9
+    assert {run.label for run in runs} == {"plain", "ten times the rate", "sony"}
+    assert next(run for run in runs if run.label != run.recipe).config().lr.base == 2.0
+    for text, told in (
+        ("{}", "list of runs"), ("- {recipe: sonny}", "did you mean 'sony'"), ("- {recipe: sony, sed: 1}", "'seeds'"),
+        ("- {recipe: sony, seeds: many}", "takes int"), ("- {recipe: sony}\n- {recipe: sony}", "another `name:`"),
+        ("- {recipe: plain, set: {lr.bse: 1}}", "lr.base"), ("- [", "not valid YAML"),
+    ):  # fmt: skip
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=told):
+            read_suite(file, Options())
+    with pytest.raises(ConfigError, match="Unknown suite 'sseeds': did you mean 'seeds'"):
+        bench_command("sseeds", Options(), out=tmp_path)
+
+
+# ---- running ----
+
+
+def unfinish(folder: Path) -> None:
+    """Make a finished run look as if it had been killed after its last checkpoint."""
+    facts = json.loads((folder / "run.json").read_text())
+    del facts["result"]
+    (folder / "run.json").write_text(json.dumps(facts))
+
+
+def test_finished_runs_stay_an_unfinished_one_goes_on_and_a_crash_is_a_row(tmp_path: Path) -> None:
+    done, cut = tiny("done"), tiny("cut", seed=1)
+    crash = tiny("crash", "workers.count=500")
+    fit(done.config(), out=tmp_path / done.name)
+    fit(cut.config(), out=tmp_path / cut.name, max_steps=20)
+    unfinish(tmp_path / cut.name)
+    assert [state_of(run, tmp_path / run.name) for run in (done, cut, crash)] == ["finished", "unfinished", "new"]
+    before = (tmp_path / done.name / "run.json").stat().st_mtime_ns
+    shown = io.StringIO()
+    finished = run_all([done, crash, cut], "mine", tmp_path, Watch("mine", shown, live=False), device="cpu")
+    assert [each.skipped for each in finished] == [True, False, False]
+    assert (tmp_path / done.name / "run.json").stat().st_mtime_ns == before
+    assert finished[1].failure is not None
+    assert "larger than the training set" in finished[1].failure
+    resumed = read_run(tmp_path / cut.name)
+    assert "Resumed at step 20." in resumed.notes
+    assert resumed.result["steps"] == 40
+    lines = shown.getvalue().splitlines()
+    assert "1 of them there already" in lines[0]
+    assert "FAILED" in lines[1]
+    study = study_of(gather([tmp_path]))
+    assert {outcome.name: outcome.status for outcome in study.outcomes} == {
+        "plain": "finished", "crash": "failed", "cut": "finished",
+    }  # fmt: skip
+    assert any("crash failed: The batch of 16000 samples" in sentence for sentence in study.sentences())
+    again = run_all([done, crash, cut], "mine", tmp_path, Watch("mine", io.StringIO(), live=False), device="cpu")
+    assert all(each.skipped for each in again)
+    with pytest.raises(ConfigError, match="other settings"):
+        state_of(tiny("done", "lr.base=0.06"), tmp_path / done.name)
+
+
+def test_time_left_is_what_runs_of_the_kind_took() -> None:
+    one, other = tiny("one"), tiny("other")
+    watch = Watch("mine", io.StringIO(), live=False)
+    watch.plan([one, other, tiny("one", seed=1)], ["new"] * 3, Path("nowhere"))
+    assert watch.seconds_left() is None
+    watch.begin(one, Path("nowhere"))
+    watch.end(one, Path("nowhere"), 10.0, "crashed")  # tells nothing about how long others take
+    assert watch.seconds_left() is None
+    watch._walls = {"one ": [20.0], "third ": [40.0]}
+    assert watch.seconds_left() == pytest.approx(30.0 + 20.0)  # the mean of all for a kind not seen yet
+
+
+# ---- what a suite shows ----
+
+
+def test_planted_differences_show_and_identical_recipes_do_not(tmp_path: Path) -> None:
+    groups = {"one": (), "other": (), "tenfold": ("lr.base=0.5",), "half": ("data.holdout=0.9",)}
+    for label, settings in groups.items():
+        for seed in range(3):
+            run = tiny(label, *settings, seed=seed, epochs=6)
+            try:
+                fit(run.config(), out=tmp_path / run.name)
+                failure = None
+            except RuntimeError as error:  # ten times the rate may end in no number at all
+                failure = str(error)
+            mark(run, tmp_path / run.name, "mine", 1.0, failure)
+    study = study_of(gather([tmp_path]))
+    said = " ".join(study.sentences())
+    assert study.groups[0].label in ("one", "other")
+    assert f"Not distinguishable from it with these seeds: {({'one', 'other'} - {study.groups[0].label}).pop()}" in said
+    tenfold = next(group for group in study.groups if group.label == "tenfold")
+    assert tenfold.failures or "tenfold (" in said.partition("points behind:")[2]
+    assert "half (7,200)" in said.partition("Not on equal terms: most groups saw 14,400 samples, but")[2]
+
+
+def test_ablations_are_told_as_what_each_technique_brings(tmp_path: Path) -> None:
+    for label, settings in {"plain": (), "plain without warm-up": ("lr.base=0.0005",)}.items():
+        for seed in range(3):
+            run = tiny(label, *settings, seed=seed)
+            fit(run.config(), out=tmp_path / run.name)
+            mark(run, tmp_path / run.name, "ablation", 1.0)
+    study = study_of(gather([tmp_path]))
+    (effect,) = study.effects
+    assert (effect.system, effect.technique, effect.verdict) == ("plain", "warm-up", "apart")
+    assert effect.brings is not None
+    assert effect.brings > 0.1
+    assert "Of 1 technique left out in turn, 1 made a difference" in " ".join(study.sentences())
+    assert "| plain | warm-up | +" in to_markdown(study)
