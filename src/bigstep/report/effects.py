@@ -1,0 +1,59 @@
+"""What each technique brings: groups called “NAME without TECHNIQUE” beside the group NAME."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bigstep.report.compare import Group, Verdict, told_apart
+
+__all__ = ["Effect", "effects_of"]
+
+WITHOUT = " without "
+SURE: dict[Verdict, str] = {"alike": "not told apart", "apart": "yes", "too few": "too few seeds"}
+
+
+@dataclass(frozen=True)
+class Effect:
+    """One technique of one system."""
+
+    system: str
+    technique: str
+    brings: float | None
+    """Median accuracy with it less that without it; None where one of them has no result."""
+    costs: float | None
+    """Seconds with it over seconds without it, less 1."""
+    verdict: Verdict
+    failures: int
+    """Runs without it that failed."""
+
+    @property
+    def words(self) -> tuple[str, str, str, str, str]:
+        """System, technique, what it brings in points, whether that is sure, what it costs in time."""
+        brings = "–" if self.brings is None else f"{100 * self.brings:+.2f}"
+        costs = "–" if self.costs is None else f"{100 * self.costs:+.0f} %"
+        return self.system, self.technique, brings, SURE[self.verdict], costs
+
+
+def effects_of(groups: Sequence[Group]) -> list[Effect]:
+    """Compare every group that leaves something out with the whole system, in order of what that brings."""
+    whole = {group.label: group for group in groups if WITHOUT not in group.label}
+    found = []
+    for group in groups:
+        system, _, technique = group.label.partition(WITHOUT)
+        if not technique or system not in whole:
+            continue
+        base = whole[system]
+        known = base.median is not None and group.median is not None
+        fast, slow = base.median_of("seconds"), group.median_of("seconds")
+        found.append(
+            Effect(
+                system=system,
+                technique=technique,
+                brings=base.median - group.median if known else None,  # type: ignore[operator]  # both are known
+                costs=fast / slow - 1 if fast and slow else None,
+                verdict=told_apart(base.accuracies, group.accuracies),
+                failures=group.failures,
+            )
+        )
+    return sorted(found, key=lambda effect: (effect.system, -1.0 if effect.brings is None else -effect.brings))
