@@ -27,12 +27,16 @@ from bigstep.asynchronous.mail import LOOK_S, START_S, Mailbox, Store, host_stor
 from bigstep.asynchronous.replica import replicate
 from bigstep.asynchronous.server import serve_shard, stop_shard
 from bigstep.asynchronous.shares import Shares
+from bigstep.config import require
 from bigstep.config_text import config_to_mapping
 from bigstep.errors import RunError
 from bigstep.train.assemble import Parts
 from bigstep.train.run import Order
 
 __all__ = ["train_sharded"]
+
+_SILENT_S = 600.0
+"""How long the run waits for a replica that says nothing when all others have ended."""
 
 _RESTARTS = 5
 """How often a shard is started again before the run is given up."""
@@ -43,6 +47,11 @@ def train_sharded(
 ) -> dict[str, Any]:
     """Run a Downpour run and return its result; `parts` ends with the final weights."""
     config = order.config
+    checkpoints = order.folder / "checkpoints"
+    require(
+        not checkpoints.exists(),
+        f"{checkpoints} holds the checkpoints of another run, which shards would start from; choose another folder.",
+    )
     store, address = host_store(listen)
     shares_per_epoch = parts.sampler.size / config.workers.local_batch
     layout = Layout.of(parts, shares_per_epoch)
@@ -72,6 +81,7 @@ class _Coordinator:
     dead: dict[int, str] = field(default_factory=dict)
     restarts: Counter[int] = field(default_factory=Counter)
     versions: list[int] = field(default_factory=list)
+    heard: dict[int, float] = field(default_factory=dict)
 
     def run(self) -> dict[str, Any]:
         settings = self.order.config.asynchronous
@@ -145,7 +155,8 @@ class _Coordinator:
         device = self.parts.ranks.device
         if device.type == "cuda":
             device = torch.device("cuda", number % torch.cuda.device_count())
-        threads = max(1, (os.cpu_count() or 1) // self.local)
+        asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+        threads = int(asked) if asked.isdecimal() else max(1, (os.cpu_count() or 1) // self.local)
         self.crew.start(f"replica-{number}", replicate, self.address, number, device, threads, self.own)
 
     def _known(self) -> range:
@@ -172,6 +183,7 @@ class _Coordinator:
             ended = self.crew.how_ended(name) if name in self.crew.members else None  # before its last letters
             reason = ""
             for letter in self.mailbox.collect(name):
+                self.heard[number] = time.monotonic()
                 match letter["kind"]:
                     case "ready":
                         self.ready.add(number)
@@ -188,12 +200,19 @@ class _Coordinator:
             if name not in self.crew.members and self.store.check([f"gone/{number}"]):
                 ended = "is gone: its line broke"
                 self.store.delete_key(f"gone/{number}")
+            if self._is_last_and_silent(number):
+                ended = f"said nothing for {_SILENT_S:g} s"
             if (ended is not None or reason) and number not in self.done and number not in self.dead:
                 self.dead[number] = reason or ended or "ended early"
                 self.ledger.note(
                     f"Replica {number} {self.dead[number]} at update {self.ledger.updates}; the share it was at is "
                     "lost, and the others go on."
                 )
+
+    def _is_last_and_silent(self, number: int) -> bool:
+        others = set(self._known()) - {number}
+        heard = self.heard.get(number, math.inf)
+        return others <= self.done | set(self.dead) and time.monotonic() - heard > _SILENT_S and bool(others)
 
     def _watch_shards(self) -> None:
         for name, process in list(self.crew.members.items()):
@@ -208,10 +227,15 @@ class _Coordinator:
             if self.restarts[shard] > _RESTARTS:
                 raise RunError(f"Shard {shard} {ended} for the {self.restarts[shard]}th time.")
             self.ledger.note(
-                f"Shard {shard} {ended or 'ended early'} at update {self.versions[shard]} and was started again from "
-                "its checkpoint; updates since then are lost on it."
+                f"Shard {shard} {ended or 'ended early'} at update {self.versions[shard]} and is started again from "
+                "its checkpoint; replicas wait for it."
             )
             self._start_shard(shard)
+        for shard in [shard for shard in self.restarts if self.store.check([f"restored/{shard}"])]:
+            version = int(self.store.get(f"restored/{shard}"))
+            self.store.delete_key(f"restored/{shard}")
+            lost = self.versions[shard] - version
+            self.ledger.note(f"Shard {shard} is back at update {version}; {lost} updates were lost on it.")
 
     def _take_snapshot(self) -> None:
         """Load the weights that the shards have now."""

@@ -72,6 +72,8 @@ def train_shared(order: Order, parts: Parts, ledger: Ledger, own: dict[str, Any]
                 store.set("begin", "")
             if ledger.evaluation_due:
                 ledger.evaluate(lambda: board.copy_into(parts))
+            if ledger.save_due:
+                ledger.save(order.folder, lambda: board.copy_into(parts))
             time.sleep(LOOK_S)
         seconds = ledger.seconds
         crew.end()
@@ -106,7 +108,7 @@ def _replicate(store: Store, post: Post, board: Board, task: _Task) -> None:
     config = task.config
     if task.device.type == "cuda":
         torch.cuda.set_device(task.device)
-    else:
+    elif "OMP_NUM_THREADS" not in os.environ:  # else the user has decided
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // config.asynchronous.replicas))
     _own_buffers(board.model)
     parts = assemble(config, Ranks(device=task.device), model=board.model, **task.own)

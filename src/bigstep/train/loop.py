@@ -115,7 +115,8 @@ def train(
                 for row in flushed.rows:
                     loss = _last_finite(row, parts, loss)
                     listener.train(row)
-                if (straggler := stragglers.see(flushed.compute_by_rank, flushed.data_by_rank)) is not None:
+                straggler = stragglers.see(flushed.compute_by_rank, flushed.data_by_rank)
+                if straggler is not None and step.workers >= parts.ranks.size:  # else some have nothing to do
                     listener.note(straggler)
                 stop_number = signal.SIGTERM if terminate else signal.SIGINT if interrupt else 0
                 save_due = save_due or bool(stop_number) or 0 < config.checkpoint.seconds < unsaved_s
