@@ -18,7 +18,7 @@ from bigstep.comm.line import Steps
 from bigstep.comm.world import World
 from bigstep.wire import collective_traffic
 
-__all__ = ["Collective", "Halving", "Hierarchical", "Ring", "Torus", "all_gather", "sum_over_ranks"]
+__all__ = ["Collective", "Halving", "Hierarchical", "Ring", "Torus", "all_gather", "all_to_all", "sum_over_ranks"]
 
 # all_gather_into_tensor was renamed; releases before that know only the old name, later ones warn about it
 _all_gather_flat = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -79,6 +79,7 @@ class Torus:
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self._started = 0
         self._scatter = world.new_group(world.row())
         self._vertical = world.new_group(world.column())
         self._gather = world.new_group(world.row())
@@ -89,7 +90,8 @@ class Torus:
         pieces = _filled_up(flat, X)
         if X > 1:
             received = torch.empty_like(pieces)
-            yield [_issue(dist.all_to_all_single(received, pieces, group=self._scatter, async_op=True))]
+            self._started += 1
+            yield all_to_all(received, pieces, self._world, self._world.row(), self._scatter, self._started)
             mine = received.view(X, -1).sum(0)
         else:
             mine = pieces
@@ -234,6 +236,28 @@ class Halving:
         if send is not None and send.numel():
             operations.append(dist.P2POp(dist.isend, send, to, self._group, tag))
         return dist.batch_isend_irecv(operations) if operations else []
+
+
+def all_to_all(
+    received: Tensor, pieces: Tensor, world: World, members: list[int], group: dist.ProcessGroup, tag: int
+) -> list[dist.Work]:
+    """Start sending the k-th piece to the k-th member, and filling `received` with everybody's piece for this rank.
+
+    With Gloo every receive is posted before the first send, for the reason given in `Halving`; its own all-to-all does
+    not, and takes turns with its peers. `tag` tells exchanges in flight apart and must be the same on all members.
+    """
+    if dist.get_backend(group) != "gloo":
+        return [_issue(dist.all_to_all_single(received, pieces, group=group, async_op=True))]
+    count, mine = len(members), members.index(world.rank)
+    inbox, outbox = received.view(count, -1), pieces.view(count, -1)
+    inbox[mine].copy_(outbox[mine])
+    if count == 1 or not inbox[mine].numel():
+        return []
+    others = [(mine + distance) % count for distance in range(1, count)]
+    turn = tag % 2**20
+    operations = [dist.P2POp(dist.irecv, inbox[k], world.ranks[members[k]], group, turn) for k in reversed(others)]
+    operations += [dist.P2POp(dist.isend, outbox[k], world.ranks[members[k]], group, turn) for k in others]
+    return dist.batch_isend_irecv(operations)
 
 
 def all_gather(whole: Tensor, mine: Tensor, group: dist.ProcessGroup) -> dist.Work:

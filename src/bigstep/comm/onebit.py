@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from bigstep.comm.codecs import Bucket
-from bigstep.comm.collectives import all_gather
+from bigstep.comm.collectives import all_gather, all_to_all
 from bigstep.comm.error_feedback import Residuals, mean_over_ranks
 from bigstep.comm.line import Steps
 from bigstep.comm.world import World
@@ -69,6 +68,7 @@ class OneBit:
         self._world = world
         self._shapes = dict(shapes)
         self._error_feedback = error_feedback
+        self._started = 0
         self._to_owners = world.new_group(world.everyone())
         self._to_all = world.new_group(world.everyone())
         self._sent, self._owned = Residuals(), Residuals()
@@ -93,7 +93,8 @@ class OneBit:
         # even while DDP moves parameters to other buckets and old buckets are still on their way.
         encode(values, self._residual(self._sent, bucket, bucket.sizes, values), layout.blocks, outgoing)
         incoming = torch.empty_like(outgoing)
-        yield [_issued(dist.all_to_all_single(incoming, outgoing, group=self._to_owners, async_op=True))]
+        self._started += 1
+        yield all_to_all(incoming, outgoing, self._world, self._world.everyone(), self._to_owners, self._started)
 
         mean = values.new_empty(sum(layout.owned_sizes))
         decode(incoming, layout.own, mean, copies=N, stride=M, scale=1 / N)
@@ -193,8 +194,3 @@ class OneBit:
 
 def _on(device: torch.device, *tensors: Tensor) -> list[Tensor]:
     return [tensor.to(device) for tensor in tensors]
-
-
-def _issued(work: dist.Work | None) -> dist.Work:
-    assert work is not None, "this rank is not in the group"
-    return work
