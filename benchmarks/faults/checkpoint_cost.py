@@ -99,9 +99,9 @@ def measure(parts: Parts, folder: Path, pairs: int, steps: int) -> tuple[list[fl
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=12)
-    parser.add_argument("--steps", type=int, default=8, help="steps of a block")
-    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--pairs", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=10, help="steps of a block")
+    parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     options = parser.parse_args()
@@ -128,8 +128,8 @@ def main() -> int:
         f"ResNet-18, batch {options.batch}, {options.device}: {results['checkpoint_mb']:.0f} MB a checkpoint, "
         f"{results['step_s'] * 1e3:.0f} ms a step. A checkpoint adds {results['added_s'] * 1e3:.0f} ms (median of "
         f"{options.pairs} pairs of blocks, quartiles {low:.0f} to {high:.0f}), of which the step itself waits "
-        f"{submission * 1e3:.0f} ms for the copy. At one a minute that is **{cost:.2%}** (bound {BOUND:.0%}); a block of "
-        f"{options.steps} steps with one takes {results['block_ratio']:.3f} times as long. "
+        f"{submission * 1e3:.0f} ms for the copy. At one a minute that is **{cost:.2%}** (bound {BOUND:.0%}); a block "
+        f"of {options.steps} steps with one takes {results['block_ratio']:.3f} times as long. "
         f"{machine['hardware']['processor']}, {machine['hardware']['cores']} cores, torch "
         f"{machine['versions']['torch']}, commit {machine['commit']}. Made by `benchmarks/faults/checkpoint_cost.py`.\n"
     )

@@ -1,0 +1,75 @@
+"""The files under examples/clusters are what their checkers accept, and call bigstep with options that exist."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+from bigstep.cli import app
+
+EXAMPLES = Path(__file__).parent.parent / "examples" / "clusters"
+
+
+def known_options() -> set[str]:
+    train = typer.main.get_command(app).commands["train"]  # type: ignore[attr-defined]
+    return {spelling for parameter in train.params for spelling in parameter.opts}
+
+
+@pytest.mark.parametrize("script", sorted(EXAMPLES.glob("*.sh")), ids=lambda path: path.name)
+def test_shell_scripts_pass_shellcheck(script: Path) -> None:
+    if shutil.which("shellcheck") is None:
+        pytest.skip("shellcheck is not installed")
+    done = subprocess.run(["shellcheck", str(script)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    command = script.read_text().partition("-m bigstep train")[2].splitlines()[0]
+    given = {word for word in command.split() if word.startswith("--")}
+    assert given
+    assert given <= known_options()
+
+
+def require_fields(value: Any, fields: dict[str, Any], where: str) -> None:
+    """Compare with a table of required fields and their types, taken from the resource definition of Trainer v2."""
+    for name, kind in fields.items():
+        assert name in value, f"{where} lacks {name}"
+        if isinstance(kind, dict):
+            require_fields(value[name], kind, f"{where}.{name}")
+        else:
+            assert isinstance(value[name], kind), f"{where}.{name} is {value[name]!r}"
+
+
+TRAIN_JOB = {
+    "apiVersion": str,
+    "kind": str,
+    "metadata": {"name": str},
+    "spec": {
+        "runtimeRef": {"apiGroup": str, "kind": str, "name": str},
+        "trainer": {
+            "image": str, "numNodes": int, "numProcPerNode": int, "command": list, "args": list,
+            "resourcesPerNode": {"limits": dict},
+        },
+        "podTemplateOverrides": list,
+    },
+}  # fmt: skip
+
+
+def test_the_train_job_has_what_its_resource_definition_requires() -> None:
+    job = yaml.safe_load((EXAMPLES / "trainjob.yaml").read_text())
+    require_fields(job, TRAIN_JOB, "TrainJob")
+    assert (job["apiVersion"], job["kind"]) == ("trainer.kubeflow.org/v1alpha1", "TrainJob")
+    allowed = {"image", "command", "args", "env", "numNodes", "numProcPerNode", "resourcesPerNode"}
+    assert set(job["spec"]["trainer"]) <= allowed
+    arguments = job["spec"]["trainer"]["args"]
+    assert all(isinstance(argument, str) for argument in arguments)
+    ours = arguments[arguments.index("train") + 1 :]
+    assert {argument.partition("=")[0] for argument in ours if argument.startswith("--")} <= known_options()
+    for override in job["spec"]["podTemplateOverrides"]:
+        names = {volume["name"] for volume in override["spec"]["volumes"]}
+        for container in override["spec"]["containers"]:
+            assert {mount["name"] for mount in container["volumeMounts"]} <= names
+        assert [target["name"] for target in override["targetJobs"]] == ["node"]
