@@ -4,7 +4,7 @@
 
 Three hosts in network namespaces run one rank each under `torchrun --nnodes 2:3`. Once the run has checkpoints, the
 link of one host goes down: the other two notice within --timeout, torchrun gathers them anew, and the run goes on from
-its last checkpoint with two ranks. The link comes up again and torchrun is started there once more, as a scheduler does:
+its last checkpoint with two ranks. The link comes up again and torchrun is started there again, as a scheduler does:
 the three go on together. The path must be that of one rank, to 1e-10 in float64.
 """
 
