@@ -189,7 +189,7 @@ SUITES: dict[str, Suite] = {
         Suite(
             name="seeds",
             question="Which system is best here, on equal terms?",
-            epochs=16,
+            epochs=12,
             quick_epochs=6,
             recipes=recipes.NAMES,
             build=_seeds,
