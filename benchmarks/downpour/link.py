@@ -24,6 +24,7 @@ HERE = Path(__file__).parent
 def host() -> dict[str, Any]:
     """What each host of the laboratory runs."""
     import torch
+
     from bigstep.asynchronous.courier import Courier
     from bigstep.asynchronous.layout import Layout
     from bigstep.asynchronous.mail import connect_store, host_store, wait_until

@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+import torch
 import torch.multiprocessing as multiprocessing
 
 from bigstep.asynchronous.mail import Post, connect_store
 from bigstep.errors import BigstepError, ConfigError
 from bigstep.train.launch import die_with_launcher
 
-__all__ = ["Crew"]
+__all__ = ["Crew", "share_cores"]
 
 _END_S = 10.0
 """How long a process may take to end by itself once its work is done."""
@@ -66,6 +67,12 @@ class Crew:
             if process.is_alive():
                 process.kill()
             process.join()
+
+
+def share_cores(replicas: int) -> None:
+    """Divide this machine's cores among its replicas, unless the user has decided with OMP_NUM_THREADS."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // replicas))
 
 
 def _enter(parent: int, address: str, name: str, work: Callable[..., None], arguments: tuple[Any, ...]) -> None:

@@ -155,9 +155,7 @@ class _Coordinator:
         device = self.parts.ranks.device
         if device.type == "cuda":
             device = torch.device("cuda", number % torch.cuda.device_count())
-        asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
-        threads = int(asked) if asked.isdecimal() else max(1, (os.cpu_count() or 1) // self.local)
-        self.crew.start(f"replica-{number}", replicate, self.address, number, device, threads, self.own)
+        self.crew.start(f"replica-{number}", replicate, self.address, number, device, self.local, self.own)
 
     def _known(self) -> range:
         return range(self.store.add("replicas", 0))

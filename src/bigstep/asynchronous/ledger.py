@@ -6,12 +6,14 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
+from bigstep.config_text import config_to_mapping
 from bigstep.errors import RunError
 from bigstep.records import RunWriter
 from bigstep.train.assemble import Parts
-from bigstep.train.checkpoint import weights_hash
+from bigstep.train.checkpoint import save_checkpoint, weights_hash
 from bigstep.train.evaluate import Evaluation, evaluate
 from bigstep.train.run import Audience, Order
 
@@ -34,7 +36,7 @@ class Ledger:
         self._loss = math.nan
         self._rows: list[dict[str, Any]] = []
         self._started = self._flushed = time.perf_counter()
-        self._evaluated_at = 0
+        self._evaluated_at = self._saved_at = 0
         self._seconds = 0.0
 
     def begin(self) -> None:
@@ -86,10 +88,19 @@ class Ledger:
     @property
     def evaluation_due(self) -> bool:
         """Whether the updates have gone past a multiple of `evaluate_every`; the end of a run is left to `finish`."""
-        if self.samples >= self.parts.config.epochs * self.parts.sampler.size:
+        return self._crossed(self.parts.config.evaluate_every, self._evaluated_at)
+
+    @property
+    def save_due(self) -> bool:
+        """Whether the updates have gone past a multiple of `checkpoint.every`."""
+        return self._crossed(self.parts.config.checkpoint.every, self._saved_at)
+
+    def _crossed(self, every: float, since: int) -> bool:
+        size = self.parts.sampler.size
+        if not every or self.samples >= self.parts.config.epochs * size:
             return False
-        every = self.parts.config.evaluate_every * self.parts.sampler.size
-        return math.floor(self.samples / every + 1e-9) > math.floor(self._evaluated_at / every + 1e-9)
+        # 1e-9 forgives the rounding of fractions
+        return math.floor(self.samples / (every * size) + 1e-9) > math.floor(since / (every * size) + 1e-9)
 
     def evaluate(self, take_snapshot: Callable[[], None]) -> Evaluation:
         """Evaluate the network as it is now; replicas go on meanwhile."""
@@ -102,10 +113,28 @@ class Ledger:
         self._audience.evaluation(row)
         return evaluation
 
+    def save(self, folder: Path, take_snapshot: Callable[[], None]) -> None:
+        """Write the weights as they are now: a network to use, not a state to resume."""
+        self._saved_at = self.samples
+        take_snapshot()
+        config = self.parts.config
+        state = {
+            "config": config_to_mapping(config),
+            "position": {
+                "epoch": int(self.epoch),
+                "offset": self.samples % self.parts.sampler.size,
+                "step": self.updates,
+            },
+            "seconds": self.seconds,
+            "model": self.parts.model.state_dict(),
+        }
+        save_checkpoint(folder / "checkpoints", self.updates, state, config.checkpoint.keep)
+
     def finish(self, order: Order, take_snapshot: Callable[[], None], seconds: float, **facts: Any) -> dict[str, Any]:
         """Evaluate the final weights and return the result of the run; `facts` replace what the rows showed."""
         self.flush()
         evaluation = self.evaluate(take_snapshot)
+        self.save(order.folder, lambda: None)
         config = order.config
         result = {
             "accuracy": evaluation.accuracy,

@@ -39,4 +39,8 @@ def require_runnable(config: RunConfig, ranks: Ranks, *, resume: bool) -> None:
         config.precision != "fp16",
         f"precision is fp16, whose loss scale all replicas of a {method} run must agree on; use bf16 or float32.",
     )
+    require(
+        config.nonfinite == "stop",
+        f"nonfinite is {config.nonfinite}, but a {method} run stops at a gradient that is not finite; use stop.",
+    )
     require(not config.data.sizes, f"data.sizes is set, but a {method} run keeps one image size; leave it empty.")

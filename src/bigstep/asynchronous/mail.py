@@ -12,7 +12,7 @@ import contextlib
 import json
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -28,6 +28,7 @@ __all__ = [
     "Store",
     "connect_store",
     "host_store",
+    "or_gone",
     "split_address",
     "wait_until",
 ]
@@ -114,6 +115,16 @@ def connect_store(address: str, timeout_s: float = CONNECT_S) -> Store:
     limit = timedelta(seconds=CONNECT_S)
     store: Store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)  # type: ignore[attr-defined]
     return store
+
+
+@contextlib.contextmanager
+def or_gone(address: str) -> Iterator[None]:
+    """Say in one sentence that the coordinator is gone, where torch would tell of a socket."""
+    try:
+        yield
+    except dist.DistError as error:
+        reason = str(error).splitlines()[0]
+        raise RunError(f"The Downpour run at {address} is gone ({reason}).") from None
 
 
 def wait_until(holds: Callable[[], bool], timeout_s: float, sentence: str) -> None:

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from bigstep.asynchronous.courier import Courier, Delivery
+from bigstep.asynchronous.crew import share_cores
 from bigstep.asynchronous.layout import Layout, gradient_vector, load_vector
-from bigstep.asynchronous.mail import START_S, Post, Store, connect_store, wait_until
+from bigstep.asynchronous.mail import START_S, Post, Store, connect_store, or_gone, wait_until
 from bigstep.asynchronous.shard import Push
 from bigstep.asynchronous.shares import Shares, batches_of
 from bigstep.config_text import config_from_mapping
@@ -33,17 +34,18 @@ _WARM_S = 7 * 86_400.0
 def take_part(address: str, device: torch.device, own: dict[str, Any], timeout_s: float) -> int:
     """Join a run from elsewhere and work until it ends; return the pushes made."""
     store = connect_store(address, timeout_s)
-    if store.check(["finished"]):
-        return 0
-    number = store.add("replicas", 1) - 1
-    return _work(store, Post(store, f"replica-{number}"), address, number, device, own)
+    with or_gone(address):
+        if store.check(["finished"]):
+            return 0
+        number = store.add("replicas", 1) - 1
+        return _work(store, Post(store, f"replica-{number}"), address, number, device, own)
 
 
 def replicate(
-    store: Store, post: Post, address: str, number: int, device: torch.device, threads: int, own: dict[str, Any]
+    store: Store, post: Post, address: str, number: int, device: torch.device, replicas: int, own: dict[str, Any]
 ) -> None:
     """What the process of a replica on this machine does."""
-    torch.set_num_threads(threads)
+    share_cores(replicas)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if "model" in own:  # it came through shared memory, and every replica needs weights of its own

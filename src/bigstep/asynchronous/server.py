@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from bigstep.asynchronous.layout import Layout
-from bigstep.asynchronous.mail import LOOK_S, Store, connect_store
+from bigstep.asynchronous.mail import LOOK_S, Store, connect_store, or_gone
 from bigstep.asynchronous.pairs import CALL_WORDS, FETCH, LEAVE, PUSH, PUT, Call, pair_group
 from bigstep.asynchronous.shard import Receipt, Shard
 from bigstep.errors import RunError
@@ -97,6 +97,12 @@ def stop_shard(store: Store, index: int) -> None:
 def offer_shard(address: str, folder: Path, timeout_s: float) -> None:
     """Serve the next free shard of a run that awaits shards from elsewhere."""
     store = connect_store(address, timeout_s)
+    with or_gone(address):
+        serve_shard(store, address, _claim(store, address, folder), folder)
+
+
+def _claim(store: Store, address: str, folder: Path) -> int:
+    """Return the number of the shard that this folder keeps, or take the next free one."""
     own = folder / "shard.json"
     if own.exists() and json.loads(own.read_text())["address"] == address:  # started again: the same shard
         index = int(json.loads(own.read_text())["index"])
@@ -108,7 +114,7 @@ def offer_shard(address: str, folder: Path, timeout_s: float) -> None:
         index = Layout.from_json(store.get("layout")).shards - taken
         folder.mkdir(parents=True, exist_ok=True)
         own.write_text(json.dumps({"address": address, "index": index}))
-    serve_shard(store, address, index, folder)
+    return index
 
 
 def _wait_for_call(store: Store, key: str) -> None:

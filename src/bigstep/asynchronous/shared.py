@@ -10,7 +10,6 @@ Batch norm: a forward uses the statistics of its own share; the moving averages 
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,7 +19,7 @@ from torch import nn
 
 from bigstep.asynchronous.averages import batch_statistics
 from bigstep.asynchronous.board import Board, adopt_state
-from bigstep.asynchronous.crew import Crew
+from bigstep.asynchronous.crew import Crew, share_cores
 from bigstep.asynchronous.ledger import Ledger
 from bigstep.asynchronous.mail import LOOK_S, START_S, Mailbox, Post, Store, host_store, wait_until
 from bigstep.asynchronous.shares import Shares, batches_of
@@ -108,8 +107,8 @@ def _replicate(store: Store, post: Post, board: Board, task: _Task) -> None:
     config = task.config
     if task.device.type == "cuda":
         torch.cuda.set_device(task.device)
-    elif "OMP_NUM_THREADS" not in os.environ:  # else the user has decided
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // config.asynchronous.replicas))
+    else:
+        share_cores(config.asynchronous.replicas)
     _own_buffers(board.model)
     parts = assemble(config, Ranks(device=task.device), model=board.model, **task.own)
     parts.model.train()
