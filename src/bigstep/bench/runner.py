@@ -24,11 +24,17 @@ from bigstep.bench.watch import Watch
 from bigstep.errors import BigstepError, ConfigError, RunError
 from bigstep.records import locked
 
-__all__ = ["Finished", "run_all"]
+__all__ = ["Finished", "SuiteStoppedError", "run_all"]
 
 _SAVING_S = 120.0
 """How long a run that was asked to stop may take to save itself."""
 _LAB_S = 3_600.0
+
+
+class SuiteStoppedError(RunError):
+    """A suite that was asked to stop; the run under way was saved."""
+
+    exit_status = 130
 
 
 @dataclass(frozen=True)
@@ -59,8 +65,8 @@ def run_all(
         raise RunError(f"This suite runs on shaped links, but {reason}.")
     states = [state_of(run, root / run.name) for run in runs]  # refusals come before the first run
     states = ["new" if state == "failed" and retry else state for state in states]
-    finished = []
-    with locked(root), _ended_by_sigterm(), watch:
+    finished: list[Finished] = []
+    with locked(root), _stoppable(root), watch:
         watch.plan(runs, states, root)
         for run, state in zip(runs, states, strict=True):
             folder = root / run.name
@@ -137,14 +143,12 @@ def _in_laboratory(run: Planned, words: list[str]) -> str | None:
 
 
 @contextlib.contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """Make SIGTERM end the suite the way Ctrl-C does: the run under way is saved first."""
-
-    def leave(*_: object) -> None:
-        raise SystemExit(143)
-
-    before = signal.signal(signal.SIGTERM, leave)
+def _stoppable(root: Path) -> Iterator[None]:
+    """End a suite on SIGTERM as on Ctrl-C: the run under way is saved, and a sentence says how to go on."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
+    except KeyboardInterrupt:
+        raise SuiteStoppedError(f"The suite was stopped; the same command goes on with it in {root}.") from None
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -74,7 +74,7 @@ class Watch:
             else:
                 self._waiting.append(run)
         there = f", {self._done} of them there already" if self._done else ""
-        self._say(f"{self._title}: {self._total} runs{there}, in {root}")
+        self._say(f"{self._title}: {self._total} run{'' if self._total == 1 else 's'}{there}, in {root}")
 
     def begin(self, run: Planned, folder: Path) -> None:
         """A run starts."""
