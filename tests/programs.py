@@ -8,10 +8,11 @@ import sys
 import time
 from pathlib import Path
 
-# float64, so that paths on different numbers of ranks can be compared to 1e-10; 104 steps, a checkpoint every 4
+# float64, so that paths on different numbers of ranks can be compared to 1e-10; 75 steps, a checkpoint every 4 or so
+STEPS = 75
 SETTINGS = [
-    "model=mlp", "data.holdout=0.9", "workers.count=6", "workers.local_batch=16", "epochs=8", "exchange.bucket_mb=0.1",
-    "checkpoint.every=0.3", "precision=float64", "evaluate_every=8",
+    "model=mlp", "workers.count=6", "workers.local_batch=16", "epochs=0.6", "exchange.bucket_mb=0.1",
+    "checkpoint.every=0.03", "precision=float64", "lr.base=0.02", "lr.scaling=none",
 ]  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from bigstep.records import read_run
-from programs import arguments, environment, rank_processes, sentences, start, wait_for_rows
+from programs import STEPS, arguments, environment, rank_processes, sentences, start, wait_for_rows
 
 
 def finish(process: subprocess.Popen[str], seconds: float = 200) -> tuple[int, str, str]:
@@ -29,7 +29,7 @@ def test_signals_to_the_launcher_save_and_the_resumed_run_has_the_same_bits(tmp_
     assert status == 0
     whole = json.loads(out)
     folder = tmp_path / "parts"
-    for number, rows, more in ((signal.SIGINT, 20, []), (signal.SIGTERM, 60, ["--resume"])):
+    for number, rows, more in ((signal.SIGINT, 15, []), (signal.SIGTERM, 45, ["--resume"])):
         process = start(folder, "--procs", "2", *more)
         wait_for_rows(process, folder, rows)
         os.kill(process.pid, number)
@@ -63,8 +63,8 @@ def test_a_stopped_rank_is_named_with_its_step_and_the_exchange(tmp_path: Path, 
     assert re.search(
         r"exchange \(none\) of step \d+ failed|failed at step \d+ in (the sum of losses|a checkpoint)", said
     )
-    # 2 s to look for dead processes, 2.5 s for signs of life, 15 s for a rank 0 that does not answer
-    assert time.monotonic() - began < timeout_s + 12 + 15 * (stopped == 0)
+    # 2 s to look for dead processes, 2.5 s for signs of life, 10 s for a rank 0 that does not answer
+    assert time.monotonic() - began < timeout_s + 12 + 10 * (stopped == 0)
     assert not Path(f"/proc/{pid}").exists(), "the stopped rank was left behind"
 
 
@@ -94,7 +94,7 @@ def pair():
 def test_a_stuck_rank_is_named_with_the_place_where_it_stands(tmp_path: Path) -> None:
     (tmp_path / "stuck.py").write_text(STUCK)
     more = ["--procs", "2", "--timeout", "3", "--data", "stuck:pair"]
-    for setting in ("workers.count=4", "workers.local_batch=2", "data.holdout=0", "data.loaders=0"):
+    for setting in ("workers.count=4", "workers.local_batch=2", "data.loaders=0", "epochs=9"):
         more += ["--set", setting]
     status, _, err = finish(start(tmp_path / "run", *more, cwd=tmp_path))
     assert status == 1
@@ -141,13 +141,13 @@ def test_torchrun_restarts_a_run_from_its_last_checkpoint(tmp_path: Path) -> Non
     folder = tmp_path / "run"
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "3")
     process = start(folder, "--resume", launcher=launcher)
-    wait_for_rows(process, folder, 30)
+    wait_for_rows(process, folder, 25)
     os.kill(rank_processes(process.pid)[1], signal.SIGKILL)
     out, err = process.communicate(timeout=200)
     assert process.returncode == 0, err
     run = read_run(folder)
-    assert json.loads(out)["steps"] == 104
-    assert [row["step"] for row in run.train] == list(range(1, 105))
+    assert json.loads(out)["steps"] == STEPS
+    assert [row["step"] for row in run.train] == list(range(1, STEPS + 1))
     resumed = [note for note in run.notes if note.startswith("Resumed at step")]
     assert len(resumed) == 1
     assert int(resumed[0].split()[-1].rstrip(".")) >= 4, "a checkpoint was there, and the run began anew"

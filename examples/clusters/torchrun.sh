@@ -8,6 +8,9 @@ set -eu
 : "${RUN:?set RUN to the run folder, on storage that all machines see}"
 : "${HEAD:?set HEAD to HOST:PORT of a machine that stays}"
 
+# without this, a machine that joins a run under way waits for the address of a store that was told before it came
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+
 exec torchrun \
     --nnodes "${NODES:-2:4}" \
     --nproc-per-node "${GPUS:-8}" \

@@ -37,7 +37,7 @@ def launch_elastic(procs: int, arguments: Sequence[str], folder: Path) -> int:
             if crew.stop_number:
                 return crew.stopped()
             if failed is not None and not crew.killed():
-                crew.wait(15, crew.processes[:1])
+                crew.wait(10, crew.processes[:1])
                 if not crew.killed():  # a mistake or a fault of the program: another start would meet it again
                     return crew.explain(failed)
             if failed is None:

@@ -23,7 +23,7 @@ from bigstep.errors import RunError
 __all__ = ["Crew", "die_with_launcher", "is_rank", "launch"]
 
 _LAUNCHER_VARIABLE = "BIGSTEP_LAUNCHER"
-_GRACE_S = 15.0
+_GRACE_S = 10.0
 """How long the other ranks may take to notice a failed one and to say what they saw."""
 _SAVING_S = 120.0
 """How long ranks that were asked to stop may take to save the run."""
