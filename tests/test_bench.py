@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from bigstep import recipes
 from bigstep.bench.ablation import TECHNIQUES, techniques_of
@@ -284,3 +285,23 @@ def test_ablations_are_told_as_what_each_technique_brings(tmp_path: Path) -> Non
     assert effect.brings > 0.1
     assert "Of 1 technique left out in turn, 1 made a difference" in " ".join(study.sentences())
     assert "| plain | warm-up | +" in to_markdown(study)
+
+
+def test_the_command_compares_what_is_there_and_leaves_page_and_tables(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    settings = {path: yaml.safe_load(text) for path, text in (setting.split("=") for setting in TINY)}
+    entries = [
+        {"recipe": "plain", "name": name, "epochs": 2, "seeds": 1, "procs": 1, "set": {**settings, "lr.base": rate}}
+        for name, rate in (("slow", 0.01), ("fast", 0.05))
+    ]
+    file.write_text(json.dumps(entries))  # JSON is YAML
+    runs = read_suite(file, Options())
+    for run in runs:
+        fit(run.config(), out=tmp_path / "out" / "mine" / run.name)
+        mark(run, tmp_path / "out" / "mine" / run.name, "mine", 1.0)
+    told = bench_command(str(file), Options(), out=tmp_path / "out", quiet=True)
+    assert json.loads(json.dumps(told)) == told
+    assert (told["suite"], told["ran"], told["failures"]) == ("mine", 0, {})
+    assert {row["group"] for row in told["runs"]} == {"slow", "fast"}
+    for name in ("report.html", "results.csv", "results.md"):
+        assert "fast" in (tmp_path / "out" / "mine" / name).read_text()
