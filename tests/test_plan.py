@@ -231,13 +231,14 @@ def test_a_law_is_fitted_to_own_runs(tmp_path: Path) -> None:
     for batch, epochs in ((512, 20.0), (2048, 26.0)):
         writer = RunWriter(tmp_path / str(batch), {})
         train = {"kind": "train", "step": 1, "epoch": 1.0, "samples": 1, "loss": 1.0, "lr": 0.1, "images_per_s": 1.0}
-        writer.add([train | {"batch": batch}])
+        writer.add([train | {"batch": batch}, train | {"batch": 100}])  # an epoch ends with what is left
         for epoch in (epochs - 1, epochs, epochs + 1):
             accuracy = 0.93 if epoch >= epochs else 0.5
             writer.add([{"kind": "eval", "epoch": epoch, "samples": 1, "accuracy": accuracy, "eval_loss": 1.0}])
         writer.finish({})
     law = law_from_runs([tmp_path / "512", tmp_path / "2048"], 92.0)
     assert (law.epochs(512), law.epochs(2048)) == pytest.approx((20, 26))
+    assert law_from_runs([tmp_path], 92.0).slope == law.slope  # as a suite leaves them
     with pytest.raises(ConfigError, match="two batches"):
         law_from_runs([tmp_path / "512"], 92.0)
 

@@ -85,17 +85,30 @@ def fit_law(points: Sequence[tuple[float, float]], target: float, source: str) -
 
 
 def law_from_runs(folders: Iterable[Path], target: float) -> ConvergenceLaw:
-    """Fit the law to own runs: the epoch at which each first reached `target` percent, against its batch."""
+    """Fit the law to own runs: the epoch at which each first reached `target` percent, against its batch.
+
+    Args:
+        folders: Run folders, or folders that hold some, as `bigstep bench` leaves them.
+        target: Accuracy in percent.
+    """
     points = []
     names = []
-    for folder in folders:
+    for folder in (found for given in folders for found in _run_folders(given)):
         run = read_run(folder)
         reached = [row["epoch"] for row in run.evaluations if row["accuracy"] * 100 >= target]
-        batches = {row["batch"] for row in run.train}
-        if reached and len(batches) == 1:  # a run that grew its batch has no single B
-            points.append((float(batches.pop()), float(min(reached))))
+        method = run.config.get("asynchronous", {}).get("method", "none")
+        if reached and not run.config.get("plan") and method == "none":  # others have no single B
+            # the largest: the last batch of an epoch holds what is left
+            points.append((float(max(row["batch"] for row in run.train)), float(min(reached))))
             names.append(folder.name)
-    return fit_law(points, target, f"own runs {', '.join(names)}")
+    more = f" and {len(names) - 6} more" if len(names) > 6 else ""
+    return fit_law(points, target, f"own runs {', '.join(names[:6])}{more}")
+
+
+def _run_folders(folder: Path) -> list[Path]:
+    """The folder itself where it is one run's, or those under it."""
+    found = [] if (folder / "run.json").exists() else sorted(path.parent for path in folder.rglob("run.json"))
+    return found or [folder]
 
 
 MLPERF_EPOCHS = (
