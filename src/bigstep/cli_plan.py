@@ -25,7 +25,9 @@ def plan(
     collective: Annotated[str, typer.Option(help="Consider only this collective.")] = "",
     codec: Annotated[str, typer.Option(help="Consider only this codec.")] = "",
     sweep: Annotated[str, typer.Option(metavar="gpus=1..4096", help="Predict a curve over device counts.")] = "",
-    runs: Annotated[list[Path] | None, typer.Option(help="Own runs, or the folder of a suite, to fit epochs against batch to.")] = None,
+    runs: Annotated[
+        list[Path] | None, typer.Option(help="Own runs, or the folder of a suite, to fit epochs against batch to.")
+    ] = None,
     validate: Annotated[bool, typer.Option("--validate", help="Show published rows beside predictions.")] = False,
     validate_local: Annotated[
         bool, typer.Option("--validate-local", help="Measure real runs on shaped links and compare (root, minutes).")
