@@ -46,7 +46,7 @@ def start(lab: Lab, host: int, folder: Path, log: Path) -> subprocess.Popen[byte
         "-m", "bigstep", "train", "--device", "cpu", "--out", str(folder), "--resume", "--timeout", str(TIMEOUT_S),
         *settings,
     ]  # fmt: skip
-    # a store that all rounds share is announced in the first one only: a host that joins later would wait for it in vain
+    # a store that all rounds share is announced in the first only: a host that joins later would wait for it in vain
     own_store = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     environment = {**os.environ, **own_store, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0"}
     with log.open("ab") as output:
