@@ -85,8 +85,7 @@ def _seeds(suite: Suite, options: Options) -> list[Planned]:
     runs = [_run(suite, options, recipe) for recipe in _chosen(suite, options)]
     if not options.recipes:
         last = max(1, round((runs[0].epochs or 0) / 8))
-        label = f"plain, last {last} on one worker"
-        runs.append(_run(suite, options, "plain", label, finish_on_one=last))
+        runs.append(_run(suite, options, "plain", "plain then one worker", finish_on_one=last))
     return runs
 
 
@@ -130,7 +129,11 @@ def _exchange(suite: Suite, options: Options) -> list[Planned]:
         "torus fp16": ("torus", "fp16"), "hierarchical fp16": ("hierarchical", "fp16"),
         "powersgd": ("ring", "powersgd"), "1-bit": ("gather", "onebit"),
     }  # fmt: skip
-    networks = {"100 Mbit/s": flat} if options.quick else {"100 Mbit/s": flat, "1 Gbit/s in, 100 between": two_levels}
+    networks = (
+        {"100 Mbit/s": flat}
+        if options.quick
+        else {"100 Mbit/s": flat, "1 Gbit/s inside and 100 Mbit/s between": two_levels}
+    )
     runs = []
     for place, network in networks.items():
         for name, (collective, codec) in ways.items():
@@ -138,7 +141,7 @@ def _exchange(suite: Suite, options: Options) -> list[Planned]:
             # mostly weights, little arithmetic: the network decides; without batch norm it takes a tenth of the rate
             settings = ("model=mlp", "lr.base=0.02", exchange)
             runs += [
-                _run(suite, options, recipe, f"{recipe}, {name}, {place}", *settings, network=network)
+                _run(suite, options, recipe, f"{recipe} by {name} at {place}", *settings, network=network)
                 for recipe in _chosen(suite, options)
             ]
     return runs
@@ -152,7 +155,7 @@ def _scaling(suite: Suite, options: Options) -> list[Planned]:
     for recipe in _chosen(suite, options):
         for ranks in counts:
             strong, weak = 8 * counts[-1], 8 * ranks
-            for label, workers in ((f"{recipe}, strong", strong), (f"{recipe}, weak", weak)):
+            for label, workers in ((f"{recipe} strong", strong), (f"{recipe} weak", weak)):
                 workers_set, variant = f"workers.count={workers}", f"ranks {ranks}"
                 runs.append(_run(suite, options, recipe, label, workers_set, procs=ranks, variant=variant))
     return runs
@@ -163,8 +166,7 @@ def _asynchronous(suite: Suite, options: Options) -> list[Planned]:
     runs = []
     for recipe in _chosen(suite, options):
         if recipe not in recipes.ASYNCHRONOUS:
-            label = f"{recipe}, one worker"
-            runs.append(_run(suite, options, recipe, label, "workers.count=1", procs=1))
+            runs.append(_run(suite, options, recipe, f"{recipe} on one worker", "workers.count=1", procs=1))
             continue
         for replicas in (1, cores) if options.quick else (1, cores, 2 * cores):
             variant = f"replicas {replicas}"

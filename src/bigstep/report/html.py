@@ -130,10 +130,12 @@ def _tiles(study: Study) -> list[Mapping[str, str]]:
     else:
         times = [(s, g.label) for g in study.groups if study.target and (s := g.seconds_to(study.target)) is not None]
         quick = min(times, default=None)
-        level = len(study.peers("alike"))
+        level, unsure = len(study.peers("alike")), len(study.peers("too few"))
         tiles = [
             ("best median accuracy", percent(best.median), best.label),
-            ("level with it", count(level), "groups that cannot be told apart from it"),
+            ("level with it", count(level), "groups that cannot be told apart from it")
+            if level or not unsure
+            else ("level with it", "?", f"{count(unsure)} groups have too few seeds to say"),
             (f"first to {goal}", duration(quick[0]) if quick else "–", quick[1] if quick else "no group reached it"),
             ("runs", count(len(study.outcomes)), f"{count(len(study.groups))} groups"),
         ]

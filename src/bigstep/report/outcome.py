@@ -164,6 +164,8 @@ def _short(value: object) -> str:
 def _batches(config: Mapping[str, Any]) -> tuple[float | None, str]:
     """The first global batch, and all stages of batch-size control as text."""
     stages = [_mapping(config.get("workers"))]
+    if _mapping(config.get("asynchronous")).get("method", "none") != "none":
+        stages[0] = {**stages[0], "count": 1}  # every update is of one worker's share
     later = config.get("plan")
     stages += [_mapping(stage) for stage in later] if isinstance(later, list | tuple) else []
     found = []

@@ -48,7 +48,8 @@ class Study:
             return f"{len(self.groups)} ways to train that cannot be told apart"
         if alike:
             return f"{best.label} leads with {percent(best.median)}, not clearly ahead of {listing(alike, 2)}"
-        return f"{best.label} leads with {percent(best.median)}"
+        unsure = ", with too few seeds to be sure" if self.peers("too few") else ""
+        return f"{best.label} leads with {percent(best.median)}{unsure}"
 
     @cached_property
     def verdicts(self) -> list[Verdict]:
@@ -74,7 +75,8 @@ class Study:
     def published(self) -> list[tuple[Outcome, Published]]:
         """One run a recipe that has a published figure, with that figure."""
         found: dict[str, tuple[Outcome, Published]] = {}
-        for group in self.groups:
+        # the recipe itself before variants of it that a suite named
+        for group in sorted(self.groups, key=lambda group: group.outcomes[0].name != group.outcomes[0].recipe):
             outcome = group.outcomes[0]
             if outcome.recipe not in found and (published := published_of(outcome, group.median)) is not None:
                 found[outcome.recipe] = (outcome, published)
