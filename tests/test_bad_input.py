@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from bigstep.cli import main
 
 
@@ -37,6 +38,10 @@ def snapshot(folder: Path) -> dict[str, bytes]:
 
 
 YAML = "workers: {count: 2, local_batch: 4}\nepochs: 1\nlr: {base: 0.1}\n"
+
+ONE_SMALL_WORKER = [
+    "--set", "data.image_size=32", "--set", "model=mlp", "--set", "workers.count=1", "--set", "workers.local_batch=2",
+]  # fmt: skip
 
 # (arguments, words that the sentence must hold)
 CASES: list[tuple[list[str], str]] = [
@@ -84,7 +89,7 @@ CASES: list[tuple[list[str], str]] = [
     (["train", "--data", "nowhere/at/all"], "neither a known set nor a path"),
     (["train", "--data", "mine"], "is no data set"),
     (["train", "--data", "empty-class"], "empty-class/train/b"),
-    (["train", "--data", "corrupt", "--set", "data.image_size=32", "--set", "model=mlp", "--set", "workers.count=1", "--set", "workers.local_batch=2"], "corrupt/train/a/2.jpg"),
+    (["train", "--data", "corrupt", *ONE_SMALL_WORKER], "corrupt/train/a/2.jpg"),
     (["train", "--data", "short-idx"], "train-images-idx3-ubyte"),
     (["train", "--data", "labels-idx"], "labels"),
     (["train", "--data", "json:nothing"], "nothing"),
@@ -159,6 +164,7 @@ def test_more_ranks_than_workers_is_refused(
     bigstep: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch
+
     from bigstep.config import LrConfig, RunConfig, WorkersConfig
     from bigstep.errors import ConfigError
     from bigstep.train.assemble import assemble

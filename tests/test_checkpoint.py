@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from bigstep.errors import DataError
 from bigstep.train.checkpoint import load_checkpoint, load_latest, save_checkpoint, weights_hash
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from bigstep.config import RunConfig
 from bigstep.config_text import apply_settings, config_from_mapping, config_from_yaml, config_to_mapping, config_to_yaml
 from bigstep.errors import ConfigError

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from bigstep.records import read_run
 
 SETTINGS = [
@@ -21,7 +22,8 @@ SETTINGS = [
 
 def command(folder: Path, procs: int, *more: str) -> list[str]:
     settings = [part for setting in SETTINGS for part in ("--set", setting)]
-    return [sys.executable, "-m", "bigstep", "train", "--device", "cpu", "--json", "--procs", str(procs), "--out", str(folder), *settings, *more]  # fmt: skip
+    train = [sys.executable, "-m", "bigstep", "train", "--device", "cpu", "--json"]
+    return [*train, "--procs", str(procs), "--out", str(folder), *settings, *more]
 
 
 def train(folder: Path, procs: int, *more: str) -> dict[str, object]:

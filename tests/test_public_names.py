@@ -9,7 +9,8 @@ import pytest
 PUBLIC = {
     "bigstep.optim": ["LARS", "RMSpropWarmup", "parameter_groups"],
     "bigstep.schedules": [
-        "scale_lr", "warmup", "step_decay", "polynomial", "linear", "cosine", "join", "elu_blend", "slow_start", "BatchPlan",
+        "scale_lr", "warmup", "step_decay", "polynomial", "linear", "cosine", "join", "elu_blend", "slow_start",
+        "BatchPlan",
     ],
     "bigstep.norm": ["last_batch_statistics", "average_statistics", "zero_gamma", "GhostBatchNorm2d"],
     "bigstep.comm": ["Exchange"],

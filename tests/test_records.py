@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 
 import pytest
+
 from bigstep.errors import ConfigError, DataError
 from bigstep.records import FORMAT, RunWriter, read_run, write_atomically
 

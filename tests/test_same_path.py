@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+
 from bigstep.config import (
     DataConfig,
     ExchangeConfig,
@@ -21,7 +23,6 @@ from bigstep.config import (
 )
 from bigstep.records import read_run
 from bigstep.train import fit
-from torch import nn
 from worlds import World
 
 STEPS = 30

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from bigstep.data.sampler import Position, Sampler, Step, hosted_workers
 from bigstep.schedules import BatchPlan, BatchStage
 from bigstep.train.forwards import forwards_of

@@ -20,6 +20,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
 from bigstep import recipes
 from bigstep.config_text import apply_settings
 from bigstep.data.catalog import open_data
@@ -30,8 +33,6 @@ from bigstep.train.connect import connect
 from bigstep.train.loop import train
 from bigstep.train.ranks import Ranks
 from bigstep.train.run import _Scribe, _Silent
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 HERE = Path(__file__).parent
 

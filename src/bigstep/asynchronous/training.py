@@ -51,6 +51,12 @@ def train_locked(
     Returns:
         What `fit` returns; `facts` adds updates, updates_per_s, lost_updates and staleness.
 
+    Starts processes, so it runs in the tests instead of here:
+
+    >>> result = train_locked(config, model, (train_set, test_set), loss)  # doctest: +SKIP
+    >>> result.facts["staleness"]  # doctest: +SKIP
+    {0: 96}
+
     Reference: Langford, Smola, Zinkevich, "Slow Learners are Fast", 2009 (locking); Niu, Recht, Re, Wright,
     "Hogwild!", 2011, section 1, which sets out to do without.
 
@@ -89,6 +95,12 @@ def train_hogwild(
     Returns:
         What `fit` returns; `facts` adds updates, updates_per_s, lost_updates (those whose write overlapped another's,
         so that sums may have been lost) and staleness (how many updates came between read and write).
+
+    Starts processes, so it runs in the tests instead of here:
+
+    >>> result = train_hogwild(config, model, (train_set, test_set), loss)  # doctest: +SKIP
+    >>> result.facts["staleness"]  # doctest: +SKIP
+    {0: 41, 1: 52, 2: 3}
 
     Reference: Niu, Recht, Re, Wright, "Hogwild!: A Lock-Free Approach to Parallelizing Stochastic Gradient Descent",
     2011, algorithm 1.
@@ -137,6 +149,12 @@ def train_downpour(
     Returns:
         What `fit` returns; `facts` adds updates, updates_per_s, lost_updates (refused, or lost with a process) and
         staleness, as each shard counted it.
+
+    Starts processes, so it runs in the tests instead of here:
+
+    >>> result = train_downpour(config, model, (train_set, test_set), loss)  # doctest: +SKIP
+    >>> result.facts["lost_updates"]  # doctest: +SKIP
+    0
 
     Reference: Dean et al., "Large Scale Distributed Deep Networks", 2012, section 4.1 and algorithm 7.1.
 
