@@ -30,7 +30,7 @@ from bigstep.train import fit
 
 SETTINGS = [
     "model=mlp", "data.holdout=0.5", "workers.count=6", "workers.local_batch=16", "epochs=16", "precision=float64",
-    "checkpoint.every=0.2", "evaluate_every=16",
+    "checkpoint.every=0.2", "evaluate_every=16", "lr.base=0.02", "lr.scaling=none",
 ]  # fmt: skip
 TIMEOUT_S = 8
 
