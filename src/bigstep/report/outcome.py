@@ -60,11 +60,15 @@ class Outcome:
         return self.run.folder
 
     def seconds_to(self, target: float) -> float | None:
-        """Return the time of the first evaluation that reached the target accuracy, or None if none did."""
+        """Return the time of the first evaluation that reached the target accuracy, or None if none did.
+
+        An asynchronous run evaluates beside training, the last time after its end: the weights were there by then.
+        """
         for row in self.evaluations:
             accuracy = number(row.get("accuracy"))
             if accuracy is not None and accuracy >= target:
-                return number(row.get("seconds"))
+                seconds = number(row.get("seconds"))
+                return seconds if seconds is None or self.seconds is None else min(seconds, self.seconds)
         return None
 
 
