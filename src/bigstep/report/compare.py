@@ -129,6 +129,8 @@ def _label(name: str, outcome: Outcome, differing: list[str], most: int = 3) -> 
     for field in differing:
         if field == "preset":
             parts.append(outcome.preset)
+        elif field == "ranks" and "asynchronous.replicas" in differing:
+            continue  # the same number under another name
         elif field not in ("workers.count", "workers.local_batch", "plan"):
             value = outcome.settings.get(field, "")
             parts.append(f"{field.rpartition('.')[2]} {value if len(value) <= 24 else value[:23] + '…'}")

@@ -118,7 +118,7 @@ class Study:
             said.append(f"The median is {percent(best.median)}, from {percent(low)} to {percent(high)}.")
         else:
             said += self._ranking()
-        said += self._speed() + self._techniques() + self._cautions()
+        said += self._speed() + self._scaling() + self._techniques() + self._cautions()
         return said
 
     def _ranking(self) -> list[str]:
@@ -162,6 +162,26 @@ class Study:
         missing = [group.label for group in self.groups if group.label not in {name for _, name in timed}]
         never = f" Not reached by {listing(missing)}." if missing else ""
         return [f"First to {goal}: {label}, after {duration(seconds)}.{never}"]
+
+    def _scaling(self) -> list[str]:
+        """What more ranks (or replicas) brought, for every name that ran on several numbers of them."""
+        speeds: dict[str, dict[float, float]] = {}
+        for group in self.groups:
+            ranks, rate = group.median_of("ranks"), group.median_of("images_per_s")
+            if ranks and rate:
+                speeds.setdefault(group.outcomes[0].name, {}).setdefault(ranks, rate)
+        said = []
+        for name, rates in list(speeds.items())[:8]:
+            if len(rates) < 2:
+                continue
+            fewest = min(rates)
+            told = [
+                f"{rates[ranks] / rates[fewest]:.2f} times as fast on {_plural(ranks, 'rank')} "
+                f"({100 * rates[ranks] / rates[fewest] * fewest / ranks:.0f} % of ideal)"
+                for ranks in sorted(rates)[1:]
+            ]
+            said.append(f"{name} is {listing(told)} as on {count(fewest)}.")
+        return said
 
     def _techniques(self) -> list[str]:
         known = [effect for effect in self.effects if effect.brings is not None]
