@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -130,4 +131,4 @@ def _write_results(study: Study, root: Path, page: Path) -> None:
     except ConfigError:
         raise
     except BigstepError as error:  # a missing plotting package is no failure of the suite
-        print(f"No page was written: {error}")
+        print(f"No page was written: {error}", file=sys.stderr)
