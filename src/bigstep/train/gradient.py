@@ -48,8 +48,9 @@ def gradient_of(parts: Parts, step: Step, batches: Iterator[tuple[Any, Any]]) ->
         inputs, target = next(batches)
         waited_s += time.perf_counter() - asked
         parts.statistics.begin_forward(seen, forward.workers)
-        set_workers(parts.model, forward.workers)
-        _seed(parts.config.seed, step, forward)
+        if parts.samples_per_forward > 1:  # else every forward holds one worker
+            set_workers(parts.model, forward.workers)
+        _seed(parts, step, forward)
         is_last = index == len(forwards) - 1
         with contextlib.nullcontext() if is_last or parts.parallel is None else parts.parallel.no_sync():
             with autocast(parts):
@@ -86,9 +87,16 @@ def _forwards(parts: Parts, step: Step) -> list[Forward]:
     return forwards_of(step, parts.ranks.rank, parts.ranks.size, parts.samples_per_forward)
 
 
-def _seed(seed: int, step: Step, forward: Forward) -> None:
-    """Tie dropout and the like to (seed, step, worker), so that they do not depend on the number of ranks."""
-    torch.manual_seed((seed * 1_000_003 + step.position.step) * 1_000_003 + forward.first_worker)
+def _seed(parts: Parts, step: Step, forward: Forward) -> None:
+    """Tie dropout and the like to (seed, step, worker), so that they do not depend on the number of ranks.
+
+    The generators are seeded directly: `torch.manual_seed` also prepares devices that are not there, at a cost that
+    shows beside a small forward.
+    """
+    seed = (parts.config.seed * 1_000_003 + step.position.step) * 1_000_003 + forward.first_worker
+    torch.default_generator.manual_seed(seed)
+    if parts.ranks.device.type == "cuda":
+        torch.cuda.manual_seed(seed)
 
 
 def autocast(parts: Parts) -> contextlib.AbstractContextManager[Any]:
