@@ -206,7 +206,7 @@ def test_a_killed_loader_is_a_run_error() -> None:
     feed.close()
 
 
-def test_requests_are_taken_as_they_are_needed() -> None:
+def test_requests_are_taken_at_most_one_group_ahead() -> None:
     taken = 0
 
     def endless() -> Iterator[Request]:
@@ -218,7 +218,7 @@ def test_requests_are_taken_as_they_are_needed() -> None:
     batches = Feed(tiny(), train=False)(endless())
     for _ in range(5):
         next(batches)
-    assert taken == 5
+    assert 5 <= taken <= 513  # 512 samples are prepared together, and one request shows that the group is full
 
 
 def test_own_data_by_import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,19 +101,21 @@ def measure(rank: int, options: argparse.Namespace, scratch: str, results: Any) 
     connect(parts)
     rival = HandWritten(rank, options.ranks, options.workers, config.workers.local_batch)
     times: dict[str, list[float]] = {"bigstep": [], "hand-written": []}
+    cpu: dict[str, list[float]] = {"bigstep": [], "hand-written": []}
     for repeat in range(options.repeats + 1):
         for name in ("bigstep", "hand-written") if repeat % 2 else ("hand-written", "bigstep"):
             if options.ranks > 1:
                 dist.barrier()
-            started = time.perf_counter()
+            started, worked = time.perf_counter(), time.process_time()
             if name == "bigstep":
                 ours(parts, options.steps, Path(scratch) / f"run-{repeat}" if rank == 0 else None)
             else:
                 rival(options.steps)
             if repeat:  # the first round warms up
                 times[name].append((time.perf_counter() - started) / options.steps)
+                cpu[name].append((time.process_time() - worked) / options.steps)
     if rank == 0:
-        results.put(times)
+        results.put((times, cpu))
     if options.ranks > 1:
         dist.destroy_process_group()
 
@@ -135,17 +137,29 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         results = context.SimpleQueue()
         multiprocessing.spawn(measure, (options, scratch, results), options.ranks)
-        times = results.get()
+        times, cpu = results.get()
     ratios = [a / b for a, b in zip(times["bigstep"], times["hand-written"], strict=True)]
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    cpu_medians = {name: statistics.median(values) for name, values in cpu.items()}
     summary = {
         "options": vars(options),
         "ratio": {"n": len(ratios), "median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)},
-        "milliseconds_per_step": {name: 1e3 * statistics.median(values) for name, values in times.items()},
+        "ratio_of_medians": medians["bigstep"] / medians["hand-written"],
+        "ratio_of_median_cpu_times": cpu_medians["bigstep"] / cpu_medians["hand-written"],
+        "milliseconds_per_step": {name: 1e3 * value for name, value in medians.items()},
         "times": times,
+        "cpu_times": cpu,
         **describe_machine(),
     }
     (HERE / f"result-{options.ranks}.json").write_text(json.dumps(summary, indent=1) + "\n")
-    print(json.dumps({key: summary[key] for key in ("ratio", "milliseconds_per_step")}))
+    print(
+        json.dumps(
+            {
+                key: summary[key]
+                for key in ("ratio", "ratio_of_medians", "ratio_of_median_cpu_times", "milliseconds_per_step")
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from bigstep.errors import ConfigError, DataError, RunError
 __all__ = ["Feed", "Request"]
 
 _CHUNK = 64  # samples that a loader process sends at once: its share of /dev/shm stays small, and all share a batch
+_TOGETHER = 512  # samples of memory that are prepared in one go
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,10 +169,12 @@ class Feed:
 
     def _from_memory(self, requests: Iterable[Request]) -> Iterator[tuple[Tensor, Tensor]]:
         assert self._augment is not None
-        for request in requests:
-            indices = request.indices.to(self.device, non_blocking=True)
-            images = self._images.index_select(0, indices)
-            yield self._augment(images, indices, request.epoch), self._labels.index_select(0, indices)
+        for group in _together(requests):
+            indices = torch.cat([request.indices for request in group]).to(self.device, non_blocking=True)
+            sizes = [len(request.indices) for request in group]
+            images = self._augment(self._images.index_select(0, indices), indices, group[0].epoch)
+            labels = self._labels.index_select(0, indices)
+            yield from zip(images.split(sizes), labels.split(sizes), strict=True)
 
     def _from_loader(self, requests: Iterable[Request]) -> Iterator[tuple[Tensor, Tensor]]:
         self._turn += 1
@@ -213,6 +216,19 @@ class Feed:
         if isinstance(chunk, str):
             raise DataError(chunk)
         return chunk
+
+
+def _together(requests: Iterable[Request]) -> Iterator[list[Request]]:
+    """Group small requests of an epoch: a worker's share is often too small to pay for the calls that prepare it."""
+    group: list[Request] = []
+    for request in requests:
+        samples = sum(len(each.indices) for each in group) + len(request.indices)
+        if group and (samples > _TOGETHER or request.epoch != group[0].epoch):
+            yield group
+            group = []
+        group.append(request)
+    if group:
+        yield group
 
 
 class _Jobs:
