@@ -95,7 +95,7 @@ def beating(ranks: Ranks) -> Iterator[Heartbeat]:
             sign = {"beats": beats, "step": heartbeat.step, "doing": heartbeat.doing, "stack": stack}
             try:
                 _store().set(_key(ranks.rank), json.dumps(sign))
-            except Exception:
+            except (RuntimeError, OSError):
                 return  # the store went with its host; the collective will say so
 
     thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
