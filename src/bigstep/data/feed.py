@@ -174,7 +174,7 @@ class Feed:
             sizes = [len(request.indices) for request in group]
             images = self._augment(self._images.index_select(0, indices), indices, group[0].epoch)
             labels = self._labels.index_select(0, indices)
-            yield from zip(images.split(sizes), labels.split(sizes), strict=True)
+            yield from zip(torch.split(images, sizes), torch.split(labels, sizes), strict=True)
 
     def _from_loader(self, requests: Iterable[Request]) -> Iterator[tuple[Tensor, Tensor]]:
         self._turn += 1
