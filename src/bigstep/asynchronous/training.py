@@ -54,8 +54,7 @@ def train_locked(
     Starts processes, so it runs in the tests instead of here:
 
     >>> result = train_locked(config, model, (train_set, test_set), loss)  # doctest: +SKIP
-    >>> result.facts["staleness"]  # doctest: +SKIP
-    {0: 96}
+    >>> print(result.accuracy, result.facts["staleness"])  # doctest: +SKIP
 
     Reference: Langford, Smola, Zinkevich, "Slow Learners are Fast", 2009 (locking); Niu, Recht, Re, Wright,
     "Hogwild!", 2011, section 1, which sets out to do without.
@@ -99,8 +98,7 @@ def train_hogwild(
     Starts processes, so it runs in the tests instead of here:
 
     >>> result = train_hogwild(config, model, (train_set, test_set), loss)  # doctest: +SKIP
-    >>> result.facts["staleness"]  # doctest: +SKIP
-    {0: 41, 1: 52, 2: 3}
+    >>> print(result.accuracy, result.facts["staleness"])  # doctest: +SKIP
 
     Reference: Niu, Recht, Re, Wright, "Hogwild!: A Lock-Free Approach to Parallelizing Stochastic Gradient Descent",
     2011, algorithm 1.
@@ -153,8 +151,7 @@ def train_downpour(
     Starts processes, so it runs in the tests instead of here:
 
     >>> result = train_downpour(config, model, (train_set, test_set), loss)  # doctest: +SKIP
-    >>> result.facts["lost_updates"]  # doctest: +SKIP
-    0
+    >>> print(result.accuracy, result.facts["lost_updates"])  # doctest: +SKIP
 
     Reference: Dean et al., "Large Scale Distributed Deep Networks", 2012, section 4.1 and algorithm 7.1.
 
