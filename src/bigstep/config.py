@@ -9,27 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from bigstep.errors import ConfigError
+from bigstep.config_exchange import ExchangeConfig
+from bigstep.errors import require, require_fraction, require_positive
 from bigstep.published import Published
 
 __all__ = [
     "AsynchronousConfig", "CheckpointConfig", "DataConfig", "ExchangeConfig", "LossConfig", "LrConfig", "NormConfig",
     "OptimizerConfig", "Piece", "Published", "Resize", "RunConfig", "Stage", "WorkersConfig", "require",
 ]  # fmt: skip
-
-
-def require(holds: bool, sentence: str) -> None:
-    """Refuse a configuration with one sentence unless `holds`."""
-    if not holds:
-        raise ConfigError(sentence)
-
-
-def _positive(value: float, name: str) -> None:
-    require(value > 0, f"{name} is {value}, but it must be greater than 0.")
-
-
-def _fraction(value: float, name: str) -> None:
-    require(0 <= value < 1, f"{name} is {value}, but it must be at least 0 and less than 1.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +31,7 @@ class Resize:
     """Smallest area of a random resized crop, as a fraction of the image."""
 
     def __post_init__(self) -> None:
-        _positive(self.image_size, "data.sizes.image_size")
+        require_positive(self.image_size, "data.sizes.image_size")
         require(self.epoch >= 0, f"data.sizes.epoch is {self.epoch}, but it must not be negative.")
         require(
             0 < self.min_scale <= 1,
@@ -74,7 +61,7 @@ class DataConfig:
     """Processes that decode images of a folder, for each rank; sets held in memory need none."""
 
     def __post_init__(self) -> None:
-        _fraction(self.holdout, "data.holdout")
+        require_fraction(self.holdout, "data.holdout")
         require(self.image_size >= 0, f"data.image_size is {self.image_size}, but it must not be negative.")
         require(self.loaders >= 0, f"data.loaders is {self.loaders}, but it must not be negative.")
         epochs = [size.epoch for size in self.sizes]
@@ -94,8 +81,8 @@ class WorkersConfig:
     """Samples of one worker in one step."""
 
     def __post_init__(self) -> None:
-        _positive(self.count, "workers.count")
-        _positive(self.local_batch, "workers.local_batch")
+        require_positive(self.count, "workers.count")
+        require_positive(self.local_batch, "workers.local_batch")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,10 +99,10 @@ class Stage:
     """What the learning rate is multiplied by in this stage, after everything else that decides it."""
 
     def __post_init__(self) -> None:
-        _positive(self.rate, "plan.rate")
-        _positive(self.epoch, "plan.epoch")
-        _positive(self.count, "plan.count")
-        _positive(self.local_batch, "plan.local_batch")
+        require_positive(self.rate, "plan.rate")
+        require_positive(self.epoch, "plan.epoch")
+        require_positive(self.count, "plan.count")
+        require_positive(self.local_batch, "plan.local_batch")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,9 +110,11 @@ class OptimizerConfig:
     """The update rule; fields of other rules are ignored."""
 
     name: Literal["sgd", "lars", "rmsprop_warmup", "adagrad"] = "sgd"
-    """sgd (with momentum), lars (You et al.), rmsprop_warmup (Akiba et al.) or adagrad (after aggregation)."""
+    """sgd (with momentum), lars (You et al.), rmsprop_warmup (Akiba et al.) or adagrad (torch's, without momentum)."""
+    adagrad: Literal["none", "before", "after"] = "none"
+    """AdaGrad in front of sgd: each rank scales its gradient before the exchange, or the mean is scaled after it."""
     momentum: float = 0.9
-    """How much of the velocity is kept from step to step."""
+    """How much of the velocity is kept from step to step (all but adagrad)."""
     nesterov: bool = False
     """Nesterov's form of the momentum (sgd and lars)."""
     weight_decay: float = 0.0
@@ -135,7 +124,7 @@ class OptimizerConfig:
     trust_coefficient: float = 0.001
     """LARS: eta of the paper, the size of a layer's step relative to its weights."""
     eps: float = 1e-9
-    """Added to denominators (lars, rmsprop_warmup, adagrad)."""
+    """Added to denominators (lars, rmsprop_warmup, AdaGrad)."""
     rms_decay: float = 0.99
     """RMSprop warm-up: mu2, how much of the squared-gradient average is kept."""
     rms_lr: float = 3e-4
@@ -146,16 +135,20 @@ class OptimizerConfig:
     """RMSprop warm-up: the length of the transition in epochs."""
 
     def __post_init__(self) -> None:
-        _fraction(self.momentum, "optimizer.momentum")
-        _fraction(self.rms_decay, "optimizer.rms_decay")
+        require_fraction(self.momentum, "optimizer.momentum")
+        require_fraction(self.rms_decay, "optimizer.rms_decay")
+        require(
+            self.adagrad == "none" or self.name == "sgd",
+            f"optimizer.adagrad is {self.adagrad}, which goes with optimizer.name=sgd (got {self.name}).",
+        )
         require(
             self.weight_decay >= 0,
             f"optimizer.weight_decay is {self.weight_decay}, but it must not be negative.",
         )
         require(self.eps >= 0, f"optimizer.eps is {self.eps}, but it must not be negative.")
-        _positive(self.trust_coefficient, "optimizer.trust_coefficient")
-        _positive(self.rms_lr, "optimizer.rms_lr")
-        _positive(self.blend_period, "optimizer.blend_period")
+        require_positive(self.trust_coefficient, "optimizer.trust_coefficient")
+        require_positive(self.rms_lr, "optimizer.rms_lr")
+        require_positive(self.blend_period, "optimizer.blend_period")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +173,7 @@ class Piece:
     """The values of a table: one more than epochs in `at`."""
 
     def __post_init__(self) -> None:
-        _positive(self.until, "lr.schedule.until")
+        require_positive(self.until, "lr.schedule.until")
         require(
             list(self.at) == sorted(set(self.at)),
             f"lr.schedule.at must rise, but it is {list(self.at)}.",
@@ -191,7 +184,7 @@ class Piece:
             f"for {len(self.at)} epochs.",
         )
         if self.shape == "polynomial":
-            _positive(self.power, "lr.schedule.power")
+            require_positive(self.power, "lr.schedule.power")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,8 +203,8 @@ class LrConfig:
     """Scale the rate again when the batch plan changes the batch; otherwise growth replaces decay."""
 
     def __post_init__(self) -> None:
-        _positive(self.base, "lr.base")
-        _positive(self.base_batch, "lr.base_batch")
+        require_positive(self.base, "lr.base")
+        require_positive(self.base_batch, "lr.base_batch")
         ends = [piece.until for piece in self.schedule]
         require(
             ends == sorted(set(ends)),
@@ -227,7 +220,7 @@ class LossConfig:
     """Weight epsilon of the uniform distribution in the target."""
 
     def __post_init__(self) -> None:
-        _fraction(self.label_smoothing, "loss.label_smoothing")
+        require_fraction(self.label_smoothing, "loss.label_smoothing")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,56 +235,7 @@ class NormConfig:
     """Start the last batch norm of each residual branch at gamma = 0."""
 
     def __post_init__(self) -> None:
-        _fraction(self.momentum, "norm.momentum")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExchangeConfig:
-    """How gradients travel between ranks: a collective and a codec."""
-
-    collective: Literal["ring", "hierarchical", "torus", "halving", "gather"] = "ring"
-    """ring (the backend's own), hierarchical, torus, halving, or gather for codes that cannot be summed."""
-    codec: Literal["none", "fp16", "bf16", "onebit", "powersgd"] = "none"
-    """How a gradient is written on the wire."""
-    grid: Literal["auto"] | tuple[int, ...] = "auto"
-    """The torus as [X, Y]; auto takes it from nodes and ranks."""
-    bucket_mb: Literal["auto"] | float = 4.0
-    """Gradients are grouped until a group holds this many megabytes; auto tries sizes in the first steps."""
-    warmup_steps: int = 0
-    """Dense steps before the first quantised one."""
-    double_buffer: bool = False
-    """Exchange one half of the batch while the next is computed on weights half a batch old (onebit)."""
-    error_feedback: bool = True
-    """Carry what a lossy codec lost into the next step."""
-    rank: int = 2
-    """Rank of the approximation (powersgd)."""
-
-    def __post_init__(self) -> None:
-        require(
-            (self.codec == "onebit") == (self.collective == "gather"),
-            "1-bit codes cannot be summed on the wire and the owner-per-slice exchange carries nothing else: use "
-            f"collective=gather with codec=onebit, and only there (got collective={self.collective}, "
-            f"codec={self.codec}).",
-        )
-        require(
-            self.codec != "powersgd" or self.collective == "ring",
-            f"powersgd brings its own all-reduce: use collective=ring (got {self.collective}).",
-        )
-        require(
-            self.grid == "auto" or (len(self.grid) == 2 and min(self.grid) > 0),
-            f"exchange.grid is {self.grid}, but it must be auto or two positive numbers [X, Y].",
-        )
-        if self.bucket_mb != "auto":
-            _positive(self.bucket_mb, "exchange.bucket_mb")
-        require(
-            self.warmup_steps >= 0,
-            f"exchange.warmup_steps is {self.warmup_steps}, but it must not be negative.",
-        )
-        require(
-            not self.double_buffer or self.codec == "onebit",
-            f"exchange.double_buffer goes with codec=onebit (got {self.codec}).",
-        )
-        _positive(self.rank, "exchange.rank")
+        require_fraction(self.momentum, "norm.momentum")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,7 +251,7 @@ class CheckpointConfig:
 
     def __post_init__(self) -> None:
         require(min(self.every, self.seconds) >= 0, "checkpoint.every and checkpoint.seconds must not be negative.")
-        _positive(self.keep, "checkpoint.keep")
+        require_positive(self.keep, "checkpoint.keep")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -333,7 +277,7 @@ class AsynchronousConfig:
 
     def __post_init__(self) -> None:
         for name in ("replicas", "shards", "push_every", "fetch_every"):
-            _positive(getattr(self, name), f"asynchronous.{name}")
+            require_positive(getattr(self, name), f"asynchronous.{name}")
         for name in ("warm_start", "max_staleness"):
             value = getattr(self, name)
             require(value >= 0, f"asynchronous.{name} is {value}, but it must not be negative.")
@@ -379,17 +323,24 @@ class RunConfig:
     """Arithmetic of forward and backward; bf16 and fp16 keep float32 weights, fp16 scales the loss."""
     compile: bool = False
     """Let torch compile the model: a minute at the start, for faster steps on a GPU."""
+    kernels: Literal["auto", "off"] = "auto"
+    """auto: fused kernels and whole-step graphs on a GPU, where they can be used; off: plain torch."""
     seed: int = 0
     """Decides initial weights, sample order, augmentation and dropout."""
 
     def __post_init__(self) -> None:
-        _positive(self.epochs, "epochs")
-        _positive(self.evaluate_every, "evaluate_every")
+        require_positive(self.epochs, "epochs")
+        require_positive(self.evaluate_every, "evaluate_every")
         require(0 <= self.seed < 2**31, f"seed is {self.seed}, but it must lie between 0 and 2147483647.")
         starts = [stage.epoch for stage in self.plan]
         require(
             starts == sorted(set(starts)),
             f"The stages of plan must have rising epochs, but they are {starts}.",
+        )
+        require(
+            self.optimizer.adagrad != "before" or self.precision != "fp16",
+            "optimizer.adagrad=before scales gradients before fp16's loss scale is taken out of them: use "
+            "precision=bf16 or float32, or adagrad=after.",
         )
 
     @property
