@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from bigstep.kernels import backend, optimize, set_groups
+from bigstep.models import build_model
 from bigstep.models.resnet import BasicBlock, Bottleneck, ResNet
 from bigstep.norm import GhostBatchNorm2d
 
@@ -142,7 +143,7 @@ def test_low_precision_is_as_close_to_float64_as_the_plain_network() -> None:
 
 
 def test_what_is_not_known_is_left_and_named() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.SiLU())
     report = optimize(model)
     assert report.fused == []
     assert report.left == {"1": "it is not in a block that is recognised"}
@@ -175,3 +176,24 @@ def test_a_ghost_batch_norm_brings_its_workers() -> None:
     want, got = step(ghosts, images), step(fused, images)
     for name, value in want.items():
         torch.testing.assert_close(got[name], value, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_norms_in_a_sequence_are_fused_with_the_relu_that_follows(training) -> None:
+    torch.manual_seed(0)
+    plain = build_model("resnet9", classes=5, channels=3, image_size=16).double().to(DEVICE).train(training)
+    fused = copy.deepcopy(plain)
+    report = optimize(fused)
+    assert report.left == {}
+    assert report.fused == ["7", "14", "1", "4", "9", "12"]  # two residual blocks, then four convolutions
+    images = torch.randn(4, 3, 16, 16, dtype=torch.float64, device=DEVICE)
+    want, got = step(plain, images), step(fused, images)
+    assert list(plain.state_dict()) == list(fused.state_dict())
+    for name, value in want.items():
+        torch.testing.assert_close(got[name], value, rtol=1e-9, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_a_relu_with_two_places_stays() -> None:
+    relu = nn.ReLU()
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8), relu, nn.Conv2d(8, 8, 1), relu)
+    assert optimize(model).left == {"1": "it is not in a block that is recognised"}

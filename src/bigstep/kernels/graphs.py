@@ -16,7 +16,7 @@ from bigstep.kernels.transform import groups_of
 
 __all__ = ["GraphedStep"]
 
-PRECISIONS = {"fp16": torch.float16, "bf16": torch.bfloat16}
+PRECISIONS = {"fp16": torch.float16, "bf16": torch.bfloat16, "float32": torch.float32}
 WARM_UP = 3
 """Runs before a capture: libraries choose their algorithms, kernels are compiled."""
 
@@ -40,15 +40,17 @@ class GraphedStep:
     (LARS) or after it. With fp16 the loss is scaled; a step whose gradients are not finite changes nothing and halves
     the scale. All of it is decided on the device.
 
-    The rate may change between steps as usual, through `optimizer.param_groups[i]["lr"]`. Other settings of the
-    optimizer are fixed in the graph, and so are the groups of `set_groups` (another number makes another graph). After
-    loading a state dict call `refresh()`.
+    `step(images, labels)` takes a step. A batch in parts is a call of `add` for each part, without graphs, and one of
+    `update`. The rate may change between steps as usual, through `optimizer.param_groups[i]["lr"]`. Other settings of
+    an optimizer that is in the graph are fixed there, and so are the groups of `set_groups` (another number makes
+    another graph). After loading a state dict call `refresh()`.
 
     Args:
         model: On a CUDA device, in training mode; best after `bigstep.kernels.optimize`.
         loss: loss(outputs, labels) -> 0-dim tensor.
-        optimizer: `bigstep.optim.LARS`, or a torch optimizer with `fused=True`.
-        precision: "fp16" or "bf16".
+        optimizer: `bigstep.optim.LARS` or a torch optimizer with `fused=True` become part of the graph; any other
+            updates after it.
+        precision: "fp16", "bf16" or "float32".
         scale: First loss scale of fp16.
         growth_interval: Good steps after which the scale is doubled.
     """
@@ -65,7 +67,7 @@ class GraphedStep:
     ) -> None:
         """See the class."""
         if precision not in PRECISIONS:
-            raise ConfigError(f"GraphedStep was given precision={precision!r}; allowed are 'fp16' and 'bf16'.")
+            raise ConfigError(f"GraphedStep was given precision={precision!r}; allowed are {', '.join(PRECISIONS)}.")
         self.model, self.loss, self.optimizer = model, loss, optimizer
         self.dtype = PRECISIONS[precision]
         self.growth_interval = growth_interval
@@ -73,11 +75,8 @@ class GraphedStep:
         if not params or not all(p.is_cuda for p in params):
             raise ConfigError("GraphedStep needs a model on a CUDA device; move it with model.cuda() first.")
         self.is_lars = "trust_coefficient" in optimizer.defaults
-        if not self.is_lars and not getattr(optimizer, "_step_supports_amp_scaling", False):
-            raise ConfigError(
-                f"GraphedStep cannot put {type(optimizer).__name__} into a graph; "
-                "use LARS or a torch optimizer with fused=True."
-            )
+        # fused optimizers of torch read the rate, and whether to skip the step, on the device
+        self.updates_in_graph = self.is_lars or bool(getattr(optimizer, "_step_supports_amp_scaling", False))
         self.params: list[Tensor] = params
         self.device = params[0].device
         self.copies = self._low_precision_copies()
@@ -90,6 +89,9 @@ class GraphedStep:
         self._graphs: dict[tuple[object, ...], _Graph] = {}
         self._pool = torch.cuda.graph_pool_handle()
         self._last_rates: list[float] = []
+        self._sums: list[Tensor] = []  # made once, so that the table of their addresses is written once
+        self._parts = 0
+        self._kernels_of_sums: LarsKernels | None = None
 
     def __call__(self, images: Tensor, labels: Tensor) -> Tensor:
         """Take one step and return its loss (on the device; reading it waits for the step)."""
@@ -101,7 +103,55 @@ class GraphedStep:
         captured.labels.copy_(labels, non_blocking=True)
         self._set_rates()
         captured.graph.replay()
+        if not self.updates_in_graph:
+            self._torch_update(captured.gradients)
         return captured.loss.clone()
+
+    def add(self, images: Tensor, labels: Tensor, weight: float) -> Tensor:
+        """Add `weight` times the gradient of one part of a batch, and return the part's loss; `update` ends the step.
+
+        Args:
+            images: Of this part.
+            labels: Of this part.
+            weight: Samples of this part / samples of the batch.
+        """
+        loss, gradients = self._forward_backward(self._input(images), labels)
+        if not self._sums:
+            self._sums = [torch.empty_like(p, memory_format=torch.preserve_format) for p in self.params]
+        if self._parts == 0:
+            torch._foreach_zero_(self._sums)
+        torch._foreach_add_(self._sums, [g.float() for g in gradients], alpha=weight)
+        self._parts += 1
+        return loss
+
+    def update(self) -> None:
+        """Update the weights with what `add` gathered."""
+        assert self._parts, "a batch in parts needs at least one"
+        self._parts = 0
+        self._set_rates()
+        if self.is_lars:
+            if self._kernels_of_sums is None:  # of its own: a table that graphs read must keep their gradients
+                self._kernels_of_sums = self._lars_kernels()
+            self._kernels_of_sums.bind(self._sums)
+            self._lars_update(self._kernels_of_sums)
+        else:
+            self._torch_update(self._sums)
+
+    def scaler_state(self) -> dict[str, Any]:
+        """The loss scale, as `torch.amp.GradScaler` keeps it in checkpoints."""
+        return {
+            "scale": float(self.scale),
+            "growth_factor": 2.0,
+            "backoff_factor": 0.5,
+            "growth_interval": self.growth_interval,
+            "_growth_tracker": int(self.good_steps),
+        }
+
+    def load_scaler_state(self, state: dict[str, Any]) -> None:
+        """Go on with a loss scale of `scaler_state` or of a `GradScaler`; an empty one changes nothing."""
+        if state and self.dtype == torch.float16:
+            self.scale.fill_(state["scale"])
+            self.good_steps.fill_(state["_growth_tracker"])
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -112,6 +162,8 @@ class GraphedStep:
 
     def _low_precision_copies(self) -> dict[int, Tensor]:
         """Copies of the weights of convolutions and linear layers, by the identity of the weight."""
+        if self.dtype == torch.float32:
+            return {}
         kinds = (nn.Conv2d, nn.Linear)
         weights = {id(p) for m in self.model.modules() if isinstance(m, kinds) for p in m.parameters(recurse=False)}
         return {
@@ -164,22 +216,27 @@ class GraphedStep:
             momentum=group["momentum"],
             nesterov=group["nesterov"],
             copies=[self.copies.get(id(p)) for p in self.params],
-            narrow=self.dtype,
+            narrow=torch.float16 if self.dtype == torch.float32 else self.dtype,
         )
 
     def _forward_backward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, list[Tensor]]:
         leaves = [self.copies.get(id(p), p) for p in self.params]
         swapped = {self.names[id(p)]: self.copies[id(p)] for p in self.params if id(p) in self.copies}
-        with torch.autocast(self.device.type, self.dtype, cache_enabled=False):
+        half = self.dtype != torch.float32
+        with torch.autocast(self.device.type, self.dtype if half else None, enabled=half, cache_enabled=False):
             outputs = torch.func.functional_call(self.model, swapped, (images,))
             loss = self.loss(outputs, labels)
         gradients = torch.autograd.grad(loss.float() * self.scale, leaves)
         return loss.detach(), [_laid_out(g, p) for g, p in zip(gradients, self.params, strict=True)]
 
-    def _capture(self, images: Tensor, labels: Tensor) -> _Graph:
+    def _input(self, images: Tensor) -> Tensor:
+        """A copy of the images, as the network wants them."""
         channels_last = {"memory_format": torch.channels_last} if images.dim() == 4 else {}
-        static_images = torch.empty(images.shape, dtype=self.dtype, device=self.device, **channels_last)  # type: ignore[call-overload]  # a dict hides the types
-        static_images.copy_(images)
+        narrow = torch.empty(images.shape, dtype=self.dtype, device=self.device, **channels_last)  # type: ignore[call-overload]  # a dict hides the types
+        return narrow.copy_(images)  # type: ignore[no-any-return]  # as above
+
+    def _capture(self, images: Tensor, labels: Tensor) -> _Graph:
+        static_images = self._input(images)
         static_labels = labels.to(self.device, copy=True)
         kernels = self._lars_kernels() if self.is_lars else None
         buffers = [(b, b.clone()) for b in self.model.buffers()]
@@ -188,7 +245,8 @@ class GraphedStep:
         with torch.cuda.stream(stream):
             for _ in range(WARM_UP):
                 _, gradients = self._forward_backward(static_images, static_labels)
-            self._update(kernels, gradients, warm_up=True)
+            if self.updates_in_graph:
+                self._update(kernels, gradients, warm_up=True)
             del gradients
         torch.cuda.current_stream(self.device).wait_stream(stream)
         for buffer, before in buffers:  # warming up must leave no trace in the running statistics
@@ -199,27 +257,32 @@ class GraphedStep:
         torch._C._cuda_clearCublasWorkspaces()
         with torch.cuda.graph(graph, pool=self._pool):
             loss, gradients = self._forward_backward(static_images, static_labels)
-            self._update(kernels, gradients, warm_up=False)
+            if self.updates_in_graph:
+                self._update(kernels, gradients, warm_up=False)
         torch._C._cuda_clearCublasWorkspaces()
         if kernels is not None:
             kernels.bind(gradients)  # only now are their addresses known; the graph reads the table when it runs
         return _Graph(graph, static_images, static_labels, loss, kernels, gradients)
 
     def _update(self, kernels: LarsKernels | None, gradients: list[Tensor], *, warm_up: bool) -> None:
-        if kernels is not None:
-            scale, good_steps = self.scale, self.good_steps if self.dtype == torch.float16 else None
-            if warm_up:
-                kernels.bind(gradients)
-                scale = torch.full_like(scale, float("nan"))  # makes every norm nan: the step is skipped
-                good_steps = None if good_steps is None else good_steps.clone()
-            interval = self.growth_interval
-            kernels.launch(self.rates, scale=scale, good_steps=good_steps, growth_interval=interval, aligned=True)
-            self.skipped.copy_(kernels.skipped)
+        if kernels is None:
+            self._torch_update(gradients, warm_up)
             return
-        self._torch_update(gradients, warm_up)
+        if warm_up:
+            kernels.bind(gradients)
+        self._lars_update(kernels, warm_up)
+
+    def _lars_update(self, kernels: LarsKernels, warm_up: bool = False) -> None:
+        scale, good_steps = self.scale, self.good_steps if self.dtype == torch.float16 else None
+        if warm_up:
+            scale = torch.full_like(scale, float("nan"))  # makes every norm nan: the step is skipped
+            good_steps = None if good_steps is None else good_steps.clone()
+        interval = self.growth_interval
+        kernels.launch(self.rates, scale=scale, good_steps=good_steps, growth_interval=interval, aligned=True)
+        self.skipped.copy_(kernels.skipped)
 
     @torch.no_grad()
-    def _torch_update(self, gradients: list[Tensor], warm_up: bool) -> None:
+    def _torch_update(self, gradients: list[Tensor], warm_up: bool = False) -> None:
         wide = [g.float() for g in gradients]
         self.skipped.zero_()
         torch._amp_foreach_non_finite_check_and_unscale_(wide, self.skipped, self.scale.reciprocal())
@@ -227,6 +290,20 @@ class GraphedStep:
             self.skipped.fill_(1.0)
         for param, gradient in zip(self.params, wide, strict=True):
             param.grad = gradient
+        if self.updates_in_graph:
+            self._fused_optimizer_step()
+        elif self.dtype != torch.float16 or not float(self.skipped):  # only a scaled loss may overflow by design
+            self.optimizer.step()
+        for param in self.params:
+            param.grad = None
+        copied = [p for p in self.params if id(p) in self.copies]
+        if copied:
+            torch._foreach_copy_([self.copies[id(p)] for p in copied], copied)
+        if self.dtype == torch.float16 and not warm_up:
+            torch._amp_update_scale_(self.scale, self.good_steps, self.skipped, 2.0, 0.5, self.growth_interval)
+
+    def _fused_optimizer_step(self) -> None:
+        """Let an optimizer of torch read the rates, and whether to skip the step, from the device."""
         optimizer: Any = self.optimizer
         rates = [group["lr"] for group in optimizer.param_groups]
         optimizer.grad_scale, optimizer.found_inf = None, self.skipped
@@ -238,12 +315,6 @@ class GraphedStep:
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate
             del optimizer.grad_scale, optimizer.found_inf
-        for param in self.params:
-            param.grad = None
-        copied = [p for p in self.params if id(p) in self.copies]
-        torch._foreach_copy_([self.copies[id(p)] for p in copied], copied)
-        if self.dtype == torch.float16 and not warm_up:
-            torch._amp_update_scale_(self.scale, self.good_steps, self.skipped, 2.0, 0.5, self.growth_interval)
 
 
 def _laid_out(gradient: Tensor, param: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -37,6 +38,8 @@ class Report:
 
 def optimize(model: nn.Module, *, groups: int | None = None) -> Report:
     """Fuse batch norms with ReLU, residuals and the stem's pooling in a ResNet of torchvision, timm or bigstep.
+
+    In any other model, blocks like those of a ResNet, and a batch norm that a ReLU follows in an `nn.Sequential`.
 
     The model is changed in place to channels_last and its blocks' `forward` is replaced; parameters, buffers, their
     names and the state dict stay as they are. What is not recognised keeps its own forward, and so do blocks whose
@@ -82,8 +85,15 @@ def optimize(model: nn.Module, *, groups: int | None = None) -> Report:
         model.forward = types.MethodType(_network, model)  # type: ignore[method-assign]  # the point of this function
         report.fused.append("stem")
         covered.add(model.get_submodule("bn1"))
-    elif report.fused:
+    elif hasattr(model, "layer1") and report.fused:
         report.left["stem"] = reason
+    for name, sequence in model.named_modules():
+        if isinstance(sequence, nn.Sequential):
+            for index, norm, relu in _norms_before_relu(sequence, covered, model):
+                norm.forward = types.MethodType(_norm_relu, norm)  # type: ignore[method-assign]  # as above
+                relu.forward = types.MethodType(_nothing, relu)  # type: ignore[method-assign]  # as above
+                report.fused.append(f"{name}.{index}" if name else str(index))
+                covered.add(norm)
     for name, module in model.named_modules():
         if isinstance(module, nn.BatchNorm2d) and module not in covered:
             report.left.setdefault(name, "it is not in a block that is recognised")
@@ -193,6 +203,29 @@ def _why_not_network(model: nn.Module) -> str | None:
         if not isinstance(stage, nn.Sequential) or not all(hasattr(block, "bigstep_fused") for block in stage):
             return "not every block is fused"
     return None
+
+
+def _norms_before_relu(
+    sequence: nn.Sequential, covered: set[nn.Module], model: nn.Module
+) -> Iterator[tuple[int, nn.BatchNorm2d, nn.ReLU]]:
+    """Batch norms that a ReLU of their own follows: one that stands in one place only, since it will do nothing."""
+    places = [child for module in model.modules() for child in module._modules.values()]
+    for index, (norm, relu) in enumerate(itertools.pairwise(sequence)):
+        if not (isinstance(norm, nn.BatchNorm2d) and isinstance(relu, nn.ReLU)) or norm in covered:
+            continue
+        alone = not relu._forward_hooks and sum(child is relu for child in places) == 1
+        if alone and _why_not_norm(norm) is None:
+            yield index, norm, relu
+
+
+def _norm_relu(norm: nn.BatchNorm2d, x: Tensor) -> Tensor:
+    _count_batches(norm)
+    return fused_norm(x, _norm(norm))[0]
+
+
+def _nothing(relu: nn.ReLU, x: Tensor) -> Tensor:
+    """What is left of a ReLU that the norm before it has taken over."""
+    return x
 
 
 def _is_pointwise(conv: nn.Conv2d, stride: int) -> bool:

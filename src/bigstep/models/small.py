@@ -16,6 +16,8 @@ class Residual(nn.Module):
     (behind a ReLU its gradient would be zero for ever).
     """
 
+    downsample = None  # the shortcut is x itself; blocks of larger networks have a module here
+
     def __init__(self, width: int) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(width, width, 3, padding=1, bias=False)

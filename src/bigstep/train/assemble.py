@@ -17,6 +17,7 @@ from bigstep.data.catalog import open_data
 from bigstep.data.feed import Feed
 from bigstep.data.sampler import Sampler
 from bigstep.errors import ConfigError
+from bigstep.kernels import GraphedStep
 from bigstep.models import build_model
 from bigstep.norm import WorkerStatistics, ghost_batch_norm, zero_gamma
 from bigstep.optim import LARS, RMSpropWarmup, parameter_groups
@@ -35,6 +36,7 @@ from bigstep.schedules import (
     warmup,
 )
 from bigstep.train.checkpoint import weights_hash
+from bigstep.train.fusing import Kernels, fuse
 from bigstep.train.ranks import Ranks
 
 __all__ = ["Loss", "Parts", "WorkerLoss", "assemble", "batch_plan", "learning_rate"]
@@ -82,6 +84,11 @@ class Parts:
     test_feed: Feed
     statistics: WorkerStatistics
     samples_per_forward: int
+    own_model: bool = False
+    """Whether the model is a user's own."""
+    kernels: Kernels | None = None
+    """What runs on the GPU; None on a CPU."""
+    graphed: GraphedStep | None = None
     ddp: DistributedDataParallel | None = None
     tuner: BucketTuner | None = None
     exchange: Exchange | None = None
@@ -121,6 +128,7 @@ def assemble(
         f"The batch of {plan.largest.batch} samples ({plan.largest.workers} workers x {plan.largest.local_batch}) is "
         f"larger than the training set of {len(train_feed)}; lower workers.count or workers.local_batch.",
     )
+    own_model = model is not None
     torch.manual_seed(config.seed)  # every rank builds the same weights itself: nothing is broadcast
     if model is None:
         model = build_model(
@@ -133,10 +141,11 @@ def assemble(
         zero_gamma(model)
     model.to(ranks.device, torch.float64 if config.precision == "float64" else torch.float32)
     ranks.require_same(weights_hash(model), "The initial weights")
-    samples_per_forward = 1
+    samples_per_forward, kernels = 1, None
     if on_gpu:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub lacks this form
         samples_per_forward = _joined_samples(model)
+        kernels = fuse(model, config, own=own_model)
     if config.compile:
         model.compile()  # in place: names in checkpoints stay as they are
     smoothing = config.loss.label_smoothing
@@ -146,7 +155,7 @@ def assemble(
         model=model,
         objective=WorkerLoss(model, loss or nn.CrossEntropyLoss(label_smoothing=smoothing)),
         evaluation_loss=loss or nn.CrossEntropyLoss(),
-        optimizer=_optimizer(config.optimizer, model),
+        optimizer=_optimizer(config.optimizer, model, fused=on_gpu),
         scaler=torch.amp.GradScaler(ranks.device.type, enabled=config.precision == "fp16"),
         learning_rate=learning_rate(config.lr, config.batch, config.plan),
         sampler=Sampler(len(train_feed), config.seed, plan),
@@ -154,6 +163,8 @@ def assemble(
         test_feed=test_feed,
         statistics=WorkerStatistics(model, 0.0 if config.norm.statistics == "last_batch" else config.norm.momentum),
         samples_per_forward=samples_per_forward,
+        own_model=own_model,
+        kernels=kernels,
     )
 
 
@@ -201,7 +212,7 @@ def _schedule(piece: Piece, begin: float, unscaled: float) -> Schedule:
             return table(piece.at, piece.values)
 
 
-def _optimizer(config: OptimizerConfig, model: nn.Module) -> torch.optim.Optimizer:
+def _optimizer(config: OptimizerConfig, model: nn.Module, fused: bool) -> torch.optim.Optimizer:
     groups = parameter_groups(model, config.weight_decay)
     if config.decay_all:
         for group in groups:
@@ -209,7 +220,7 @@ def _optimizer(config: OptimizerConfig, model: nn.Module) -> torch.optim.Optimiz
     lr = 1.0  # the loop sets the rate of every step
     match config.name:
         case "sgd":
-            return torch.optim.SGD(groups, lr, config.momentum, nesterov=config.nesterov)
+            return torch.optim.SGD(groups, lr, config.momentum, nesterov=config.nesterov, fused=fused or None)
         case "lars":
             return LARS(
                 groups,

@@ -8,6 +8,7 @@ import torch
 
 from bigstep.data.feed import Request
 from bigstep.train.assemble import Parts
+from bigstep.train.gradient import autocast
 
 __all__ = ["Evaluation", "evaluate"]
 
@@ -36,7 +37,8 @@ def evaluate(parts: Parts) -> Evaluation:
     requests = (Request(0, indices) for indices in batches[ranks.rank :: ranks.size])
     totals = torch.zeros(4, dtype=torch.float64, device=ranks.device)  # samples, loss, correct, class scores
     for inputs, target in feed(requests):
-        output = parts.model(inputs)
+        with autocast(parts):
+            output = parts.model(inputs)
         count = len(target)
         totals[0] += count
         totals[1] += parts.evaluation_loss(output, target).double() * count

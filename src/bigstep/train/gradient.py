@@ -21,7 +21,7 @@ from bigstep.train.assemble import Parts
 from bigstep.train.diagnosis import gradients_are_finite, nonfinite_error
 from bigstep.train.forwards import Forward, forwards_of
 
-__all__ = ["autocast", "gradient_of", "requests_of"]
+__all__ = ["autocast", "begin_forward", "forwards_of_rank", "gradient_of", "requests_of"]
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -30,7 +30,7 @@ def requests_of(parts: Parts, steps: list[Step]) -> Iterator[Request]:
     """Yield what this rank asks of its feed for some steps of one epoch: one request a forward."""
     for step in steps:
         order = parts.sampler.order(step.position.epoch)
-        for forward in _forwards(parts, step):
+        for forward in forwards_of_rank(parts, step):
             yield Request(step.position.epoch, order[forward.start : forward.stop])
 
 
@@ -39,18 +39,13 @@ def gradient_of(parts: Parts, step: Step, batches: Iterator[tuple[Any, Any]]) ->
 
     All ranks must call this for every step, also those that have no samples in it.
     """
-    forwards = _forwards(parts, step)
+    forwards = forwards_of_rank(parts, step)
     objective = parts.parallel or parts.objective
     loss = torch.zeros((), dtype=torch.float64, device=parts.ranks.device)
     waited_s, seen, inputs = 0.0, 0, None
     for index, forward in enumerate(forwards):
-        asked = time.perf_counter()
-        inputs, target = next(batches)
-        waited_s += time.perf_counter() - asked
-        parts.statistics.begin_forward(seen, forward.workers)
-        if parts.samples_per_forward > 1:  # else every forward holds one worker
-            set_workers(parts.model, forward.workers)
-        _seed(parts, step, forward)
+        inputs, target, wait_s = begin_forward(parts, step, forward, seen, batches)
+        waited_s += wait_s
         is_last = index == len(forwards) - 1
         with contextlib.nullcontext() if is_last or parts.parallel is None else parts.parallel.no_sync():
             with autocast(parts):
@@ -63,6 +58,20 @@ def gradient_of(parts: Parts, step: Step, batches: Iterator[tuple[Any, Any]]) ->
     if _gradient_is_good(parts, step, inputs):
         parts.statistics.end_step(seen / step.active)
     return loss / parts.ranks.size, waited_s
+
+
+def begin_forward(
+    parts: Parts, step: Step, forward: Forward, seen: int, batches: Iterator[tuple[Any, Any]]
+) -> tuple[Any, Any, float]:
+    """Make ready for a forward, `seen` workers of this step being done; return input, target and the wait for them."""
+    asked = time.perf_counter()
+    inputs, target = next(batches)
+    waited_s = time.perf_counter() - asked
+    parts.statistics.begin_forward(seen, forward.workers)
+    if parts.samples_per_forward > 1:  # else every forward holds one worker
+        set_workers(parts.model, forward.workers)
+    _seed(parts, step, forward)
+    return inputs, target, waited_s
 
 
 def _gradient_is_good(parts: Parts, step: Step, inputs: Any) -> bool:
@@ -83,7 +92,8 @@ def _gradient_is_good(parts: Parts, step: Step, inputs: Any) -> bool:
     return False
 
 
-def _forwards(parts: Parts, step: Step) -> list[Forward]:
+def forwards_of_rank(parts: Parts, step: Step) -> list[Forward]:
+    """Return the forwards that this rank runs in a step."""
     return forwards_of(step, parts.ranks.rank, parts.ranks.size, parts.samples_per_forward)
 
 

@@ -18,6 +18,7 @@ from bigstep.train.assemble import Parts
 from bigstep.train.diagnosis import StragglerWatch
 from bigstep.train.evaluate import Evaluation, evaluate
 from bigstep.train.gradient import gradient_of, requests_of
+from bigstep.train.graphed import graphed_step
 from bigstep.train.heartbeat import Heartbeat
 from bigstep.train.interruption import StoppedError, StopRequest
 from bigstep.train.meter import Meter, StepCost
@@ -89,9 +90,12 @@ def train(
 
             heartbeat.at(step.position.step, "forward and backward")
             lr = set_rates(parts, step)
-            with parts.exchange.guard() if parts.exchange else contextlib.nullcontext():
-                step_loss, data_s = gradient_of(parts, step, batches)
-            _update(parts)
+            if parts.graphed is not None:
+                step_loss, data_s = graphed_step(parts, step, batches)
+            else:
+                with parts.exchange.guard() if parts.exchange else contextlib.nullcontext():
+                    step_loss, data_s = gradient_of(parts, step, batches)
+                _update(parts)
 
             position = sampler.after(step)
             exposed, sent = _traffic(parts)

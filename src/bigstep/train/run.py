@@ -21,6 +21,7 @@ from bigstep.train.assemble import Parts, assemble, batch_plan
 from bigstep.train.background import BackgroundWriter
 from bigstep.train.checkpoint import load_latest, weights_hash
 from bigstep.train.connect import connect
+from bigstep.train.graphed import graph
 from bigstep.train.heartbeat import Heartbeat, beating
 from bigstep.train.interruption import StoppedError, StopRequest, listening
 from bigstep.train.loop import Ending, train
@@ -28,7 +29,7 @@ from bigstep.train.ranks import AgreedError, Ranks
 
 __all__ = ["Audience", "Order", "capture", "restore", "run"]
 
-_FREE_TO_CHANGE = {"data.path", "data.loaders", "checkpoint"}
+_FREE_TO_CHANGE = {"data.path", "data.loaders", "checkpoint", "kernels"}
 """Fields that do not decide the path, so a resumed run may change them."""
 
 
@@ -139,6 +140,7 @@ def _run(
     begin, seconds_before = Position(), 0.0
     if state is not None:
         begin, seconds_before = _restored(parts, state, checkpoints)
+    graph(parts)
     listener: _Scribe | _Silent = _Silent()
     if ranks.first:
         writer = RunWriter(
@@ -151,6 +153,8 @@ def _run(
         )
         listener = _Scribe(writer, audience)
         audience.note(_announcement(order, ranks))
+        if parts.kernels is not None:
+            listener.note(str(parts.kernels), kernels=dataclasses.asdict(parts.kernels))
         for problem in problems:
             listener.note(f"{problem} The one before it is used.")
         if order.resume:
@@ -224,13 +228,14 @@ def _changed_field(old: Any, new: Any, path: str = "") -> str | None:
 
 def capture(parts: Parts, position: Position, seconds: float) -> dict[str, Any]:
     """Collect everything that decides the path; every rank must call this at the same step."""
+    scaled = parts.scaler.is_enabled()
     return {
         "config": config_to_mapping(parts.config),
         "position": dataclasses.asdict(position),
         "seconds": seconds,
         "model": parts.model.state_dict(),
         "optimizer": parts.optimizer.state_dict(),
-        "scaler": parts.scaler.state_dict(),
+        "scaler": parts.graphed.scaler_state() if parts.graphed and scaled else parts.scaler.state_dict(),
         "statistics": parts.ranks.gather(parts.statistics.state_dict()),
         "exchange": parts.exchange.gather_state() if parts.exchange else None,
         "skipped": parts.skipped,
