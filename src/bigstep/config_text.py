@@ -74,7 +74,7 @@ def apply_settings(config: RunConfig, settings: Iterable[str]) -> RunConfig:
 
 
 def stretched(config: RunConfig, epochs: float) -> RunConfig:
-    """Return `config` with every epoch in it scaled, so that a shorter run still warms up, decays and ends."""
+    """Return `config` with its epochs and its exchange's dense steps scaled: a shorter run still warms up and ends."""
     if not 0 < epochs < float("inf"):
         raise ConfigError(f"--epochs is {epochs}, but it must be greater than 0.")
     ratio = epochs / config.epochs
@@ -90,6 +90,7 @@ def stretched(config: RunConfig, epochs: float) -> RunConfig:
         data=dataclasses.replace(
             config.data, sizes=tuple(dataclasses.replace(size, epoch=size.epoch * ratio) for size in config.data.sizes)
         ),
+        exchange=dataclasses.replace(config.exchange, warmup_steps=round(config.exchange.warmup_steps * ratio)),
         optimizer=dataclasses.replace(
             config.optimizer,
             blend_center=config.optimizer.blend_center * ratio,

@@ -36,6 +36,11 @@ def require_runnable(config: RunConfig, ranks: Ranks, *, resume: bool) -> None:
         + ("; a shard sees no whole layers." if method == "downpour" else "."),
     )
     require(
+        config.optimizer.adagrad == "none",
+        f"optimizer.adagrad is {config.optimizer.adagrad}, but a {method} run exchanges nothing to put it before or "
+        "after: use optimizer.name=adagrad.",
+    )
+    require(
         config.precision != "fp16",
         f"precision is fp16, whose loss scale all replicas of a {method} run must agree on; use bf16 or float32.",
     )

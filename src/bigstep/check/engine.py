@@ -14,6 +14,7 @@ from torch.utils.data import Subset
 
 from bigstep.check.subject import Own, Subject, Trial
 from bigstep.comm import Exchange
+from bigstep.comm.error_feedback import owed
 from bigstep.data.catalog import open_data
 from bigstep.data.feed import Request
 from bigstep.data.folder import FolderImages
@@ -132,18 +133,7 @@ def _load(parts: Parts, folder: Path) -> Position:
 
 def _owed(exchange: Exchange) -> dict[str, Tensor]:
     state = exchange.gather_state()  # every rank takes part; rank 0 gets it
-    if state is None:
-        return {}
-    carried = state["carried"]
-    by_rank = carried.get("sent_by_rank") or carried.get("error_by_rank") or {}
-    owed: dict[str, Tensor] = {}
-    for residuals in by_rank.values():
-        for name, residual in residuals.items():
-            owed[name] = owed.get(name, 0) + residual.double() / len(by_rank)
-    for whole in (carried.get("owned_by_all", {}), state["late"]):  # counted once, not once a rank
-        for name, residual in whole.items():
-            owed[name] = owed.get(name, 0) + residual.double().flatten()
-    return owed
+    return {} if state is None else owed(state)
 
 
 def _finish(parts: Parts) -> None:

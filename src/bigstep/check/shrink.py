@@ -58,7 +58,10 @@ def shrunk(config: RunConfig, most_ranks: int) -> Trial:
 
 
 def lossless(trial: Trial) -> Trial:
-    """Return the trial with a codec that loses nothing, since a lossy one quantises per rank."""
+    """Return the trial with nothing that depends on ranks: a codec that loses nothing, and AdaGrad on the mean."""
+    if trial.config.optimizer.adagrad == "before":
+        optimizer = replace(trial.config.optimizer, adagrad="after")
+        trial = replace(trial, config=replace(trial.config, optimizer=optimizer))
     exchange = trial.config.exchange
     if exchange.codec == "none":
         return trial

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["Residuals", "mean_over_ranks"]
+__all__ = ["Residuals", "mean_over_ranks", "owed"]
 
 
 class Residuals:
@@ -74,3 +75,25 @@ def mean_over_ranks(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]
         .to(next(state[name] for state in states if name in state).dtype)
         for name in names
     }  # fmt: skip
+
+
+def owed(state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """What the model has not yet got of the mean gradients, out of `Exchange.gather_state`: flat, in float64, by name.
+
+    The mean of the ranks' residuals, the owners' residuals, and with double buffering the gradient still on its way.
+    Added once to a gradient, it settles the account: so a run goes on with one rank, which exchanges nothing.
+
+    >>> ranks = {"0": {"w": torch.tensor([3.0])}, "1": {"w": torch.tensor([-1.0])}}
+    >>> owed({"carried": {"sent_by_rank": ranks, "owned_by_all": {"w": torch.tensor([0.5])}}, "late": {}})
+    {'w': tensor([1.5000], dtype=torch.float64)}
+    """
+    carried = state["carried"]
+    by_rank = carried.get("sent_by_rank") or carried.get("error_by_rank") or {}
+    total: dict[str, Tensor] = {}
+    for residuals in by_rank.values():
+        for name, residual in residuals.items():
+            total[name] = total.get(name, 0) + residual.double().flatten() / len(by_rank)
+    for whole in (carried.get("owned_by_all", {}), state["late"]):  # counted once, not once a rank
+        for name, residual in whole.items():
+            total[name] = total.get(name, 0) + residual.double().flatten()
+    return total

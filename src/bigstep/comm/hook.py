@@ -57,6 +57,8 @@ class Exchange:
         rank: Of the approximation (powersgd).
         ranks_per_node: 0 takes torchrun's LOCAL_WORLD_SIZE, or puts all ranks on one node.
         timeout: Seconds after which a collective that does not end is an error.
+        prepare: Called with each parameter and this rank's gradient of it, which it may change in place before anything
+            is sent (`bigstep.optim.RankAdaGrad`, say); what it carries is for the caller to save.
 
     Example:
         Three lines in any program: `exchange = Exchange("torus", "fp16")`, `exchange.attach(ddp)`, and at the end
@@ -85,6 +87,7 @@ class Exchange:
         rank: int = 2,
         ranks_per_node: int = 0,
         timeout: float = 300.0,
+        prepare: Callable[[Tensor, Tensor], None] | None = None,
     ) -> None:
         _check_pair(collective, codec, double_buffer)
         self.collective, self.codec, self.grid = collective, codec, grid
@@ -95,13 +98,16 @@ class Exchange:
         """The ranks, once attached."""
         self.failure: RunError | None = None
         """What ended the exchange, once something has."""
-        self._step = 0
+        self.steps = 0
+        """Backward passes so far; they decide when the warm-up ends."""
+        self._prepare = prepare
         self._line = Line()
         self._busy, self._exposed = Meter(), Meter()
         self._backward: list[Future[Tensor]] = []  # the buckets of the backward under way
         self._codecs: list[Codec] = []  # that of the warm-up, that of the steps after it
         self._late = DoubleBuffer() if double_buffer else None
         self._loaded: dict[str, Any] | None = None  # a state that came before the world was known
+        self._kept: dict[Tensor, Tensor] | None = None  # this rank's own gradients of a backward, where asked for
 
     def __repr__(self) -> str:
         return f"Exchange(collective={self.collective!r}, codec={self.codec!r}, grid={self.grid!r})"
@@ -150,7 +156,7 @@ class Exchange:
         # first: what is under way still changes residuals
         late = {} if self._late is None else {n: p.to("cpu", copy=True) for n, p in self._late.finished().items()}
         carried = self._codecs[-1].state_dict()
-        return {"codec": self.codec, "ranks": world.size, "step": self._step, "carried": carried, "late": late}
+        return {"codec": self.codec, "ranks": world.size, "step": self.steps, "carried": carried, "late": late}
 
     def gather_state(self) -> dict[str, Any] | None:
         """The state of all ranks in one, on rank 0 (others get None); every rank must call it, between two steps.
@@ -189,10 +195,24 @@ class Exchange:
                 f"The saved exchange is that of one of {state['ranks']} ranks, but there are {self.world.size}: save "
                 "with gather_state to change the number of ranks."
             )
-        self._step = state["step"]
+        self.steps = state["step"]
         self._codecs[-1].load(state["carried"])
         if self._late is not None:
             self._late.load(dict(state["late"]))
+
+    @property
+    def gives_the_mean(self) -> bool:
+        """Whether a backward leaves the mean over ranks of its own gradients, up to the rounding of a half type."""
+        return self.codec in HALF_TYPES and self._late is None and self._prepare is None
+
+    def keep_own(self) -> None:
+        """Copy what this rank brings into the next exchange, before it is encoded; `take_own` hands it out."""
+        self._kept = {}
+
+    def take_own(self) -> dict[Tensor, Tensor]:
+        """Return the gradients that were copied, by parameter, and copy no more."""
+        kept, self._kept = self._kept or {}, None
+        return {parameter: _laid_out_as(parameter, flat) for parameter, flat in kept.items()}
 
     def rescale(self, factor: float) -> None:
         """Multiply everything carried: for a loss scaler that changes its scale by this factor."""
@@ -213,8 +233,7 @@ class Exchange:
         self._late.load({})
         for parameter, name in self._names.items():
             if name in pieces:
-                # DDP lays a gradient out as its parameter, channels-last ones too
-                parameter.grad = pieces[name].as_strided(parameter.size(), parameter.stride()).clone()
+                parameter.grad = _laid_out_as(parameter, pieces[name]).clone()
         return bool(pieces)
 
     @contextmanager
@@ -254,13 +273,18 @@ class Exchange:
             flat=grad_bucket.buffer(),
             names=tuple(self._names[parameter] for parameter in parameters),
             shapes=tuple(parameter.shape for parameter in parameters),
-            step=self._step,
+            step=self.steps,
         )
+        if self._kept is not None:
+            self._kept.update(zip(parameters, bucket.flat.clone().split_with_sizes(bucket.sizes), strict=True))
+        if self._prepare is not None:
+            for parameter, piece in zip(parameters, bucket.flat.split_with_sizes(bucket.sizes), strict=True):
+                self._prepare(parameter, _laid_out_as(parameter, piece))
         late = self._late
         future = self._start(bucket) if late is None else late.exchange(bucket, self._start, self._stream)
         self._backward.append(future)
         if grad_bucket.is_last():
-            self._step += 1
+            self.steps += 1
             self._note_exposed(self._backward)
             self._backward = []
         return future
@@ -329,6 +353,11 @@ class Exchange:
             f"{who}; the backend says: {reason}"
         )
         return self.failure
+
+
+def _laid_out_as(parameter: Tensor, flat: Tensor) -> Tensor:
+    """See a piece of a bucket as the gradient it is: DDP lays them out as parameters, channels-last ones too."""
+    return flat.as_strided(parameter.size(), parameter.stride())
 
 
 def _new_stream(device: torch.device) -> torch.cuda.Stream:

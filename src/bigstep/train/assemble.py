@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from bigstep.errors import ConfigError
 from bigstep.kernels import GraphedStep
 from bigstep.models import build_model
 from bigstep.norm import WorkerStatistics, ghost_batch_norm, zero_gamma
-from bigstep.optim import LARS, RMSpropWarmup, parameter_groups
+from bigstep.optim import LARS, AdaGradSGD, RankAdaGrad, RMSpropWarmup, parameter_groups
 from bigstep.schedules import (
     BatchPlan,
     BatchStage,
@@ -92,6 +92,11 @@ class Parts:
     ddp: DistributedDataParallel | None = None
     tuner: BucketTuner | None = None
     exchange: Exchange | None = None
+    rank_adagrad: RankAdaGrad | None = None
+    """Scales this rank's gradient before the exchange (optimizer.adagrad=before)."""
+    owed: dict[str, Tensor] = field(default_factory=dict)
+    """What the ranks of a resumed run had not delivered when there were several; one rank adds it to its next gradient,
+    by the names of the objective's parameters."""
     skipped: int = 0
     """Steps that were dropped because their gradient was not finite."""
 
@@ -122,6 +127,12 @@ def assemble(
         f"{ranks.size} ranks were started for {first} workers, but each rank needs a worker: start at most {first} "
         f"ranks or set workers.count={ranks.size}.",
     )
+    fewest = min(stage.workers for stage in plan.stages)
+    require(
+        config.optimizer.adagrad != "before" or ranks.size <= fewest,
+        f"optimizer.adagrad=before scales the gradient of each of {ranks.size} ranks by itself, but a stage of the "
+        f"plan has only {fewest} workers: start at most {fewest} ranks, or use adagrad=after.",
+    )
     train_feed, test_feed = _feeds(config, ranks, data)
     require(
         plan.largest.batch <= len(train_feed),
@@ -149,13 +160,18 @@ def assemble(
     if config.compile:
         model.compile()  # in place: names in checkpoints stay as they are
     smoothing = config.loss.label_smoothing
+    groups, rank_adagrad = _groups(config.optimizer, model), None
+    if config.optimizer.adagrad == "before":
+        rank_adagrad = RankAdaGrad(model, groups, config.optimizer.eps)
+        groups = [{**group, "weight_decay": 0.0} for group in groups]  # it has decayed before it scaled
     return Parts(
         config=config,
         ranks=ranks,
         model=model,
         objective=WorkerLoss(model, loss or nn.CrossEntropyLoss(label_smoothing=smoothing)),
         evaluation_loss=loss or nn.CrossEntropyLoss(),
-        optimizer=_optimizer(config.optimizer, model, fused=on_gpu),
+        optimizer=_optimizer(config.optimizer, groups, fused=on_gpu),
+        rank_adagrad=rank_adagrad,
         scaler=torch.amp.GradScaler(ranks.device.type, enabled=config.precision == "fp16"),
         learning_rate=learning_rate(config.lr, config.batch, config.plan),
         sampler=Sampler(len(train_feed), config.seed, plan),
@@ -212,13 +228,19 @@ def _schedule(piece: Piece, begin: float, unscaled: float) -> Schedule:
             return table(piece.at, piece.values)
 
 
-def _optimizer(config: OptimizerConfig, model: nn.Module, fused: bool) -> torch.optim.Optimizer:
+def _groups(config: OptimizerConfig, model: nn.Module) -> list[dict[str, Any]]:
     groups = parameter_groups(model, config.weight_decay)
     if config.decay_all:
         for group in groups:
             group["weight_decay"] = config.weight_decay
+    return groups
+
+
+def _optimizer(config: OptimizerConfig, groups: list[dict[str, Any]], fused: bool) -> torch.optim.Optimizer:
     lr = 1.0  # the loop sets the rate of every step
     match config.name:
+        case "sgd" if config.adagrad == "after":
+            return AdaGradSGD(groups, lr, config.momentum, nesterov=config.nesterov, eps=config.eps)
         case "sgd":
             return torch.optim.SGD(groups, lr, config.momentum, nesterov=config.nesterov, fused=fused or None)
         case "lars":

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 
 import torch
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from bigstep.comm import BucketTuner, Exchange
@@ -32,7 +34,7 @@ def connect(parts: Parts) -> None:
     if parts.ranks.size == 1:
         return
     config = parts.config.exchange
-    parts.exchange = make_exchange(config, parts.ranks.timeout_s)
+    parts.exchange = make_exchange(config, parts.ranks.timeout_s, parts.rank_adagrad)
     if config.bucket_mb == "auto":
         parts.tuner = BucketTuner(lambda bucket_mb: _attached(parts, bucket_mb))
         return
@@ -41,7 +43,9 @@ def connect(parts: Parts) -> None:
     parts.exchange.attach(parts.ddp)
 
 
-def make_exchange(config: ExchangeConfig, timeout_s: float = 600.0) -> Exchange:
+def make_exchange(
+    config: ExchangeConfig, timeout_s: float = 600.0, prepare: Callable[[Tensor, Tensor], None] | None = None
+) -> Exchange:
     """Return the exchange that a configuration names, not yet attached."""
     return Exchange(
         collective=config.collective,
@@ -52,6 +56,7 @@ def make_exchange(config: ExchangeConfig, timeout_s: float = 600.0) -> Exchange:
         double_buffer=config.double_buffer,
         rank=config.rank,
         timeout=timeout_s,
+        prepare=prepare,
     )
 
 

@@ -55,6 +55,8 @@ def gradient_of(parts: Parts, step: Step, batches: Iterator[tuple[Any, Any]]) ->
         seen += forward.workers
     if not forwards and parts.parallel is not None:
         parts.scaler.scale(objective(None, None, 0.0)).backward()
+    if parts.exchange is None:
+        _settle_alone(parts)
     if _gradient_is_good(parts, step, inputs):
         parts.statistics.end_step(seen / step.active)
     return loss / parts.ranks.size, waited_s
@@ -72,6 +74,21 @@ def begin_forward(
         set_workers(parts.model, forward.workers)
     _seed(parts, step, forward)
     return inputs, target, waited_s
+
+
+def _settle_alone(parts: Parts) -> None:
+    """Do to the gradient of a single rank what several do in their exchange."""
+    if parts.rank_adagrad is not None:
+        for parameter in parts.model.parameters():
+            if parameter.grad is not None:
+                parts.rank_adagrad(parameter, parameter.grad)
+    if parts.owed:
+        for name, parameter in parts.objective.named_parameters():
+            if name in parts.owed and parameter.grad is not None:
+                # flat as DDP had it: in the order of the parameter's memory
+                late = parts.owed[name].to(parameter.grad).as_strided(parameter.size(), parameter.stride())
+                parameter.grad.add_(late)
+        parts.owed = {}
 
 
 def _gradient_is_good(parts: Parts, step: Step, inputs: Any) -> bool:

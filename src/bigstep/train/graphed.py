@@ -27,6 +27,8 @@ def graph(parts: Parts) -> None:
         kernels.reasons.append("no graphs, since several ranks exchange gradients within a step")
     elif parts.config.nonfinite == "skip":
         kernels.reasons.append("no graphs, since nonfinite=skip looks at every gradient")
+    elif parts.rank_adagrad is not None or parts.owed:
+        kernels.reasons.append("no graphs, since something is done to gradients between backward and update")
     elif why_plain(parts.config, own=parts.own_model) is None:
         try:
             parts.graphed = GraphedStep(

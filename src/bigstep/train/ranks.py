@@ -63,6 +63,14 @@ class Ranks:
         dist.all_gather_object(values, value)
         return values
 
+    def to_first(self, value: Any) -> list[Any] | None:
+        """Return the values of all ranks on rank 0, None on the others; every rank must call this at the same point."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] | None = [None] * self.size if self.first else None
+        dist.gather_object(value, values, dst=0)
+        return values
+
     def from_first(self, value: Any) -> Any:
         """Return rank 0's value on all ranks; every rank must call this at the same point."""
         if self.size == 1:

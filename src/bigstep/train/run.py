@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
+from bigstep.comm.error_feedback import owed
 from bigstep.config import RunConfig
 from bigstep.config_text import config_to_mapping
 from bigstep.data.sampler import Position
@@ -238,6 +239,7 @@ def capture(parts: Parts, position: Position, seconds: float) -> dict[str, Any]:
         "scaler": parts.graphed.scaler_state() if parts.graphed and scaled else parts.scaler.state_dict(),
         "statistics": parts.ranks.gather(parts.statistics.state_dict()),
         "exchange": parts.exchange.gather_state() if parts.exchange else None,
+        "rank_adagrad": parts.ranks.to_first(parts.rank_adagrad.state_dict()) if parts.rank_adagrad else None,
         "skipped": parts.skipped,
     }
 
@@ -248,10 +250,16 @@ def restore(parts: Parts, state: dict[str, Any]) -> tuple[Position, float]:
     parts.optimizer.load_state_dict(state["optimizer"])
     parts.scaler.load_state_dict(state["scaler"])
     parts.statistics.load_state_dict(state["statistics"], parts.ranks.rank, parts.ranks.size)
-    if parts.exchange is not None and state["exchange"] is not None:
-        parts.exchange.load_state_dict(state["exchange"])
-    parts.skipped = int(state.get("skipped", 0))
     position = Position(**state["position"])
+    if parts.exchange is None:
+        parts.owed = owed(state["exchange"]) if state["exchange"] is not None else {}
+    elif state["exchange"] is not None:
+        parts.exchange.load_state_dict(state["exchange"])
+    else:
+        parts.exchange.steps = position.step  # one rank has run them: the warm-up does not begin again
+    if parts.rank_adagrad is not None:
+        parts.rank_adagrad.load_state_dict(state["rank_adagrad"], parts.ranks.rank, parts.ranks.size)
+    parts.skipped = int(state.get("skipped", 0))
     if min(position.step, position.epoch, position.offset) < 0 or position.offset > parts.sampler.size:
         raise ValueError(f"the position {position} lies outside the run")
     return position, float(state["seconds"])

@@ -1,0 +1,173 @@
+"""AdaGrad as 1-bit SGD uses it: it evens out the gradient, and momentum SGD follows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
+
+from bigstep.errors import ConfigError
+from bigstep.optim.gather import by_device_and_dtype, with_gradient
+
+__all__ = ["AdaGradSGD", "RankAdaGrad"]
+
+
+class AdaGradSGD(Optimizer):
+    """Momentum SGD on a gradient that AdaGrad has divided by the root of its summed squares.
+
+    ::
+
+        g <- g + weight_decay * w
+        s <- s + g^2,    n = g / (sqrt(s) + eps)
+        v <- momentum * v + n
+        w <- w - lr * v        (nesterov: w - lr * (n + momentum * v))
+
+    Args:
+        params: Parameters or groups of them.
+        lr: Rate; free to change between steps.
+        momentum: How much of v is kept; at 0 this is torch's Adagrad.
+        nesterov: Nesterov's form of the momentum.
+        eps: Added to the root.
+        weight_decay: L2 decay, added to the gradient before all else.
+
+    >>> weight = nn.Parameter(torch.zeros(2))
+    >>> optimizer = AdaGradSGD([weight], lr=0.1, momentum=0.0)
+    >>> weight.grad = torch.tensor([0.5, -100.0])  # the first step of every element is as long as the rate
+    >>> _ = optimizer.step()
+    >>> [round(value, 4) for value in weight.tolist()]
+    [-0.1, 0.1]
+
+    Reference: Duchi, Hazan, Singer, Adaptive Subgradient Methods, 2011; Seide et al., 1-Bit Stochastic Gradient
+    Descent, 2014, section 3 (AdaGrad on the aggregate, then momentum).
+
+    Differs from the paper: every rank updates all weights alike, where each node of the paper updates its stripe before
+    the second quantisation; the paper's eps and momentum are not printed.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float,
+        momentum: float = 0.9,
+        *,
+        nesterov: bool = False,
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        """See the class."""
+        if not 0 <= momentum < 1:
+            raise ConfigError(f"AdaGradSGD was given momentum={momentum}, but it must be at least 0 and less than 1.")
+        for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
+            if value < 0:
+                raise ConfigError(f"AdaGradSGD was given {name}={value}, but it must not be negative.")
+        settings = {"lr": lr, "momentum": momentum, "nesterov": nesterov, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, settings)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]  # one form
+        """Take one step; `closure`, if given, computes the loss and the gradients first."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for params, grads in by_device_and_dtype(with_gradient(group["params"])):
+                self._update(group, params, grads)
+        return loss
+
+    def _update(self, group: Mapping[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
+        squares = [self._buffer(param, "square_sum") for param in params]
+        steps = list(torch._foreach_add(grads, params, alpha=group["weight_decay"]))  # new: gradients stay as they are
+        torch._foreach_addcmul_(squares, steps, steps)
+        roots = torch._foreach_sqrt(squares)
+        torch._foreach_add_(roots, group["eps"])
+        torch._foreach_div_(steps, roots)
+        if group["momentum"]:
+            velocities = [self._buffer(param, "momentum_buffer") for param in params]
+            torch._foreach_mul_(velocities, group["momentum"])
+            torch._foreach_add_(velocities, steps)
+            if group["nesterov"]:
+                torch._foreach_add_(steps, velocities, alpha=group["momentum"])
+            else:
+                steps = velocities
+        torch._foreach_add_(params, steps, alpha=-group["lr"])
+
+    def _buffer(self, param: Tensor, name: str) -> Tensor:
+        state = self.state[param]
+        if name not in state:
+            state[name] = torch.zeros_like(param, memory_format=torch.preserve_format)
+        buffer: Tensor = state[name]
+        return buffer
+
+
+class RankAdaGrad:
+    """AdaGrad on one rank's own gradient, before ranks exchange theirs; follow it with momentum SGD.
+
+    ::
+
+        g_r <- g_r + weight_decay * w
+        s_r <- s_r + g_r^2,    g_r <- g_r / (sqrt(s_r) + eps)        of each rank r; then the mean over ranks
+
+    An element that is not finite leaves its s_r alone, so that a step that is skipped does no lasting harm.
+
+    Args:
+        model: Names the parameters.
+        groups: Parameter groups with their `weight_decay`; the optimizer that follows must not decay again.
+        eps: Added to the root.
+
+    >>> model = nn.Linear(2, 1, bias=False)
+    >>> adagrad = RankAdaGrad(model, [{"params": [model.weight], "weight_decay": 0.0}])
+    >>> gradient = torch.tensor([[3.0, -100.0]])
+    >>> adagrad(model.weight, gradient)
+    >>> gradient
+    tensor([[ 1., -1.]])
+
+    Reference: Seide et al., 1-Bit Stochastic Gradient Descent, 2014, section 3 (AdaGrad on partial gradients, before
+    quantisation: a lower training accuracy than after aggregation, the same word error rate).
+
+    Differs from the paper: none known; the paper's eps is not printed.
+    """
+
+    def __init__(self, model: nn.Module, groups: Sequence[Mapping[str, Any]], eps: float = 1e-8) -> None:
+        self._names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+        self._decay: dict[Tensor, float] = {
+            parameter: group["weight_decay"] for group in groups for parameter in group["params"]
+        }
+        self._eps = eps
+        self._squares: dict[str, Tensor] = {}
+
+    @torch.no_grad()
+    def __call__(self, parameter: Tensor, gradient: Tensor) -> None:
+        """Scale this rank's gradient of a parameter in place; call it once a step."""
+        gradient.add_(parameter, alpha=self._decay[parameter])
+        name = self._names[parameter]
+        if name not in self._squares:
+            self._squares[name] = torch.zeros_like(gradient)
+        square = self._squares[name].to(gradient.device)  # a loaded one lies on the CPU
+        self._squares[name] = square
+        square.add_(torch.where(gradient.isfinite(), gradient.square(), 0.0))
+        gradient.div_(square.sqrt().add_(self._eps))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The summed squares by parameter name, copied to the CPU."""
+        return {name: square.to("cpu", copy=True) for name, square in self._squares.items()}
+
+    def load_state_dict(self, states: Sequence[Mapping[str, Tensor]], rank: int, ranks: int) -> None:
+        """Go on from the states of all ranks, in order.
+
+        The same number of ranks take each their own; another number take the mean: each s_r is an estimate of the same
+        sum of squares, and a rank of a new world has no better one.
+        """
+        if len(states) == ranks:
+            self._squares = {name: square.clone() for name, square in states[rank].items()}
+        else:
+            self._squares = {name: _mean(state[name] for state in states) for name in states[0]}
+
+
+def _mean(tensors: Iterable[Tensor]) -> Tensor:
+    stacked = torch.stack(list(tensors))
+    return stacked.double().mean(0).to(stacked.dtype)
