@@ -16,7 +16,7 @@ import typer
 
 import bigstep
 from bigstep import cli_plan
-from bigstep.errors import BigstepError
+from bigstep.errors import BigstepError, ConfigError
 
 __all__ = ["main"]
 
@@ -82,6 +82,9 @@ def train(
         float, typer.Option(min=1, help="Seconds after which ranks that wait for another name it and stop.")
     ] = 600,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    profile: Annotated[
+        int | None, typer.Option(metavar="STEPS", help="Profile so many steps: a trace and a table, kernel by kernel.")
+    ] = None,
     tensorboard: Annotated[bool, typer.Option(help="Write TensorBoard events into the run folder too.")] = False,
     report: Annotated[bool, typer.Option(help="Show the result and write report.html at the end.")] = True,
     as_json: Json = False,
@@ -101,6 +104,8 @@ def train(
     from bigstep.train import launch
 
     if data is not None and is_sparse_file(data):
+        if profile is not None:
+            raise ConfigError(f"--profile looks at the steps of a network, but {data} trains a sparse linear model.")
         facts = sparse_command(recipe, data, epochs, settings, quiet=as_json)
         if as_json:
             _print_json(facts)
@@ -119,6 +124,7 @@ def train(
         resume=resume,
         device=device,
         timeout=timeout,
+        profile=profile,
         tensorboard=tensorboard,
         report=report,
         as_json=as_json,

@@ -51,6 +51,7 @@ class TrainRequest:
     resume: bool
     device: str
     timeout: float
+    profile: int | None
     tensorboard: bool
     report: bool
     as_json: bool
@@ -66,7 +67,23 @@ class TrainRequest:
         config = apply_settings(config, [*self._data_settings(config), *self.settings])
         if self.finish_on_one is not None:
             config = finished_on_one(config, self.finish_on_one)
+        self._check_profile(config)
         return Resolved(config=config, folder=folder)
+
+    def _check_profile(self, config: RunConfig) -> None:
+        if self.profile is None:
+            return
+        if self.profile < 1:
+            raise ConfigError(f"--profile is {self.profile}, but it must be a number of steps, for example 5.")
+        if config.asynchronous.method != "none":
+            raise ConfigError("--profile looks at synchronous steps, but this recipe is asynchronous; take another.")
+        from bigstep.train.profile_groups import WARM_UP_STEPS
+
+        if self.steps is not None and self.steps <= WARM_UP_STEPS:
+            raise ConfigError(
+                f"--profile begins after {WARM_UP_STEPS} steps of warm-up, but --steps is {self.steps}; use --steps "
+                f"{WARM_UP_STEPS + self.profile} or more."
+            )
 
     def _folder(self) -> Path | None:
         if self.out is None:
@@ -126,6 +143,7 @@ def train_command(request: TrainRequest, resolved: Resolved) -> dict[str, Any] |
             resume=request.resume,
             max_steps=request.steps,
             published=_published(config.recipe),
+            profile=request.profile or 0,
         )
         if not ranks.first:
             run(order, ranks, _Nobody())
@@ -139,6 +157,8 @@ def train_command(request: TrainRequest, resolved: Resolved) -> dict[str, Any] |
             result = run(order, ranks, audience)
     if request.report:
         _report(order.folder, quiet=request.as_json)
+    if request.profile and (order.folder / "profile.json").exists():
+        result = result | {"profile": _profile(order.folder, quiet=request.as_json)}
     return result
 
 
@@ -153,6 +173,16 @@ class _Nobody:
 
     def note(self, text: str) -> None:
         """Rank 0 shows it."""
+
+
+def _profile(folder: Path, *, quiet: bool) -> dict[str, Any]:
+    """Show where the profiled steps went, and return the whole table."""
+    from bigstep.train.profile_text import profile_markdown
+
+    profile: dict[str, Any] = json.loads((folder / "profile.json").read_bytes())
+    if not quiet:
+        print(profile_markdown(profile, most_rows=20))
+    return profile
 
 
 def _report(folder: Path, *, quiet: bool) -> None:

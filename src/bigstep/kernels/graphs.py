@@ -153,6 +153,15 @@ class GraphedStep:
             self.scale.fill_(state["scale"])
             self.good_steps.fill_(state["_growth_tracker"])
 
+    def rehearse(self) -> None:
+        """Run forward and backward of the newest graph once more without it, and leave no trace: for a profile."""
+        captured = next(reversed(self._graphs.values()), None)
+        if captured is not None:
+            buffers = [(b, b.clone()) for b in self.model.buffers()]
+            self._forward_backward(captured.images, captured.labels)
+            for buffer, before in buffers:
+                buffer.copy_(before)
+
     @torch.no_grad()
     def refresh(self) -> None:
         """Rewrite the low-precision copies from the weights, after these were changed from outside."""

@@ -22,6 +22,7 @@ from bigstep.train.graphed import graphed_step
 from bigstep.train.heartbeat import Heartbeat
 from bigstep.train.interruption import StoppedError, StopRequest
 from bigstep.train.meter import Meter, StepCost
+from bigstep.train.profile import StepProfiler
 from bigstep.train.ranks import AgreedError
 
 __all__ = ["Ending", "Listener", "resize", "set_rates", "train"]
@@ -60,6 +61,7 @@ def train(
     max_steps: int | None = None,
     stop: StopRequest | None = None,
     heartbeat: Heartbeat | None = None,
+    profiler: StepProfiler | None = None,
 ) -> Ending:
     """Train from `begin` to the end of the run, or until `max_steps` steps were taken in all.
 
@@ -75,6 +77,7 @@ def train(
         max_steps: Where to stop, counted from the beginning of the run.
         stop: A signal asks through it to save and leave.
         heartbeat: Is told what this rank is doing, so that others can name it if it hangs.
+        profiler: Looks at some of the steps.
     """
     config, sampler = parts.config, parts.sampler
     stop, heartbeat = stop or StopRequest(), heartbeat or Heartbeat(parts.ranks)
@@ -84,6 +87,8 @@ def train(
     for steps in _by_epoch(parts, begin, max_steps):
         resize(parts, steps[0].position.epoch)
         batches = iter(parts.train_feed(requests_of(parts, steps)))
+        if profiler is not None:
+            batches = profiler.watch(batches)
         for step in steps:
             started = time.perf_counter()
             exposed_before, sent_before = _traffic(parts)
@@ -106,6 +111,8 @@ def train(
             is_last = where["samples"] >= config.epochs * sampler.size or position.step == max_steps
             evaluation_due = is_last or _crossed(parts, step, position, config.evaluate_every)
             save_due = is_last or _crossed(parts, step, position, config.checkpoint.every)
+            if profiler is not None:
+                meter.pause(profiler.step_ended(pausing=evaluation_due or save_due))
             if parts.tuner is not None and not parts.tuner.done:
                 _tune_buckets(parts.tuner, listener)
             if is_last and parts.exchange is not None and parts.exchange.flush():

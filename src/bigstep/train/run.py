@@ -26,6 +26,7 @@ from bigstep.train.graphed import graph
 from bigstep.train.heartbeat import Heartbeat, beating
 from bigstep.train.interruption import StoppedError, StopRequest, listening
 from bigstep.train.loop import Ending, train
+from bigstep.train.profile import profiler_of
 from bigstep.train.ranks import AgreedError, Ranks
 
 __all__ = ["Audience", "Order", "capture", "restore", "run"]
@@ -56,6 +57,8 @@ class Order:
     resume: bool = False
     max_steps: int | None = None
     published: dict[str, Any] | None = None
+    profile: int = 0
+    """Steps to profile."""
 
 
 @dataclasses.dataclass
@@ -160,6 +163,7 @@ def _run(
             listener.note(f"{problem} The one before it is used.")
         if order.resume:
             listener.note(f"Resumed at step {begin.step}." if begin.step else "Nothing to resume: started anew.")
+    profiler = profiler_of(parts, order.folder, order.profile, listener.note) if order.profile and ranks.first else None
     background = BackgroundWriter(checkpoints, order.config.checkpoint.keep, listener.note)
 
     def save(position: Position, seconds: float) -> None:
@@ -177,6 +181,7 @@ def _run(
             max_steps=order.max_steps,
             stop=stop,
             heartbeat=heartbeat,
+            profiler=profiler,
         )
         result = _result(parts, ending, order)
     except StoppedError as stopped:
@@ -184,6 +189,8 @@ def _run(
             raise StoppedError(stopped.number, stopped.step, saved=False) from None
         raise
     finally:
+        if profiler is not None:
+            profiler.close()
         if parts.exchange is not None:
             parts.exchange.close()
         background.wait()

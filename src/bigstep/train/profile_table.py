@@ -1,0 +1,173 @@
+"""A trace as a table: where each microsecond of a step goes, against the bytes and FLOPs that it has to move and do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from bigstep.train.profile_costs import Cost
+from bigstep.train.profile_groups import EXCHANGE, GAPS, GROUPS
+from bigstep.train.profile_tree import Charge, Event, device_charges, host_charges, window_of
+
+__all__ = ["Peaks", "Row", "Table", "table_of"]
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """What the device was seen to do: a copy (bytes read and written) and a matrix product."""
+
+    bytes_per_s: float
+    flops_per_s: float
+    dtype: str
+    """Type of the matrix product."""
+
+    def bound_us(self, cost: Cost) -> float:
+        """Return the least time of an operation: its bytes over the bandwidth or its FLOPs over the rate."""
+        return 1e6 * max(cost.bytes / self.bytes_per_s, cost.flops / self.flops_per_s)
+
+
+@dataclass
+class Row:
+    """One operation, kernel or group, as the mean over the profiled steps; `bytes` is None where it is not known.
+
+    `bound_us` and `counted_us` tell of those calls alone whose bytes are known.
+    """
+
+    group: str
+    name: str
+    calls: float = 0.0
+    us: float = 0.0
+    flops: float = 0.0
+    bytes: float | None = None
+    bound_us: float = 0.0
+    counted_us: float = 0.0
+
+    @property
+    def reached(self) -> float | None:
+        """The share of the bound that was reached; above 1 where a cache saved the way to memory."""
+        return self.bound_us / self.counted_us if self.counted_us and self.bytes else None
+
+    def to_mapping(self, step_us: float) -> dict[str, Any]:
+        """Return the row with its rates, ready for JSON."""
+        known = self.bytes is not None and self.counted_us > 0
+        facts = asdict(self)
+        del facts["counted_us"]
+        return facts | {
+            "share": self.us / step_us,
+            "tflops": self.flops / self.counted_us / 1e6 if known else None,
+            "gb_per_s": (self.bytes or 0.0) / self.counted_us / 1e3 if known else None,
+            "bound_us": self.bound_us if known else None,
+            "reached": self.reached,
+        }
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of a profile, largest first, and the same by group."""
+
+    rows: list[Row]
+    groups: list[Row]
+    step_us: float
+    steps: int
+    device: str
+    peaks: Peaks
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return all of it, ready for JSON."""
+        return {
+            "steps": self.steps,
+            "step_us": self.step_us,
+            "device": self.device,
+            "peaks": asdict(self.peaks),
+            "groups": [row.to_mapping(self.step_us) for row in self.groups],
+            "rows": [row.to_mapping(self.step_us) for row in self.rows],
+        }
+
+
+def table_of(
+    events: Sequence[Event],
+    peaks: Peaks,
+    *,
+    device: str = "cpu",
+    waited_us: float = 0.0,
+    rehearsal: Sequence[Event] = (),
+) -> Table:
+    """Turn the events of a trace into a table.
+
+    Args:
+        events: of a Chrome trace whose steps are marked.
+        peaks: of the device.
+        device: cpu or cuda.
+        waited_us: on a CPU, microseconds for which the loop stood waiting for gradients of other ranks, in all.
+        rehearsal: events of one marked forward and backward, run without a CUDA graph: they tell which operation
+            launches which kernel, and its bytes and FLOPs.
+    """
+    window = window_of(events)
+    if device == "cpu":
+        charges = host_charges(events, window)
+        idle_us, idle = window.end - window.begin - sum(charge.us for charge in charges), "Python"
+        if waited_us:
+            waited_us = min(waited_us, idle_us)
+            charges.append(Charge(EXCHANGE, "waiting for gradients", waited_us, -1, None))
+            idle_us -= waited_us
+    else:
+        charges, busy_us = device_charges(events, window)
+        if rehearsal:
+            once, _ = device_charges(rehearsal, window_of(rehearsal))
+            charges = list(_recognised(charges, once))
+        idle_us, idle = window.end - window.begin - busy_us, "device idle"
+    charges.append(Charge(GAPS, idle, max(0.0, idle_us), -2, None))
+    rows = _rows(charges, window.steps, peaks, by_group=False)
+    groups = _rows(charges, window.steps, peaks, by_group=True)
+    return Table(
+        sorted(rows, key=lambda row: -row.us),
+        sorted(groups, key=lambda row: GROUPS.index(row.group)),
+        (window.end - window.begin) / window.steps,
+        window.steps,
+        device,
+        peaks,
+    )
+
+
+def _rows(charges: Iterable[Charge], steps: int, peaks: Peaks, *, by_group: bool) -> list[Row]:
+    rows: dict[tuple[str, str], Row] = {}
+    calls: dict[tuple[str, str], set[int]] = {}
+    for charge in charges:
+        key = (charge.group, charge.group if by_group else charge.name)
+        row = rows.setdefault(key, Row(*key))
+        calls.setdefault(key, set()).add(charge.call)
+        row.us += charge.us / steps
+        if charge.cost is not None:
+            row.flops += charge.cost.flops / steps
+            row.bytes = (row.bytes or 0.0) + charge.cost.bytes / steps
+            row.bound_us += peaks.bound_us(charge.cost) / steps
+            row.counted_us += charge.us / steps
+    for key, row in rows.items():
+        row.calls = len(calls[key]) / steps
+    return list(rows.values())
+
+
+def _recognised(charges: Sequence[Charge], once: Sequence[Charge]) -> Iterable[Charge]:
+    """Give kernels of a graph the operations that launched kernels of these names in a rehearsal, in its order.
+
+    A graph replays what was captured, so the n-th launch of a kernel in a step is that of the rehearsal. Where the
+    numbers of launches differ, the kernel keeps its name alone.
+    """
+    rehearsed: dict[str, list[Charge]] = {}
+    for charge in once:
+        rehearsed.setdefault(charge.kernel, []).append(charge)
+    launches: dict[str, int] = {}
+    for charge in charges:
+        launches[charge.kernel] = launches.get(charge.kernel, 0) + 1
+    seen: dict[str, int] = {}
+    for charge in charges:
+        known = rehearsed.get(charge.kernel, [])
+        number = seen[charge.kernel] = seen.get(charge.kernel, -1) + 1
+        if charge.call >= 0 or not known or launches[charge.kernel] % len(known):
+            yield charge
+            continue
+        twin = known[number % len(known)]
+        # calls of different steps must not count as one
+        call = twin.call + (number // len(known)) * 10**9 if twin.call >= 0 else charge.call
+        yield Charge(twin.group, twin.name, charge.us, call, twin.cost, charge.kernel)
