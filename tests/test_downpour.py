@@ -19,7 +19,10 @@ import torch
 from torch import nn
 
 from bigstep.asynchronous import join_downpour, train_downpour
+from bigstep.asynchronous.courier import Courier
 from bigstep.asynchronous.layout import Layout
+from bigstep.asynchronous.mail import connect_store, host_store
+from bigstep.asynchronous.server import serve_shard, stop_shard
 from bigstep.asynchronous.shard import Push, Shard
 from bigstep.config import (
     AsynchronousConfig,
@@ -100,10 +103,10 @@ def test_a_push_that_is_sent_again_is_applied_once() -> None:
 
 
 @pytest.mark.parametrize("name", ["sgd", "adagrad"])
-@pytest.mark.parametrize("shards", [1, 2, 3, 9])
-def test_any_number_of_shards_computes_the_equations(shards: int, name: str) -> None:
+@pytest.mark.parametrize(("shards", "chunk"), [(1, 9), (2, 9), (3, 9), (9, 9), (1, 1), (1, 4), (2, 2)])
+def test_any_number_of_shards_and_chunks_computes_the_equations(shards: int, chunk: int, name: str) -> None:
     """The reference is written from the equations; 9 elements on 9 shards cut through every parameter."""
-    whole = layout(shards, name)
+    whole = layout(shards, name, chunk=chunk)
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(9, generator=generator, dtype=torch.float64)
     servers = [Shard(whole, index) for index in range(shards)]
@@ -141,6 +144,54 @@ def test_a_shard_goes_on_from_its_state_with_the_same_bits(name: str) -> None:
     assert torch.equal(one.fetch()[0], two.fetch()[0])
     assert one.staleness == two.staleness
     assert two.version == 6
+
+
+def test_a_push_that_broke_off_between_chunks_is_finished_when_it_comes_again() -> None:
+    cut, whole = Shard(layout(name="adagrad", chunk=4), 0), Shard(layout(name="adagrad"), 0)
+    gradient = torch.randn(9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for shard in (cut, whole):
+        shard.push(push(1, 1, 0), gradient.flip(0))
+    cut.push_chunk(push(0, 1, 0), 0, gradient[:4])
+    assert (cut.version, cut.shares) == (2, 1)  # begun, not done
+    restarted = Shard(layout(name="adagrad", chunk=4), 0)
+    restarted.load_state_dict(cut.state_dict())
+    again = restarted.push(push(0, 1, 0), gradient.clone())
+    whole.push(push(0, 1, 0), gradient.clone())
+    assert (again.accepted, restarted.version, restarted.shares, restarted.samples) == (True, 2, 2, 16)
+    assert torch.equal(restarted.fetch()[0], whole.fetch()[0])
+    assert restarted.staleness == whole.staleness
+
+
+def test_chunks_on_the_wire_give_the_bits_of_the_whole(tmp_path: Path) -> None:
+    """A shard and a courier over a real line, in chunks of 64 of 1,000 elements, the last of them short."""
+    store, address = host_store("127.0.0.1:0")
+    cut = Layout(
+        sizes=(301, 650), decays=(0.1, 0.0), averages=49, shards=2, dtype="float32", keep=0.9, max_staleness=0,
+        save_every=0, keep_checkpoints=1, optimizer={"name": "adagrad", "eps": 1e-8}, chunk=64,
+    )  # fmt: skip
+    store.set("layout", cut.to_json())
+    for index in range(2):
+        folder = tmp_path / str(index)
+        threading.Thread(target=serve_shard, args=(connect_store(address), address, index, folder), daemon=True).start()
+    whole = Shard(dataclasses.replace(cut, shards=1, chunk=1000), 0)
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(1000, generator=generator)
+    courier = Courier(address, cut)
+    courier.put(start)
+    whole.put(start)
+    versions = [0, 0]
+    for number in range(1, 4):
+        gradient = torch.randn(1000, generator=generator)
+        delivery = courier.carry(push(0, number, 0), versions, gradient, fetch=True).result()
+        whole.push(push(0, number, number - 1), gradient)
+        assert delivery.weights is not None
+        assert torch.equal(delivery.weights, whole.fetch()[0])
+        versions = delivery.versions
+        assert (versions, delivery.staleness) == ([number, number], 0)
+    courier.close()
+    for index in range(2):
+        stop_shard(store, index)
+    until(lambda: store.check(["final/0", "final/1"]))
 
 
 def order(**asynchronous: Any) -> RunConfig:

@@ -44,7 +44,7 @@ class Courier:
 
     def __init__(self, address: str, layout: Layout, meanwhile: Callable[[], None] = lambda: None):
         self._layout = layout
-        self._links = [Link(address, shard, meanwhile) for shard in range(layout.shards)]
+        self._links = [Link(address, shard, layout.chunks(shard), meanwhile) for shard in range(layout.shards)]
         self._thread = ThreadPoolExecutor(1, "courier")
 
     def carry(self, push: Push | None, versions: list[int], vector: Tensor | None, *, fetch: bool) -> Future[Delivery]:

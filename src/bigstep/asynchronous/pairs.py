@@ -4,8 +4,8 @@ Each pair is a Gloo group of its own, so that whoever joins, leaves or dies touc
 replica takes the next number of that shard's calls and both build the group under that number; the shard answers every
 call in a thread of its own.
 
-On the wire, per exchange: a call of 7 float64 (what is wanted, and the facts of a push); the pushed vector, if one is;
-a reply of 3 float64; the weights, if they are wanted.
+On the wire, per exchange: a call of 7 float64 (what is wanted, and the facts of a push); the pushed vector, if one is,
+in chunks; the weights, if they are wanted, in chunks, each as soon as it is up to date; a reply of 3 float64.
 """
 
 from __future__ import annotations
@@ -106,9 +106,14 @@ def pair_group(store: Store, address: str, shard: int, number: int, side: int) -
 class Link:
     """A replica's line to one shard."""
 
-    def __init__(self, address: str, shard: int, meanwhile: Callable[[], None] = lambda: None):
-        """`meanwhile` is called before every attempt to connect: whoever can repair the shard does it there."""
-        self._address, self._shard, self._meanwhile = address, shard, meanwhile
+    def __init__(
+        self, address: str, shard: int, spans: list[tuple[int, int]], meanwhile: Callable[[], None] = lambda: None
+    ):
+        """`spans` are the chunks of the shard.
+
+        `meanwhile` is called before every attempt to connect: whoever can repair the shard does it there.
+        """
+        self._address, self._shard, self._spans, self._meanwhile = address, shard, spans, meanwhile
         self._store = connect_store(address)
         self._group: Pair | None = None
         self._under_way: tuple[list[Any], list[Any], Tensor, tuple[Any, ...]] | None = None
@@ -124,10 +129,10 @@ class Link:
             self._under_way = None
             sends = [group.send([words], SHARD_SIDE, 0)]
             if vector is not None:
-                sends.append(group.send([vector], SHARD_SIDE, 1))
+                sends += [group.send([vector[a:b]], SHARD_SIDE, 1) for a, b in self._spans]
             receives = [group.recv([reply], SHARD_SIDE, 2)]
             if weights is not None:
-                receives.append(group.recv([weights], SHARD_SIDE, 3))
+                receives += [group.recv([weights[a:b]], SHARD_SIDE, 3) for a, b in self._spans]
             self._under_way = sends, receives, reply, (words, vector, weights)  # kept alive until they have travelled
 
     def finish(self, call: Call, vector: Tensor | None, weights: Tensor | None) -> Receipt:

@@ -8,14 +8,17 @@ import os
 import sys
 import threading
 import time
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from bigstep.asynchronous.layout import Layout
 from bigstep.asynchronous.mail import LOOK_S, Store, connect_store, or_gone
-from bigstep.asynchronous.pairs import CALL_WORDS, FETCH, LEAVE, PUSH, PUT, Call, pair_group
+from bigstep.asynchronous.pairs import CALL_WORDS, FETCH, LEAVE, PUSH, PUT, Call, Pair, pair_group
 from bigstep.asynchronous.shard import Receipt, Shard
 from bigstep.errors import RunError
 from bigstep.train.checkpoint import load_latest, save_checkpoint
@@ -122,6 +125,34 @@ def _wait_for_call(store: Store, key: str) -> None:
         time.sleep(LOOK_S)
 
 
+def _exchange(group: Pair, shard: Shard, keeper: _Keeper, call: Call, vector: Tensor) -> None:
+    """Take what a call brings and send what it wants, chunk by chunk.
+
+    Weights travel back while the rest of the gradient still comes: both directions of the link are busy at once.
+    """
+    limit = timedelta(seconds=_IDLE_S)
+    brings = call.wants & (PUSH | PUT)
+    incoming = [group.recv([vector[a:b]], _REPLICA, 1) for a, b in shard.spans] if brings else []
+    receipt = Receipt(True, 0, shard.version)
+    outgoing: list[tuple[Any, Tensor]] = []  # with what is sent, which must live until it has travelled
+    for number, (first, last) in enumerate(shard.spans):
+        if brings:
+            incoming[number].wait(limit)
+        if call.wants & PUSH:
+            told = shard.push_chunk(call.push, number, vector[first:last])
+            receipt = told if number == 0 else receipt
+        if call.wants & FETCH:
+            weights, version = shard.fetch_chunk(number)
+            receipt = replace(receipt, version=version) if number == 0 else receipt
+            outgoing.append((group.send([weights], _REPLICA, 3), weights))
+    if call.wants & PUT:
+        shard.put(vector)
+        keeper.keep(force=True)
+    reply = torch.tensor([receipt.accepted, receipt.staleness, receipt.version], dtype=torch.float64)
+    for work, _ in [*outgoing, (group.send([reply], _REPLICA, 2), reply)]:
+        work.wait(limit)
+
+
 def _answer(address: str, shard: Shard, keeper: _Keeper, number: int) -> None:
     """Serve one replica until it leaves, dies or is silent for too long."""
     replica = -1
@@ -136,23 +167,7 @@ def _answer(address: str, shard: Shard, keeper: _Keeper, number: int) -> None:
             if call.wants & LEAVE:
                 return
             replica = max(replica, call.push.replica)
-            if call.wants & (PUSH | PUT):
-                group.recv([vector], _REPLICA, 1).wait(timedelta(seconds=_IDLE_S))
-            receipt = Receipt(True, 0, shard.version)
-            if call.wants & PUT:
-                shard.put(vector)
-                keeper.keep(force=True)
-            if call.wants & PUSH:
-                receipt = shard.push(call.push, vector)
-            if call.wants & FETCH:
-                weights, version = shard.fetch()
-                receipt = Receipt(receipt.accepted, receipt.staleness, version)
-            reply = torch.tensor([receipt.accepted, receipt.staleness, receipt.version], dtype=torch.float64)
-            works = [group.send([reply], _REPLICA, 2)]
-            if call.wants & FETCH:
-                works.append(group.send([weights], _REPLICA, 3))
-            for work in works:
-                work.wait(timedelta(seconds=_IDLE_S))
+            _exchange(group, shard, keeper, call, vector)
             keeper.keep()
     except RuntimeError:  # the line broke, or never came to be
         if replica >= 0:

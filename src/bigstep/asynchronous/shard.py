@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bigstep.asynchronous.chunk import Chunk
 from bigstep.asynchronous.layout import Layout
 
 __all__ = ["Push", "Receipt", "Shard"]
@@ -66,16 +67,12 @@ class Shard:
         self.layout, self.index = layout, index
         start, stop = layout.bounds(index)
         self._weights = torch.zeros(stop - start, dtype=layout.torch_dtype)
-        # views: torch's own optimizer works on the pieces of parameters that lie here, so the bits are a serial run's
-        self._places = [(first, last) for first, last, _ in layout.pieces(index)]
-        groups = [
-            {"params": [self._weights[first:last]], "weight_decay": decay}
-            for first, last, decay in layout.pieces(index)
-        ]
-        self._optimizer = _optimizer(layout, groups) if groups else None
-        self._averages = self._weights[max(0, layout.parameters - start) :]
+        self.spans = layout.chunks(index)
+        """Where each chunk begins and ends."""
+        self._chunks = [Chunk(layout, self._weights[a:b], _within(layout.pieces(index), a, b)) for a, b in self.spans]
         self._lock = threading.Lock()
-        self._applied: dict[int, int] = {}
+        self._verdicts: dict[int, tuple[int, bool]] = {}
+        self._applied: list[dict[int, int]] = [{} for _ in self.spans]
         self.version = 0
         self.shares = self.samples = self.refused = 0
         self.staleness: Counter[int] = Counter()
@@ -87,48 +84,60 @@ class Shard:
 
     def fetch(self) -> tuple[Tensor, int]:
         """Return a copy of the weights and their version."""
-        with self._lock:
-            return self._weights.clone(), self.version
+        parts = [self.fetch_chunk(number) for number in range(len(self.spans))]
+        return torch.cat([weights for weights, _ in parts]), parts[0][1]
 
     def push(self, push: Push, vector: Tensor) -> Receipt:
         """Apply a gradient (and the statistics behind it), unless it came before or too much overtook it."""
+        receipts = [self.push_chunk(push, number, vector[a:b]) for number, (a, b) in enumerate(self.spans)]
+        return receipts[0]
+
+    def fetch_chunk(self, number: int) -> tuple[Tensor, int]:
+        """Return a copy of one chunk and the version of the shard; that of chunk 0 counts."""
+        with self._lock:
+            return self._chunks[number].weights.clone(), self.version
+
+    def push_chunk(self, push: Push, number: int, vector: Tensor) -> Receipt:
+        """Apply one chunk of a push; chunks come in order, and those of other pushes may come between them.
+
+        What becomes of a push, and how stale it is, is decided with its first chunk. Its shares count as done with
+        its last: what a replica pushed in part before it died is lost.
+        """
         with self._lock:
             # a shard that was restarted may be older than what a replica read from it
             staleness = max(0, self.version - push.read_at)
-            if push.sequence <= self._applied.get(push.replica, 0):
-                return Receipt(True, staleness, self.version)
-            self._applied[push.replica] = push.sequence
-            if 0 < self.layout.max_staleness < staleness:
-                self.refused += 1
-                return Receipt(False, staleness, self.version)
-            self._update(push, vector)
-            self.version += 1
-            self.shares += push.steps
-            self.samples += push.samples
-            self.staleness[staleness] += 1
-            return Receipt(True, staleness, self.version)
+            if number == 0:
+                self._judge(push, staleness)
+            accepted = self._verdicts[push.replica][1]
+            applied = self._applied[number]
+            if accepted and push.sequence > applied.get(push.replica, 0):
+                applied[push.replica] = push.sequence
+                self._chunks[number].update(vector, push.lr, push.steps)
+                if number == len(self.spans) - 1:
+                    self.shares += push.steps
+                    self.samples += push.samples
+            return Receipt(accepted, staleness, self.version)
 
-    def _update(self, push: Push, vector: Tensor) -> None:
-        if self._optimizer is not None:
-            for group, (first, last) in zip(self._optimizer.param_groups, self._places, strict=True):
-                group["lr"] = push.lr
-                group["params"][0].grad = vector[first:last]
-            self._optimizer.step()
-        if len(self._averages):
-            keep = self.layout.keep**push.steps
-            self._averages.mul_(keep).add_(vector[-len(self._averages) :], alpha=(1 - keep) / push.steps)
+    def _judge(self, push: Push, staleness: int) -> None:
+        """Accept or refuse a push that has not come before."""
+        if push.sequence <= self._verdicts.get(push.replica, (0, True))[0]:
+            return
+        accepted = not 0 < self.layout.max_staleness < staleness
+        self._verdicts[push.replica] = push.sequence, accepted
+        if accepted:
+            self.version += 1
+            self.staleness[staleness] += 1
+        else:
+            self.refused += 1
 
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of everything that decides what the shard does next."""
         with self._lock:
-            optimizer = self._optimizer.state_dict()["state"] if self._optimizer is not None else {}
             return {
                 "weights": self._weights.clone(),
-                "optimizer": {
-                    key: {name: value.clone() if isinstance(value, Tensor) else value for name, value in state.items()}
-                    for key, state in optimizer.items()
-                },
-                "applied": dict(self._applied),
+                "chunks": [chunk.state_dict() for chunk in self._chunks],
+                "applied": [dict(applied) for applied in self._applied],
+                "verdicts": dict(self._verdicts),
                 "version": self.version,
                 "shares": self.shares,
                 "samples": self.samples,
@@ -140,18 +149,16 @@ class Shard:
         """Go on from a checkpoint."""
         with self._lock:
             self._weights.copy_(state["weights"])
-            if self._optimizer is not None:
-                groups = self._optimizer.state_dict()["param_groups"]
-                self._optimizer.load_state_dict({"state": state["optimizer"], "param_groups": groups})
-            self._applied = dict(state["applied"])
+            for chunk, memory in zip(self._chunks, state["chunks"], strict=True):
+                chunk.load_state_dict(memory)
+            self._applied = [dict(applied) for applied in state["applied"]]
+            self._verdicts = dict(state["verdicts"])
             self.version = state["version"]
             self.shares, self.samples, self.refused = state["shares"], state["samples"], state["refused"]
             self.staleness = Counter(state["staleness"])
 
 
-def _optimizer(layout: Layout, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-    rule = layout.rule
-    if rule.name == "adagrad":
-        return torch.optim.Adagrad(groups, lr=1.0, eps=rule.eps)
-    assert rule.name == "sgd", rule.name
-    return torch.optim.SGD(groups, lr=1.0, momentum=rule.momentum, nesterov=rule.nesterov)
+def _within(pieces: list[tuple[int, int, float]], start: int, stop: int) -> list[tuple[int, int, float]]:
+    """Cut pieces to [start, stop) and count from its beginning."""
+    cut = [(max(first, start) - start, min(last, stop) - start, decay) for first, last, decay in pieces]
+    return [piece for piece in cut if piece[0] < piece[1]]

@@ -1,0 +1,64 @@
+"""A chunk of a shard: a stretch of its weights, and torch's own optimizer on the parts of parameters that lie there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bigstep.asynchronous.layout import Layout
+
+__all__ = ["Chunk"]
+
+
+class Chunk:
+    """Updates its stretch; elements do not depend on one another, so chunks give the bits of the whole."""
+
+    def __init__(self, layout: Layout, weights: Tensor, pieces: list[tuple[int, int, float]]):
+        """Args:
+        layout: Names the update rule.
+        weights: A view of the shard's weights.
+        pieces: The parts of parameters that lie here, [start, stop) within the chunk, and their decay; behind them
+            are batch norm's moving averages.
+        """
+        self.weights, self._keep = weights, layout.keep
+        # views: torch's own optimizer works on them, so the bits are a serial run's
+        self._places = [(first, last) for first, last, _ in pieces]
+        groups = [{"params": [weights[first:last]], "weight_decay": decay} for first, last, decay in pieces]
+        self._optimizer = _optimizer(layout, groups) if groups else None
+        self._parameters = self._places[-1][1] if groups else 0
+
+    def update(self, vector: Tensor, lr: float, steps: int) -> None:
+        """Apply a gradient that is the sum of some steps, and the statistics behind it."""
+        if self._optimizer is not None:
+            for group, (first, last) in zip(self._optimizer.param_groups, self._places, strict=True):
+                group["lr"] = lr
+                group["params"][0].grad = vector[first:last]
+            self._optimizer.step()
+        averages = self.weights[self._parameters :]
+        if len(averages):
+            keep = self._keep**steps
+            averages.mul_(keep).add_(vector[self._parameters :], alpha=(1 - keep) / steps)
+
+    def state_dict(self) -> dict[int, dict[str, Any]]:
+        """Return a copy of what the update rule remembers."""
+        state = self._optimizer.state_dict()["state"] if self._optimizer is not None else {}
+        return {
+            key: {name: value.clone() if isinstance(value, Tensor) else value for name, value in facts.items()}
+            for key, facts in state.items()
+        }
+
+    def load_state_dict(self, state: dict[int, dict[str, Any]]) -> None:
+        """Remember what another one did."""
+        if self._optimizer is not None:
+            groups = self._optimizer.state_dict()["param_groups"]
+            self._optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _optimizer(layout: Layout, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    rule = layout.rule
+    if rule.name == "adagrad":
+        return torch.optim.Adagrad(groups, lr=1.0, eps=rule.eps)
+    assert rule.name == "sgd", rule.name
+    return torch.optim.SGD(groups, lr=1.0, momentum=rule.momentum, nesterov=rule.nesterov)
