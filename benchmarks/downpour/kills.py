@@ -1,9 +1,9 @@
 """kill -9 of a replica at random moments: training ends, and what is lost is at most the step it was in.
 
-    python benchmarks/downpour/kills.py [--trials 10] [--seed 0]
+    python benchmarks/downpour/kills.py [--trials 10] [--seed 0] [--out FOLDER]
 
 Each trial runs Downpour (2 shards, 3 replicas) on the embedded data for one epoch and kills one replica after a random
-number of updates. Writes kills.json beside this file; ends with status 1 if a trial fails.
+number of updates. Writes kills.json and kills.md; ends with status 1 if a trial fails.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ from bigstep import recipes
 from bigstep.asynchronous import train_downpour
 from bigstep.config_text import stretched
 from bigstep.records import describe_machine, read_run
-
-HERE = Path(__file__).parent
 
 
 def kill_after(folder: Path, name: str, updates: int, pause: float) -> None:
@@ -67,17 +65,43 @@ def trial(seed: int) -> dict[str, Any]:
     }
 
 
+def table(results: dict[str, Any]) -> str:
+    """The result in words."""
+    trials, machine = results["trials"], results["machine"]
+    held = sum(each["holds"] for each in trials)
+    lines = [
+        "# Replicas of Downpour killed at random moments",
+        "",
+        f"{held} of {len(trials)} trials held: training ended, the note names the replica, at most the step it was in "
+        f"was lost. {machine['hardware']['processor']}, {machine['hardware']['cores']} cores, torch "
+        f"{machine['versions']['torch']}, commit {machine['commit']}. Made by `benchmarks/downpour/kills.py`.",
+        "",
+        "| killed | after updates | updates in all | lost | accuracy | named | holds |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for each in trials:
+        lines.append(
+            f"| replica {each['victim']} | {each['after_updates']} | {each['updates']} | {each['lost_updates']} | "
+            f"{each['accuracy']:.3f} | {'yes' if each['named'] else 'no'} | {'yes' if each['holds'] else 'no'} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trials", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     options = parser.parse_args()
     trials = []
     for number in range(options.trials):
         trials.append(trial(options.seed + number))
         print(json.dumps(trials[-1]), flush=True)
     held = sum(each["holds"] for each in trials)
-    (HERE / "kills.json").write_text(json.dumps({"trials": trials, **describe_machine()}, indent=1) + "\n")
+    results = {"trials": trials, "machine": describe_machine()}
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "kills.json").write_text(json.dumps(results, indent=1) + "\n")
+    (options.out / "kills.md").write_text(table(results))
     print(f"{held} of {len(trials)} trials: training ended, the note names the replica, at most one step was lost")
     sys.exit(held != len(trials))
 
