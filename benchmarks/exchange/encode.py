@@ -1,8 +1,8 @@
 """What 1-bit coding costs on one core: encode and decode 25 million values, in blocks of ResNet-50's kinds.
 
-    taskset -c 0 python benchmarks/exchange/encode.py [--out FILE.json]
+    taskset -c 0 python benchmarks/exchange/encode.py [--out benchmarks/exchange/results/encode]
 
-Goal: encode + decode <= 60 ms. Beside it, the time of the least any codec must do: read values and residuals once,
+Writes OUT.json and OUT.md. Goal: encode + decode <= 60 ms. Beside it, the time of the least any codec must do: read values and residuals once,
 write residuals once, and write the decoded values once.
 """
 
@@ -11,17 +11,19 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from bigstep.kernels.onebit import Blocks, decode, encode
+from bigstep.records import describe_machine
 from bigstep.wire import onebit_blocks
 
+HERE = Path(__file__).parent
 VALUES = 25_000_000
 # 1x1 and 3x3 convolutions and the classifier, about in ResNet-50's proportions
 SHAPES = [(1024, 256), (256, 1024), (512, 2048), (256, 256, 3, 3), (512, 512, 3, 3), (1000, 2048)]
@@ -55,11 +57,33 @@ def milliseconds(run: Callable[[], object], repeats: int) -> dict[str, float]:
     return {"n": repeats, "median_ms": statistics.median(times), "min_ms": min(times), "max_ms": max(times)}
 
 
+def markdown(result: dict[str, Any]) -> str:
+    machine = result["machine"]
+    lines = [
+        "# 1-bit coding on one core",
+        "",
+        f"Written by `taskset -c 0 python benchmarks/exchange/encode.py`: {result['values']:,} values in "
+        f"{result['blocks']:,} blocks, {result['compression']:.1f} times smaller than float32. Goal: encode + decode "
+        "<= 60 ms.",
+        "",
+        f"- hardware: {machine['hardware']}, load {result['load_average_at_start']:.2f} at the start",
+        f"- versions: {machine['versions']}",
+        f"- commit: {machine['commit']}",
+        "",
+        "| | n | median ms | min-max ms |",
+        "|---|---|---|---|",
+    ]
+    for name, one in result["figures"].items():
+        lines.append(f"| {name} | {one['n']} | {one['median_ms']:.1f} | {one['min_ms']:.1f}-{one['max_ms']:.1f} |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", default="", help="write the figures here as JSON")
+    parser.add_argument("--out", default=str(HERE / "results" / "encode"), help="OUT.json and OUT.md are written")
     parser.add_argument("--repeats", type=int, default=15)
     options = parser.parse_args()
+    load = os.getloadavg()[0]
     torch.set_num_threads(1)
     torch.manual_seed(0)
     blocks, count, nbytes = block_table(VALUES)
@@ -75,12 +99,11 @@ def main() -> None:
     }
     result = {
         "values": count, "blocks": blocks.starts.numel(), "compression": 4 * count / nbytes, "figures": figures,
-        "machine": platform.processor() or platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__,
-        "load_average": os.getloadavg()[0],
+        "machine": describe_machine(), "load_average_at_start": load,
     }  # fmt: skip
-    print(json.dumps(result, indent=1))
-    if options.out:
-        Path(options.out).write_text(json.dumps(result, indent=1) + "\n")
+    Path(f"{options.out}.json").write_text(json.dumps(result, indent=1) + "\n")
+    Path(f"{options.out}.md").write_text(markdown(result))
+    print(markdown(result))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ Arguments: one JSON object. Prints one JSON object: seconds of each repeat of ea
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
 import sys
@@ -17,7 +18,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from bigstep.comm import Exchange, Halving, Hierarchical, Ring, Torus, World, sum_over_ranks
+from bigstep.comm import BucketTuner, Exchange, Halving, Hierarchical, Ring, Torus, World, sum_over_ranks
+from bigstep.comm.buckets import DDP_DEFAULT_MB
+from bigstep.models import build_model
 
 COLLECTIVES = {"ring": Ring, "torus": Torus, "hierarchical": Hierarchical, "halving": Halving}
 
@@ -85,11 +88,72 @@ def time_steps(job: dict[str, Any]) -> dict[str, Any]:
     return times
 
 
+def stepper(wrapped: Callable[[], nn.Module], inputs: torch.Tensor) -> Callable[[], None]:
+    """One step of training; `wrapped` gives the DDP object to use in it."""
+
+    def step() -> None:
+        ddp = wrapped()
+        for parameter in ddp.parameters():
+            parameter.grad = None
+        ddp(inputs).square().mean().backward()
+        with torch.no_grad():
+            for parameter in ddp.parameters():
+                parameter.sub_(parameter.grad, alpha=1e-9)
+
+    return step
+
+
+def time_buckets(job: dict[str, Any]) -> list[dict[str, Any]]:
+    """In each repeat let a tuner choose, then take steps in turns: its choice, the default twice, DDP as it comes."""
+    if job["model"] == "mlp":
+        widths = job["widths"]
+        layers = [nn.Linear(a, b) for a, b in zip(widths, widths[1:], strict=False)]
+        model, inputs = nn.Sequential(*layers), torch.randn(4, widths[0])
+    else:
+        model = build_model(job["model"], classes=10, channels=3, image_size=32)
+        inputs = torch.randn(4, 3, 32, 32)
+    exchanges: list[Exchange] = []
+
+    def maker() -> Callable[[float], DistributedDataParallel]:
+        """What wraps one copy of the model with buckets of a given size, over an exchange of its own."""
+        own, exchange = copy.deepcopy(model), Exchange("ring")
+        exchanges.append(exchange)
+
+        def attached(bucket_mb: float) -> DistributedDataParallel:
+            ddp = DistributedDataParallel(own, bucket_cap_mb=bucket_mb)
+            exchange.attach(ddp)
+            return ddp
+
+        return attached
+
+    fixed = {
+        "25 MB": maker()(DDP_DEFAULT_MB),
+        "25 MB again": maker()(DDP_DEFAULT_MB),
+        "DDP alone": DistributedDataParallel(copy.deepcopy(model)),
+    }
+    rounds = []
+    for _ in range(job["repeats"]):
+        tuner = BucketTuner(maker())
+        step = stepper(lambda tuner=tuner: tuner.ddp, inputs)
+        while not tuner.done:
+            step()
+            tuner.step_ended()
+        variants = {name: stepper(lambda ddp=ddp: ddp, inputs) for name, ddp in fixed.items()} | {"tuned": step}
+        for _ in range(2):  # DDP's own buckets settle
+            for run in variants.values():
+                run()
+        rounds.append({"chosen": tuner.bucket_mb, "table": tuner.table, "seconds": in_turns(variants, job["steps"])})
+    for exchange in exchanges:
+        exchange.close()
+    return rounds
+
+
 def main() -> None:
     torch.set_num_threads(1)
     job = json.loads(sys.argv[1])
     dist.init_process_group("gloo")
-    result = time_sums(job) if job["kind"] == "sum" else time_steps(job)
+    kinds: dict[str, Callable[[dict[str, Any]], Any]] = {"sum": time_sums, "step": time_steps, "buckets": time_buckets}
+    result = kinds[job["kind"]](job)
     dist.barrier()
     print(json.dumps(result))
     dist.destroy_process_group()
