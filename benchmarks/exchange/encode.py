@@ -2,8 +2,8 @@
 
     taskset -c 0 python benchmarks/exchange/encode.py [--out benchmarks/exchange/results/encode]
 
-Writes OUT.json and OUT.md. Goal: encode + decode <= 60 ms. Beside it, the time of the least any codec must do: read values and residuals once,
-write residuals once, and write the decoded values once.
+Writes OUT.json and OUT.md. Goal: encode + decode <= 60 ms. Beside it, the time of the least any codec must do: read
+values and residuals once, write residuals once, and write the decoded values once.
 """
 
 from __future__ import annotations
