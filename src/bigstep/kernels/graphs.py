@@ -124,6 +124,11 @@ class GraphedStep:
         self._parts += 1
         return loss
 
+    @property
+    def gathered(self) -> list[Tensor]:
+        """What `add` has gathered: the gradients of the weights in their order, times `scale`."""
+        return self._sums
+
     def update(self) -> None:
         """Update the weights with what `add` gathered."""
         assert self._parts, "a batch in parts needs at least one"

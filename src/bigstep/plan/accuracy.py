@@ -1,7 +1,8 @@
 """Epochs to a target as a function of the batch, so that the answer is minutes to accuracy and not images a second.
 
 Every law is E(B) = e0 + k B: with S = E samples / B steps, S = k samples + e0 samples / B, so no batch brings the
-count of steps below k samples, and the critical batch, where half of the epochs are lost, is e0 / k.
+count of steps below k samples, and the critical batch, where half of the epochs are lost, is e0 / k. It is fitted to
+runs at several batches, or drawn through runs at one batch with their gradient noise scale as the critical batch.
 """
 
 from __future__ import annotations
@@ -9,11 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean, geometric_mean
 
 from bigstep.errors import ConfigError
-from bigstep.records import read_run
+from bigstep.records import Run, read_run
 
-__all__ = ["IMAGENET_LARS", "ConvergenceLaw", "fit_law", "law_from_runs"]
+__all__ = ["IMAGENET_LARS", "ConvergenceLaw", "fit_law", "law_from_noise", "law_from_runs"]
+
+NOISE_LAW_REACH = 4.0
+"""How far from the noise scale, up and down, a law drawn from it alone may be used: beyond it steps hardly change."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +54,11 @@ class ConvergenceLaw:
         return self.base_epochs / self.slope if self.slope > 0 else float("inf")
 
     def warning(self, batch: float) -> str:
-        """What to know when the batch lies outside of the points the law was fitted to; empty inside."""
+        """What to know when the batch lies outside of those that the law covers; empty inside."""
         if batch > self.largest_batch:
-            return f"batch {batch:,.0f} lies above the largest that the law was fitted to ({self.largest_batch:,})"
+            return f"batch {batch:,.0f} lies above the largest that the law covers ({self.largest_batch:,})"
         if batch < self.smallest_batch:
-            return f"batch {batch:,.0f} lies below the smallest that the law was fitted to ({self.smallest_batch:,})"
+            return f"batch {batch:,.0f} lies below the smallest that the law covers ({self.smallest_batch:,})"
         return ""
 
 
@@ -66,7 +71,8 @@ def fit_law(points: Sequence[tuple[float, float]], target: float, source: str) -
     """
     if len({batch for batch, _ in points}) < 2:
         raise ConfigError(
-            f"A law of epochs against batch needs runs at two batches or more (got {len(points)} points)."
+            "A law of epochs against batch needs runs at two batches or more that reach the target, or one that has "
+            f"recorded its gradient noise scale (got {len(points)} runs)."
         )
     count = len(points)
     mean_b = sum(batch for batch, _ in points) / count
@@ -84,15 +90,46 @@ def fit_law(points: Sequence[tuple[float, float]], target: float, source: str) -
     )
 
 
+def law_from_noise(batch: float, epochs: float, noise_scale: float, target: float, source: str) -> ConvergenceLaw:
+    """Draw E(B) = e0 (1 + B / B_noise) through what one batch took.
+
+    Args:
+        batch: Global batch of the run.
+        epochs: What it took to the target.
+        noise_scale: Its gradient noise scale B_noise, in samples.
+        target: Accuracy in percent.
+        source: Where the figures are from.
+
+    >>> law = law_from_noise(512, 15.0, 1024, 93.0, "one run")
+    >>> law.epochs(512), law.epochs(1024), law.critical_batch
+    (15.0, 20.0, 1024.0)
+
+    Reference: McCandlish et al., An Empirical Model of Large-Batch Training, 2018, section 2.3.
+
+    Differs from the paper: it measured the loss reached; here the law is used for an accuracy.
+    """
+    base = epochs / (1 + batch / noise_scale)
+    return ConvergenceLaw(
+        base_epochs=base,
+        slope=base / noise_scale,
+        target=target,
+        worst_residual=0.0,
+        smallest_batch=max(1, int(min(batch, noise_scale / NOISE_LAW_REACH))),
+        largest_batch=int(max(batch, noise_scale * NOISE_LAW_REACH)),
+        source=source,
+    )
+
+
 def law_from_runs(folders: Iterable[Path], target: float) -> ConvergenceLaw:
     """Fit the law to own runs: the epoch at which each first reached `target` percent, against its batch.
+
+    Runs at one batch give a law if they have recorded their gradient noise scale, which stands for the critical batch.
 
     Args:
         folders: Run folders, or folders that hold some, as `bigstep bench` leaves them.
         target: Accuracy in percent.
     """
-    points = []
-    names = []
+    points, scales, names = [], [], []
     for folder in (found for given in folders for found in _run_folders(given)):
         run = read_run(folder)
         reached = [row["epoch"] for row in run.evaluations if row["accuracy"] * 100 >= target]
@@ -100,9 +137,24 @@ def law_from_runs(folders: Iterable[Path], target: float) -> ConvergenceLaw:
         if reached and not run.config.get("plan") and method == "none":  # others have no single B
             # the largest: the last batch of an epoch holds what is left
             points.append((float(max(row["batch"] for row in run.train)), float(min(reached))))
+            scales.append(_noise_scale(run))
             names.append(folder.name)
     more = f" and {len(names) - 6} more" if len(names) > 6 else ""
-    return fit_law(points, target, f"own runs {', '.join(names[:6])}{more}")
+    source = f"own runs {', '.join(names[:6])}{more}"
+    known = [scale for scale in scales if scale]
+    if len({batch for batch, _ in points}) == 1 and known:
+        batch, scale = points[0][0], geometric_mean(known)
+        source += f" at batch {batch:,.0f} with their gradient noise scale of {scale:,.0f} as the critical batch"
+        return law_from_noise(batch, fmean(epochs for _, epochs in points), scale, target, source)
+    return fit_law(points, target, source)
+
+
+def _noise_scale(run: Run) -> float | None:
+    """The gradient noise scale over a whole run; None where it was not recorded."""
+    told = run.result.get("noise_scale")
+    recorded = [told] if told is not None else [row.get("noise_scale") for row in run.train]
+    scales = [scale for scale in recorded if isinstance(scale, int | float) and scale > 0]
+    return geometric_mean(scales) if scales else None
 
 
 def _run_folders(folder: Path) -> list[Path]:

@@ -92,7 +92,7 @@ def cli_result(
     if law is None:
         result["warnings"].append(
             f"no law of epochs against batch is known for {workload.name}, so the ranking is by samples a second; "
-            "fit one to your own runs with --law"
+            "fit one to your own runs with --runs"
         )
     elif target and target < law.target:
         result["warnings"].append(f"the law gives epochs to {law.target} %; {target:g} % needs somewhat fewer")
@@ -117,14 +117,14 @@ def choose_law(workload: Workload, target: float, runs: Sequence[Path]) -> Conve
     if workload.name != "resnet50":
         if target:
             raise ConfigError(
-                f"No law of epochs against batch is known for {workload.name}; give run folders with --law, or drop "
+                f"No law of epochs against batch is known for {workload.name}; give run folders with --runs, or drop "
                 "--target."
             )
         return None
     if target > IMAGENET_LARS.target:
         raise ConfigError(
             f"target is {target:g}, but the law for resnet50 ends at {IMAGENET_LARS.target} %; lower it, or fit your "
-            "own runs with --law."
+            "own runs with --runs."
         )
     return IMAGENET_LARS
 

@@ -40,6 +40,8 @@ def _render_plan(result: dict[str, Any], console: Console, limit: int) -> None:
     for sentence in result["why"]:
         console.print(sentence)
     console.print(crossover_sentence(result))
+    if law := result["law"]:
+        console.print(f"Epochs: {law['source']}; critical batch {law['critical_batch']:,.0f}.")
     sure = result["sure"]
     console.print(
         f"How sure: the same model is off by {100 * sure['mean_error']:.0f} % on average and "

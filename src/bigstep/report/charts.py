@@ -39,6 +39,8 @@ def charts_of(study: Study) -> list[Chart]:
         _curves(study, "lr", "Learning rate", "train", "epoch", "lr", "epoch", "The rate that each step really used."),
         _curves(study, "batch", "Global batch", "train", "epoch", "batch", "epoch",
                 "Images in each step over all workers; the smaller last batch of an epoch is left out."),
+        _curves(study, "noise-scale", "Gradient noise scale", "train", "epoch", "noise_scale", "epoch",
+                "The batch, in images, that needs twice the fewest possible steps; far above it samples are wasted."),
     ]  # fmt: skip
     charts = [chart for chart in [*found, *more_charts(study)] if chart is not None]
     narrow = [position for position, chart in enumerate(charts) if not chart.wide]
@@ -72,7 +74,8 @@ def _curves(
         return None
     scale = 100.0 if y == "accuracy" else 1.0
     hovermode = "x unified" if len(drawn) <= BANDED else "closest"
-    names = {"accuracy": "accuracy (%)", "loss": "loss", "lr": "learning rate", "batch": "images"}
+    names = {"accuracy": "accuracy (%)", "loss": "loss", "lr": "learning rate", "batch": "images",
+             "noise_scale": "images"}  # fmt: skip
     made = figure(x_title, names[y], hovermode=hovermode)
     for index, group, line in drawn:
         across = [value / divide for value in line.x]
@@ -94,6 +97,8 @@ def _curves(
         caption += _focus(made, [line for _, _, line in drawn])
     if y == "batch":
         made.update_yaxes(rangemode="tozero")
+    if y == "noise_scale":
+        made.update_yaxes(type="log")  # it grows by orders of magnitude
     return Chart(key, title, caption, made.to_plotly_json())
 
 

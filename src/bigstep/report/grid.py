@@ -29,7 +29,7 @@ def groups_grid(study: Study) -> dict[str, Any]:
     columns = [
         _column("Group"), _column("Accuracy", True), _column("Standing"), _column("Range (points)", True),
         _column("Seeds", True), _column(goal, True), _column("Time", True), _column("Batch", True),
-        _column("Images/s", True), _column("Bytes sent", True),
+        _column("Images/s", True), _column("Bytes sent", True), _column("Noise scale", True),
     ]  # fmt: skip
     rows = []
     for index, (group, verdict) in enumerate(zip(study.groups, study.verdicts, strict=True)):
@@ -46,6 +46,7 @@ def groups_grid(study: Study) -> dict[str, Any]:
                 _cell(_ends(group.outcomes[0].batches), group.median_of("batch")),
                 _cell(count(group.median_of("images_per_s")), group.median_of("images_per_s")),
                 _cell(size(group.median_of("bytes_sent")), group.median_of("bytes_sent")),
+                _cell(count(group.median_of("noise_scale")), group.median_of("noise_scale")),
             ]
         )
     return {"key": "groups", "title": "Groups, best first", "columns": columns, "rows": rows}
@@ -70,7 +71,7 @@ def runs_grid(study: Study) -> dict[str, Any]:
     columns = [
         _column("Group"), _column("Seed", True), _column("Status"), _column("Accuracy", True), _column("Loss", True),
         _column("Time", True), _column("Samples", True), _column("Batch", True), _column("Workers", True),
-        _column("Ranks", True), _column("Images/s", True), _column("Run"),
+        _column("Ranks", True), _column("Images/s", True), _column("Noise scale", True), _column("Run"),
     ]  # fmt: skip
     rows = [
         [
@@ -85,6 +86,7 @@ def runs_grid(study: Study) -> dict[str, Any]:
             _cell(count(run.workers), run.workers),
             _cell(count(run.ranks), run.ranks),
             _cell(count(run.images_per_s), run.images_per_s),
+            _cell(count(run.noise_scale), run.noise_scale),
             clean(run.folder.name, 60),
         ]
         for index, group in enumerate(study.groups)

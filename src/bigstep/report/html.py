@@ -114,6 +114,10 @@ def _chips(study: Study) -> list[dict[str, Any]]:
     return [{"index": i, "label": g.label, "color": style_of(i)[0], "dash": style_of(i)[1]} for i, g in named]
 
 
+def _noise(scale: float | None) -> str:
+    return "" if scale is None else f", noise scale {count(scale)}"
+
+
 def _tiles(study: Study) -> list[Mapping[str, str]]:
     """Three or four figures to read at a glance."""
     best = study.groups[0]
@@ -124,7 +128,7 @@ def _tiles(study: Study) -> list[Mapping[str, str]]:
         tiles = [
             ("accuracy", percent(run.accuracy), f"after {run.epochs or 0:g} epochs"),
             ("time", duration(run.seconds), f"{duration(fastest)} to {goal}" if fastest is not None else ""),
-            ("batch", run.batches, f"{count(run.workers)} workers, {count(run.ranks)} ranks"),
+            ("batch", run.batches, f"{count(run.workers)} workers, {count(run.ranks)} ranks{_noise(run.noise_scale)}"),
             ("speed", f"{count(run.images_per_s)} images/s", run.hardware),
         ]
     else:

@@ -50,6 +50,8 @@ class Outcome:
     per_1000: dict[str, float]
     """Seconds that 1,000 images take, by part."""
     bytes_sent: float | None
+    noise_scale: float | None
+    """Gradient noise scale over the run, in samples."""
     hardware: str
     evaluations: list[dict[str, Any]]
     train: list[dict[str, Any]]
@@ -127,6 +129,7 @@ def outcome_of(run: Run) -> Outcome:
         images_per_s=_rate(train, samples, seconds),
         per_1000=_split(train),
         bytes_sent=_bytes(result, train),
+        noise_scale=_first(result.get("noise_scale"), final.get("noise_scale")),
         hardware=_hardware(run.facts),
         evaluations=evaluations,
         train=train,

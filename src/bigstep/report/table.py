@@ -48,6 +48,7 @@ def rows_of(study: Study) -> list[dict[str, Any]]:
                     "images_per_s": outcome.images_per_s,
                     **{f"{part}_s_per_1000": outcome.per_1000.get(part) for part in PARTS},
                     "bytes_sent": outcome.bytes_sent,
+                    "noise_scale": outcome.noise_scale,
                     "model": outcome.model,
                     "data": outcome.data,
                     "hardware": outcome.hardware,

@@ -37,6 +37,7 @@ from bigstep.schedules import (
 )
 from bigstep.train.checkpoint import weights_hash
 from bigstep.train.fusing import Kernels, fuse
+from bigstep.train.noise import NoiseScale
 from bigstep.train.ranks import Ranks
 
 __all__ = ["Loss", "Parts", "WorkerLoss", "assemble", "batch_plan", "learning_rate"]
@@ -99,6 +100,9 @@ class Parts:
     by the names of the objective's parameters."""
     skipped: int = 0
     """Steps that were dropped because their gradient was not finite."""
+    noise: NoiseScale = field(default_factory=NoiseScale)
+    pair: Tensor | None = None
+    """This rank's part of what `noise_probe` measured in the last step; None if that step was not measured."""
 
     @property
     def parallel(self) -> DistributedDataParallel | None:

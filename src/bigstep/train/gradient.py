@@ -20,10 +20,16 @@ from bigstep.norm import set_workers
 from bigstep.train.assemble import Parts
 from bigstep.train.diagnosis import gradients_are_finite, nonfinite_error
 from bigstep.train.forwards import Forward, forwards_of
+from bigstep.train.noise_probe import Probe, not_seen
 
-__all__ = ["autocast", "begin_forward", "forwards_of_rank", "gradient_of", "requests_of"]
+__all__ = ["autocast", "begin_forward", "forwards_of_rank", "gradient_of", "is_measured", "requests_of"]
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+_MEASURE_EVERY = 10
+"""Steps between two measurements of the noise scale: each costs a copy of the gradient and two norms."""
+_CUT_EVERY = 51_200
+"""Samples between two at least, where a step is one forward on one rank: it is cut in two and runs without a graph."""
 
 
 def requests_of(parts: Parts, steps: list[Step]) -> Iterator[Request]:
@@ -43,18 +49,28 @@ def gradient_of(parts: Parts, step: Step, batches: Iterator[tuple[Any, Any]]) ->
     objective = parts.parallel or parts.objective
     loss = torch.zeros((), dtype=torch.float64, device=parts.ranks.device)
     waited_s, seen, inputs = 0.0, 0, None
+    parts.pair = not_seen(parts.ranks.device) if is_measured(parts, step) else None
+    probe: Probe | None = None
     for index, forward in enumerate(forwards):
         inputs, target, wait_s = begin_forward(parts, step, forward, seen, batches)
         waited_s += wait_s
-        is_last = index == len(forwards) - 1
+        is_last, weight = index == len(forwards) - 1, parts.ranks.size * forward.size / step.size
+        is_probed = parts.pair is not None and forward.first_worker == 0
+        if is_probed and is_last and parts.exchange is not None:
+            parts.exchange.keep_own()  # behind the backward there is only the mean over ranks
         with contextlib.nullcontext() if is_last or parts.parallel is None else parts.parallel.no_sync():
             with autocast(parts):
-                weighted = objective(inputs, target, parts.ranks.size * forward.size / step.size)
+                weighted = objective(inputs, target, weight)
             parts.scaler.scale(weighted).backward()
+        if is_probed:
+            probe = Probe(_own_gradients(parts, is_last), forward.size, step.size, weight)
         loss += weighted.detach()
         seen += forward.workers
     if not forwards and parts.parallel is not None:
         parts.scaler.scale(objective(None, None, 0.0)).backward()
+    if probe is not None:
+        scale = parts.scaler.scale(torch.ones((), device=parts.ranks.device)) if parts.scaler.is_enabled() else 1.0
+        parts.pair = probe.compare([parameter.grad for parameter in _trained(parts)], scale)
     if parts.exchange is None:
         _settle_alone(parts)
     if _gradient_is_good(parts, step, inputs):
@@ -110,8 +126,37 @@ def _gradient_is_good(parts: Parts, step: Step, inputs: Any) -> bool:
 
 
 def forwards_of_rank(parts: Parts, step: Step) -> list[Forward]:
-    """Return the forwards that this rank runs in a step."""
-    return forwards_of(step, parts.ranks.rank, parts.ranks.size, parts.samples_per_forward)
+    """Return the forwards that this rank runs in a step: two at least if it is measured and this rank is alone."""
+    forwards = forwards_of(step, parts.ranks.rank, parts.ranks.size, parts.samples_per_forward)
+    if parts.ranks.size == 1 and len(forwards) == 1 and is_measured(parts, step):
+        forwards = forwards_of(step, 0, 1, -(-step.active // 2) * (step.size // step.active))
+    return forwards
+
+
+def is_measured(parts: Parts, step: Step) -> bool:
+    """Whether the noise scale is measured in a step: the same on all ranks, and if the run is resumed.
+
+    It cannot be where all samples are one worker's, nor where the exchange hands out something else than the mean.
+    """
+    if step.active < 2 or not (parts.exchange is None or parts.exchange.gives_the_mean):
+        return False
+    batch, every = step.workers * step.local_batch, _MEASURE_EVERY
+    if parts.ranks.size == 1 and batch <= parts.samples_per_forward:
+        every = max(every, _CUT_EVERY // batch)
+    return step.position.step % every == 0
+
+
+def _trained(parts: Parts) -> list[torch.nn.Parameter]:
+    return [parameter for parameter in parts.model.parameters() if parameter.requires_grad]
+
+
+def _own_gradients(parts: Parts, exchanged: bool) -> list[Tensor | None]:
+    """Return what this rank's forwards have left so far, also behind the exchange."""
+    if not exchanged:
+        return [parameter.grad for parameter in _trained(parts)]
+    assert parts.exchange is not None, "one forward on one rank is cut in two where it is measured"
+    own = parts.exchange.take_own()
+    return [own.get(parameter) for parameter in _trained(parts)]
 
 
 def _seed(parts: Parts, step: Step, forward: Forward) -> None:

@@ -13,7 +13,8 @@ from bigstep.errors import ConfigError
 from bigstep.kernels import GraphedStep
 from bigstep.train.assemble import Parts
 from bigstep.train.fusing import why_plain
-from bigstep.train.gradient import begin_forward, forwards_of_rank
+from bigstep.train.gradient import begin_forward, forwards_of_rank, is_measured
+from bigstep.train.noise_probe import Probe
 
 __all__ = ["graph", "graphed_step"]
 
@@ -50,13 +51,18 @@ def graphed_step(parts: Parts, step: Step, batches: Iterator[tuple[Any, Any]]) -
     forwards = forwards_of_rank(parts, step)
     loss = torch.zeros((), dtype=torch.float64, device=parts.ranks.device)
     waited_s, seen = 0.0, 0
+    parts.pair, probe = None, None
     for forward in forwards:
         inputs, target, wait_s = begin_forward(parts, step, forward, seen, batches)
         waited_s += wait_s
         share = forward.size / step.size
         loss += parts.graphed(inputs, target) if share == 1 else parts.graphed.add(inputs, target, share) * share
+        if seen == 0 and is_measured(parts, step):
+            probe = Probe(parts.graphed.gathered, forward.size, step.size, share)
         seen += forward.workers
     if len(forwards) > 1:
+        if probe is not None:
+            parts.pair = probe.compare(parts.graphed.gathered, parts.graphed.scale)
         parts.graphed.update()
     parts.statistics.end_step(seen / step.active)
     return loss, waited_s

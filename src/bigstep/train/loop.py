@@ -22,6 +22,7 @@ from bigstep.train.graphed import graphed_step
 from bigstep.train.heartbeat import Heartbeat
 from bigstep.train.interruption import StoppedError, StopRequest
 from bigstep.train.meter import Meter, StepCost
+from bigstep.train.noise import advice
 from bigstep.train.profile import StepProfiler
 from bigstep.train.ranks import AgreedError
 
@@ -106,7 +107,7 @@ def train(
             exposed, sent = _traffic(parts)
             cost = StepCost(time.perf_counter() - started, data_s, exposed - exposed_before)
             where = {"step": position.step, "epoch": _epochs(parts, position), "samples": _samples(parts, position)}
-            meter.add(step_loss, cost, **where, lr=lr, batch=step.size, bytes_sent=sent - sent_before)
+            meter.add(step_loss, cost, parts.pair, **where, lr=lr, batch=step.size, bytes_sent=sent - sent_before)
 
             is_last = where["samples"] >= config.epochs * sampler.size or position.step == max_steps
             evaluation_due = is_last or _crossed(parts, step, position, config.evaluate_every)
@@ -123,9 +124,11 @@ def train(
                 unsaved_s = meter.seconds - saved_at if parts.ranks.first else 0.0  # rank 0's clock decides for all
                 flushed = meter.flush(stop.number == signal.SIGTERM, stop.number == signal.SIGINT, unsaved_s)
                 terminate, interrupt, unsaved_s = flushed.votes  # some ranks may not have heard a signal yet
-                for row in flushed.rows:
+                for index, row in enumerate(flushed.rows):
                     loss = _last_finite(row, parts, loss)
+                    _smooth_noise(parts, row, flushed.measured.get(index))
                     listener.train(row)
+                _advise(parts, step, where, is_last, listener)
                 straggler = stragglers.see(flushed.compute_by_rank, flushed.data_by_rank)
                 if straggler is not None and step.workers >= parts.ranks.size:  # else some have nothing to do
                     listener.note(straggler)
@@ -172,6 +175,31 @@ def _tune_buckets(tuner: BucketTuner, listener: Listener) -> None:
     tuner.step_ended()
     if tuner.done:
         listener.note(f"Buckets of {tuner.bucket_mb:g} MB are the fastest here.", bucket_sizes=tuner.table)
+
+
+def _smooth_noise(parts: Parts, row: dict[str, Any], measured: list[float] | None) -> None:
+    """Take a measurement, if this row's step has one, and put the noise scale into the row where it is known."""
+    if measured is not None:
+        parts.noise.update(*measured)
+    if parts.noise.value is not None:
+        row["noise_scale"] = parts.noise.value
+
+
+def _advise(parts: Parts, step: Step, where: dict[str, Any], is_last: bool, listener: Listener) -> None:
+    """Say once during the run, and at its end, if the batch is far too large.
+
+    A quarter of the run must be over: at the beginning of every training the noise scale is small.
+    """
+    noise = parts.noise
+    unasked = noise.told or where["epoch"] < parts.config.epochs / 4
+    if not noise.settled or (unasked and not is_last):
+        return
+    # where the batch changes on the way, what counts is how far the scale has come by now
+    scale = noise.value if parts.config.plan else noise.typical
+    sentence = advice(scale, step.workers, step.local_batch)
+    if sentence is not None:
+        noise.told = True
+        listener.note(sentence, step=where["step"], noise_scale=scale)
 
 
 def set_rates(parts: Parts, step: Step) -> float:

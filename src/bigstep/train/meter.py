@@ -40,6 +40,8 @@ class Flushed:
     """What a flush told: the same on all ranks but for the rows' own times."""
 
     rows: list[dict[str, Any]]
+    measured: dict[int, list[float]]
+    """For the row at an index, the two gradients of its step: |g_b|^2, b, |g_B|^2, B."""
     compute_by_rank: list[float]
     data_by_rank: list[float]
     votes: list[float]
@@ -54,6 +56,7 @@ class Meter:
         self._losses: list[Tensor] = []
         self._rows: list[dict[str, Any]] = []
         self._costs: list[StepCost] = []
+        self._pairs: dict[int, Tensor] = {}
         self._started = self._flushed = time.perf_counter()
         self._seconds_before = seconds_before
         self._interval = 1
@@ -69,8 +72,17 @@ class Meter:
         """Whether enough steps have gathered; the same on all ranks."""
         return len(self._rows) >= self._interval
 
-    def add(self, loss: Tensor, cost: StepCost, **row: Any) -> None:
-        """Note one step; `loss` is this rank's part of the mean, in float64, and may still be on its way."""
+    def add(self, loss: Tensor, cost: StepCost, pair: Tensor | None = None, **row: Any) -> None:
+        """Note one step; tensors are in float64 and may still be on their way.
+
+        Args:
+            loss: This rank's part of the mean.
+            cost: Where the time went.
+            pair: This rank's part of what `noise_probe` measures; all ranks give one in the same steps.
+            row: What else belongs in the record.
+        """
+        if pair is not None:
+            self._pairs[len(self._rows)] = pair
         self._losses.append(loss)
         self._costs.append(cost)
         self._rows.append({"kind": "train", **row})
@@ -91,11 +103,14 @@ class Meter:
         small[size + self._ranks.rank] = sum(cost.data_s for cost in self._costs)
         small[2 * size :] = torch.tensor(votes, dtype=torch.float64)
         losses = torch.stack(self._losses)
-        sums = self._ranks.sum_(torch.cat([losses, small.to(losses.device)])).tolist()  # waits for the device
+        message = torch.cat([losses, small.to(losses.device), *self._pairs.values()])
+        sums = self._ranks.sum_(message).tolist()  # waits for the device
         now = time.perf_counter()
         elapsed = max(now - self._flushed - self._paused_s, 1e-9)
         images_per_s = sum(row["batch"] for row in self._rows) / elapsed
-        by_rank, agreed = sums[steps : steps + 2 * size], sums[steps + 2 * size :]
+        by_rank, rest = sums[steps : steps + 2 * size], sums[steps + 2 * size :]
+        agreed, pairs = rest[: len(votes)], rest[len(votes) :]
+        measured = {index: pairs[4 * i : 4 * i + 4] for i, index in enumerate(self._pairs)}
         compute_by_rank, data_by_rank = by_rank[:size], by_rank[size:]
         slowest = max(range(size), key=compute_by_rank.__getitem__)
         for row, loss, cost in zip(self._rows, sums[:steps], self._costs, strict=True):
@@ -112,6 +127,6 @@ class Meter:
         mean_step_s = sum(compute_by_rank) / (steps * size)
         wanted = _SECONDS_BETWEEN_FLUSHES / max(mean_step_s, 1e-9)
         self._interval = int(min(max(wanted, 1), _MOST_STEPS_BETWEEN_FLUSHES))
-        rows, self._rows, self._losses, self._costs = self._rows, [], [], []
+        rows, self._rows, self._losses, self._costs, self._pairs = self._rows, [], [], [], {}
         self._flushed, self._paused_s = now, 0.0
-        return Flushed(rows, compute_by_rank, data_by_rank, agreed)
+        return Flushed(rows, measured, compute_by_rank, data_by_rank, agreed)

@@ -145,6 +145,8 @@ class Progress:
             facts["time"] = f"{clock(left)} left" if left else f"{clock(seconds)} in all"
         elif seconds:
             facts["time"] = f"{clock(seconds)} gone"
+        if row.get("noise_scale") is not None:
+            facts["noise"] = f"noise scale {row['noise_scale']:,.0f}"
         if self._shares:
             facts["split"] = " ".join(f"{name} {100 * self._shares[part]:.0f} %" for part, name in PARTS.items())
         if row.get("slowest_rank") is not None:
@@ -157,7 +159,7 @@ class Progress:
 
         facts = {"title": self._title, **self._facts()}
         room = width - 1  # writing the last column makes some terminals wrap
-        for name in ("slowest", "split", "title", "loss", "rate", "accuracy", "time"):
+        for name in ("noise", "slowest", "split", "title", "loss", "rate", "accuracy", "time"):
             if sum(len(text) + 2 for text in facts.values()) + 8 <= room:
                 break
             facts.pop(name, None)

@@ -248,6 +248,7 @@ def capture(parts: Parts, position: Position, seconds: float) -> dict[str, Any]:
         "exchange": parts.exchange.gather_state() if parts.exchange else None,
         "rank_adagrad": parts.ranks.to_first(parts.rank_adagrad.state_dict()) if parts.rank_adagrad else None,
         "skipped": parts.skipped,
+        "noise": parts.noise.state_dict(),
     }
 
 
@@ -267,6 +268,8 @@ def restore(parts: Parts, state: dict[str, Any]) -> tuple[Position, float]:
     if parts.rank_adagrad is not None:
         parts.rank_adagrad.load_state_dict(state["rank_adagrad"], parts.ranks.rank, parts.ranks.size)
     parts.skipped = int(state.get("skipped", 0))
+    if "noise" in state:  # the first release measured none
+        parts.noise.load_state_dict(state["noise"])
     if min(position.step, position.epoch, position.offset) < 0 or position.offset > parts.sampler.size:
         raise ValueError(f"the position {position} lies outside the run")
     return position, float(state["seconds"])
@@ -301,6 +304,7 @@ def _result(parts: Parts, ending: Ending, order: Order) -> dict[str, Any]:
         "weights_sha256": digest,
         "run": str(order.folder),
         "skipped_steps": parts.skipped,
+        "noise_scale": parts.noise.typical,
     }
 
 

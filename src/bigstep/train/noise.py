@@ -1,0 +1,139 @@
+"""The gradient noise scale: the batch at which a step is worth half of what an endless batch would give.
+
+A gradient over b samples is g_b = G + noise, with E|noise|^2 = tr(Sigma) / b. So a small batch (b) and a large one (B)
+of the same step tell the two unknowns apart:
+
+    |G|^2 = (B |g_B|^2 - b |g_b|^2) / (B - b)          S = (|g_b|^2 - |g_B|^2) / (1/b - 1/B)
+
+    B_noise = mean of S / mean of |G|^2                 S estimates tr(Sigma)
+
+Training at a batch B then takes, to the same loss, in steps and in samples
+
+    steps(B) = steps_min (1 + B_noise / B)              samples(B) = samples_min (1 + B / B_noise)
+
+Reference:
+    McCandlish, Kaplan, Amodei and the OpenAI Dota Team, An Empirical Model of Large-Batch Training, 2018: section 2.2
+    (the scale), section 2.3 (steps and samples), appendix A.1 (the estimates).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+__all__ = ["NoiseScale", "advice"]
+
+DECAY = 0.95
+"""Of the running means, per measurement: about the last 20 count."""
+
+SETTLED = 10
+"""Measurements after which the scale is worth speaking of."""
+
+FAR = 4.0
+"""Batches beyond so many noise scales are far: doubling one there saves a tenth of the steps at most."""
+
+
+class NoiseScale:
+    """Running means of S and |G|^2, and their ratio.
+
+    The means are taken apart, since a mean of ratios would be biased. Both have seen the same number of measurements,
+    so the correction for their start from zero is the same factor in both and leaves the ratio.
+
+    >>> scale = NoiseScale()
+    >>> signal, noise = 0.01, 5.0  # of a gradient whose noise scale is 500
+    >>> scale.update(signal + noise / 32, 32, signal + noise / 1024, 1024)
+    >>> round(scale.value, 6)
+    500.0
+
+    Reference: McCandlish et al., An Empirical Model of Large-Batch Training, 2018, appendix A.1.
+
+    Differs from the paper: `typical` sums a run up in one number.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        """Measurements so far."""
+        self._signal = self._noise = 0.0
+        self._logs, self._known = 0.0, 0
+        self.told = False
+        """Whether advice was given during the run."""
+
+    def update(self, small_norm2: float, small: float, big_norm2: float, big: float) -> None:
+        """Take one measurement.
+
+        Args:
+            small_norm2: |g_b|^2.
+            small: b, in samples.
+            big_norm2: |g_B|^2; a measurement that is not finite (fp16 with too large a loss scale) is left out.
+            big: B, in samples.
+        """
+        signal = (big * big_norm2 - small * small_norm2) / (big - small)
+        noise = (small_norm2 - big_norm2) / (1 / small - 1 / big)
+        if not (math.isfinite(signal) and math.isfinite(noise)):
+            return
+        self._signal = DECAY * self._signal + (1 - DECAY) * signal
+        self._noise = DECAY * self._noise + (1 - DECAY) * noise
+        self.count += 1
+        if self.value is not None:
+            self._logs += math.log(max(self.value, 1.0))  # no batch is smaller than one sample
+            self._known += 1
+
+    @property
+    def value(self) -> float | None:
+        """The noise scale now, in samples; None as long as noise hides the gradient, or nothing was measured."""
+        return max(self._noise, 0.0) / self._signal if self._signal > 0 else None
+
+    @property
+    def typical(self) -> float | None:
+        """The geometric mean of `value` over the run, which grows by orders of magnitude as the loss falls."""
+        return math.exp(self._logs / self._known) if self._known else None
+
+    @property
+    def settled(self) -> bool:
+        """Whether enough was measured to speak of it."""
+        return self.count >= SETTLED
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {
+            "count": self.count,
+            "signal": self._signal,
+            "noise": self._noise,
+            "logs": self._logs,
+            "known": self._known,
+            "told": self.told,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Carry on from `state_dict`."""
+        self.count, self._known, self.told = int(state["count"]), int(state["known"]), bool(state["told"])
+        self._signal, self._noise, self._logs = float(state["signal"]), float(state["noise"]), float(state["logs"])
+
+
+def advice(noise_scale: float | None, workers: int, local_batch: int) -> str | None:
+    """Say what batch would do, where this one lies far beyond the noise scale; None where it does not.
+
+    At four noise scales a run takes 1.25 times the fewest possible steps and five times the fewest samples. Twice that
+    batch saves a tenth of the steps and takes nine times the fewest samples.
+
+    >>> print(advice(500.0, workers=256, local_batch=32))
+    The batch of 8,192 lies 16 times beyond the gradient noise scale of about 500: by its model 512 (workers.count=16) \
+would get as far with 12 % of the samples in 1.9 times the steps.
+    >>> advice(5000.0, workers=256, local_batch=32) is None
+    True
+    """
+    batch = workers * local_batch
+    if noise_scale is None or batch <= FAR * noise_scale:
+        return None
+    scale = max(noise_scale, 1.0)
+    count = max(1, round(scale / local_batch))
+    if count == workers:
+        return None
+    fewer = count * local_batch
+    samples = (1 + fewer / scale) / (1 + batch / scale)
+    steps = (1 + scale / fewer) / (1 + scale / batch)
+    return (
+        f"The batch of {batch:,} lies {batch / scale:,.0f} times beyond the gradient noise scale of about "
+        f"{scale:,.0f}: by its model {fewer:,} (workers.count={count}) would get as far with {100 * samples:.0f} % of "
+        f"the samples in {steps:.1f} times the steps."
+    )
