@@ -96,3 +96,14 @@ def test_what_cannot_be_run_is_refused_in_one_sentence(setting: str, words: str)
 def test_wrong_yaml_is_a_config_error(text: str) -> None:
     with pytest.raises(ConfigError):
         config_from_yaml(text, "run.yaml")
+
+
+def test_a_plan_follows_the_workers_unless_it_is_set_too() -> None:
+    planned = apply_settings(base(), ["plan=[{epoch: 1, count: 16, local_batch: 64}]"])
+    first = planned.workers
+    grown = apply_settings(planned, [f"workers.count={4 * first.count}"])
+    assert [(stage.count, stage.local_batch) for stage in grown.plan] == [(64, 64)]
+    halved = apply_settings(planned, [f"workers.local_batch={first.local_batch // 2}"])
+    assert [(stage.count, stage.local_batch) for stage in halved.plan] == [(16, 32)]
+    own = apply_settings(planned, ["workers.count=2", "plan=[{epoch: 1, count: 5, local_batch: 7}]"])
+    assert [(stage.count, stage.local_batch) for stage in own.plan] == [(5, 7)]

@@ -106,5 +106,5 @@ def test_what_cannot_be_graphed_is_named() -> None:
     optimizer = LARS(model.parameters(), lr=0.1)
     with pytest.raises(ConfigError, match="CUDA device"):
         GraphedStep(model, LOSS, optimizer)
-    with pytest.raises(ConfigError, match="'fp16' and 'bf16'"):
+    with pytest.raises(ConfigError, match="allowed are fp16, bf16, float32"):
         GraphedStep(model, LOSS, optimizer, precision="fp8")

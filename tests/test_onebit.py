@@ -110,7 +110,8 @@ def test_a_block_that_is_not_finite_is_sent_as_nan_and_keeps_its_residual() -> N
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 def test_triton_kernels_write_what_the_specification_says() -> None:
     """In a process of its own: the interpreter is chosen when triton is imported."""
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(Path(__file__).parent)}
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path}
     done = subprocess.run(
         [sys.executable, "-c", "import test_onebit; test_onebit.compare_triton()"],
         env=environment, capture_output=True, text=True, timeout=50,

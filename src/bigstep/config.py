@@ -323,8 +323,8 @@ class RunConfig:
     """Arithmetic of forward and backward; bf16 and fp16 keep float32 weights, fp16 scales the loss."""
     compile: bool = False
     """Let torch compile the model: a minute at the start, for faster steps on a GPU."""
-    kernels: Literal["auto", "off"] = "auto"
-    """auto: fused kernels and whole-step graphs on a GPU, where they can be used; off: plain torch."""
+    kernels: Literal["auto", "plain"] = "auto"
+    """auto: fused kernels and whole-step graphs on a GPU, where they can be used; plain: torch alone."""
     seed: int = 0
     """Decides initial weights, sample order, augmentation and dropout."""
 

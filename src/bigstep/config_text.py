@@ -60,6 +60,8 @@ def config_to_yaml(config: RunConfig) -> str:
 def apply_settings(config: RunConfig, settings: Iterable[str]) -> RunConfig:
     """Return `config` with `a.b=c` settings applied in order; values are read as YAML.
 
+    The stages of a batch plan follow `workers`, in proportion, unless the plan is set too.
+
     >>> base = config_from_mapping({"workers": {"count": 8, "local_batch": 32}, "epochs": 2, "lr": {"base": 0.1}})
     >>> apply_settings(base, ["workers.count=16", "optimizer.name=lars"]).optimizer.name
     'lars'
@@ -70,7 +72,20 @@ def apply_settings(config: RunConfig, settings: Iterable[str]) -> RunConfig:
         if not equals or not path.strip():
             raise ConfigError(f"--set takes FIELD=VALUE, as in --set lr.base=0.2 (got {setting!r}).")
         _set(mapping, path.strip(), _parse_yaml(text, f"--set {setting}"))
-    return config_from_mapping(mapping)
+    changed = config_from_mapping(mapping)
+    return changed if changed.plan != config.plan else _with_plan_following(changed, config)
+
+
+def _with_plan_following(changed: RunConfig, config: RunConfig) -> RunConfig:
+    count = changed.workers.count / config.workers.count
+    local = changed.workers.local_batch / config.workers.local_batch
+    plan = tuple(
+        dataclasses.replace(
+            stage, count=max(1, round(stage.count * count)), local_batch=max(1, round(stage.local_batch * local))
+        )
+        for stage in config.plan
+    )
+    return dataclasses.replace(changed, plan=plan)
 
 
 def stretched(config: RunConfig, epochs: float) -> RunConfig:

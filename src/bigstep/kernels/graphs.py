@@ -97,7 +97,15 @@ class GraphedStep:
         """Take one step and return its loss (on the device; reading it waits for the step)."""
         key = (images.shape, labels.shape, groups_of(self.model))
         if key not in self._graphs:
-            self._graphs[key] = self._capture(images, labels)
+            try:
+                self._graphs[key] = self._capture(images, labels)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:  # a model that asks the device for a value, say, cannot be captured
+                reason = str(error).strip().splitlines()[0]
+                raise ConfigError(
+                    f"This step cannot be one CUDA graph ({reason}); train with kernels=plain instead."
+                ) from error
         captured = self._graphs[key]
         captured.images.copy_(images, non_blocking=True)
         captured.labels.copy_(labels, non_blocking=True)
@@ -187,6 +195,8 @@ class GraphedStep:
         }
 
     def _prepare_optimizer(self) -> None:
+        if not self.updates_in_graph:
+            return
         for group in self.optimizer.param_groups:
             for param in group["params"]:
                 state = self.optimizer.state[param]

@@ -22,6 +22,7 @@ __all__ = ["decode", "encode"]
 
 # columns of the tile, by the longest row of the blocks that a launch holds; 512 is enough for 4096 values
 _COLUMNS = (64, 128, 256, 512)
+_COLUMNS_PER_WARP = 64
 
 
 @triton.jit
@@ -80,7 +81,7 @@ def encode(values: Tensor, residual: Tensor, blocks: Blocks, message: Tensor) ->
     for columns, chosen in _by_size(blocks):
         _encode_kernel[(chosen.numel(),)](
             chosen, values, residual, blocks.starts, blocks.lengths, blocks.means_at, blocks.bits_at,
-            message, _as_float(message), COLUMNS=columns, num_warps=max(1, columns // 128),
+            message, _as_float(message), COLUMNS=columns, num_warps=max(1, columns // _COLUMNS_PER_WARP),
         )  # fmt: skip
 
 
@@ -89,7 +90,7 @@ def decode(messages: Tensor, blocks: Blocks, out: Tensor, copies: int, stride: i
     for columns, chosen in _by_size(blocks):
         _decode_kernel[(chosen.numel(),)](
             chosen, messages, _as_float(messages), blocks.starts, blocks.lengths, blocks.means_at, blocks.bits_at,
-            out, copies, stride, scale, COLUMNS=columns, num_warps=max(1, columns // 128),
+            out, copies, stride, scale, COLUMNS=columns, num_warps=max(1, columns // _COLUMNS_PER_WARP),
         )  # fmt: skip
 
 

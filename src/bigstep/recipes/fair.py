@@ -51,7 +51,7 @@ from bigstep.config import (
     WorkersConfig,
 )
 
-__all__ = ["PUBLISHED", "SUMMARY", "TECHNIQUES", "mini", "paper"]
+__all__ = ["PUBLISHED", "SUMMARY", "TECHNIQUES", "cifar10", "mini", "paper"]
 
 SUMMARY = "Goyal et al. 2017: linear scaling, gradual warm-up; 8,192 images a step, one hour"
 TECHNIQUES = ("linear LR scaling", "gradual warm-up", "zero gamma", "halving/doubling")
@@ -104,6 +104,31 @@ def mini() -> RunConfig:
             schedule=(
                 Piece(shape="warmup", until=1, start="base", end=1.0),
                 Piece(shape="step", until=20, at=(7, 13, 18), factor=0.1),
+            ),
+        ),
+        norm=NormConfig(statistics="moving", momentum=0.9, zero_gamma=True),
+        exchange=ExchangeConfig(collective="halving", codec="none"),
+    )
+
+
+def cifar10() -> RunConfig:
+    """CIFAR-10 on one GPU; add workers for a larger batch (--set workers.count=512)."""
+    return RunConfig(
+        recipe="fair",
+        preset="cifar10",
+        model="resnet8",
+        data=DataConfig(name="cifar10", augment="crop_flip"),
+        workers=WorkersConfig(count=16, local_batch=32),
+        epochs=30,
+        precision="fp16",
+        optimizer=OptimizerConfig(name="sgd", momentum=0.9, nesterov=True, weight_decay=5e-4),
+        lr=LrConfig(
+            base=0.2,
+            base_batch=512,
+            scaling="sqrt",
+            schedule=(
+                Piece(shape="warmup", until=2, start=0.0, end=1.0),
+                Piece(shape="step", until=30, at=(10, 20, 27), factor=0.1),
             ),
         ),
         norm=NormConfig(statistics="moving", momentum=0.9, zero_gamma=True),

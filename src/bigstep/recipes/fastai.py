@@ -55,7 +55,7 @@ from bigstep.config import (
     WorkersConfig,
 )
 
-__all__ = ["PUBLISHED", "SUMMARY", "TECHNIQUES", "mini", "paper"]
+__all__ = ["PUBLISHED", "SUMMARY", "TECHNIQUES", "cifar10", "mini", "paper"]
 
 SUMMARY = "fast.ai/DIUx 2018: small images first, rectangular validation; 18 minutes on 16 machines"
 TECHNIQUES = ("progressive resizing", "rectangular validation", "changing batch", "fp16", "zero gamma")
@@ -154,4 +154,46 @@ def mini() -> RunConfig:
         ),
         norm=NormConfig(statistics="moving", momentum=0.9, zero_gamma=True),
         exchange=ExchangeConfig(collective="ring", codec="none"),
+    )
+
+
+def cifar10() -> RunConfig:
+    """CIFAR-10 on one GPU; add workers for a larger batch (--set workers.count=512)."""
+    return RunConfig(
+        recipe="fastai",
+        preset="cifar10",
+        model="resnet8",
+        data=DataConfig(
+            name="cifar10",
+            augment="crop_flip",
+            sizes=(
+                Resize(epoch=0, image_size=24),
+                Resize(epoch=5, image_size=28),
+                Resize(epoch=11, image_size=32),
+            ),
+        ),
+        workers=WorkersConfig(count=16, local_batch=16),
+        plan=(
+            Stage(epoch=5, count=16, local_batch=32),
+            Stage(epoch=11, count=16, local_batch=16),
+            Stage(epoch=21, count=16, local_batch=32),
+        ),
+        epochs=30,
+        precision="fp16",
+        optimizer=OptimizerConfig(name="sgd", momentum=0.9, weight_decay=5e-4),
+        lr=LrConfig(
+            base=0.2,
+            base_batch=256,
+            scaling="sqrt",
+            schedule=(
+                Piece(shape="linear", until=5, start=1.0, end=2.0),
+                Piece(shape="constant", until=8, start=2.0),
+                Piece(shape="linear", until=11, start=2.0, end=1.0),
+                Piece(shape="constant", until=14, start=1.0),
+                Piece(shape="linear", until=21, start=1.0, end=0.35),
+                Piece(shape="linear", until=28.5, start=0.35, end=0.01),
+                Piece(shape="constant", until=30, start=0.01),
+            ),
+        ),
+        norm=NormConfig(statistics="moving", momentum=0.9, zero_gamma=True),
     )

@@ -50,7 +50,7 @@ from bigstep.config import (
     WorkersConfig,
 )
 
-__all__ = ["PUBLISHED", "SUMMARY", "TECHNIQUES", "mini", "paper"]
+__all__ = ["PUBLISHED", "SUMMARY", "TECHNIQUES", "cifar10", "mini", "paper"]
 
 SUMMARY = "Yamazaki et al. 2019: LARS with batched norms, static groups, seed start; 74.7 seconds"
 TECHNIQUES = ("LARS, batched norms", "label smoothing", "seeded start", "static gradient groups", "fp16")
@@ -105,6 +105,32 @@ def mini() -> RunConfig:
             schedule=(
                 Piece(shape="warmup", until=3, start=0.0, end=1.0),
                 Piece(shape="linear", until=20, start=1.0, end=0.0),
+            ),
+        ),
+        loss=LossConfig(label_smoothing=0.1),
+        norm=NormConfig(statistics="moving", momentum=0.9, zero_gamma=True),
+        exchange=ExchangeConfig(collective="ring", codec="fp16", bucket_mb=4.0),
+    )
+
+
+def cifar10() -> RunConfig:
+    """CIFAR-10 on one GPU; add workers for a larger batch (--set workers.count=512)."""
+    return RunConfig(
+        recipe="fujitsu",
+        preset="cifar10",
+        model="resnet8",
+        data=DataConfig(name="cifar10", augment="crop_flip"),
+        workers=WorkersConfig(count=16, local_batch=32),
+        epochs=30,
+        precision="fp16",
+        optimizer=OptimizerConfig(name="lars", momentum=0.9, weight_decay=5e-4, trust_coefficient=0.005, eps=0.0),
+        lr=LrConfig(
+            base=2.0,
+            base_batch=512,
+            scaling="sqrt",
+            schedule=(
+                Piece(shape="warmup", until=5, start=0.0, end=1.0),
+                Piece(shape="linear", until=30, start=1.0, end=0.0),
             ),
         ),
         loss=LossConfig(label_smoothing=0.1),

@@ -55,7 +55,7 @@ from bigstep.config import (
     WorkersConfig,
 )
 
-__all__ = ["PUBLISHED", "SUMMARY", "TECHNIQUES", "mini", "paper", "paper_pod"]
+__all__ = ["PUBLISHED", "SUMMARY", "TECHNIQUES", "cifar10", "mini", "paper", "paper_pod"]
 
 SUMMARY = "Smith et al. 2017: the batch grows in place of a decaying rate; 8,192 -> 16,384"
 TECHNIQUES = ("growing batch", "linear LR scaling", "warm-up")
@@ -134,4 +134,29 @@ def mini() -> RunConfig:
         ),
         norm=NormConfig(statistics="moving", momentum=0.9, zero_gamma=True),
         exchange=ExchangeConfig(collective="ring", codec="none"),
+    )
+
+
+def cifar10() -> RunConfig:
+    """CIFAR-10 on one GPU; add workers for a larger batch (--set workers.count=512)."""
+    return RunConfig(
+        recipe="google",
+        preset="cifar10",
+        model="resnet8",
+        data=DataConfig(name="cifar10", augment="crop_flip"),
+        workers=WorkersConfig(count=16, local_batch=16),
+        plan=(Stage(epoch=10, count=16, local_batch=32),),
+        epochs=30,
+        precision="fp16",
+        optimizer=OptimizerConfig(name="sgd", momentum=0.9, nesterov=True, weight_decay=5e-4),
+        lr=LrConfig(
+            base=0.3,
+            base_batch=256,
+            scaling="sqrt",
+            schedule=(
+                Piece(shape="warmup", until=2, start=0.0, end=1.0),
+                Piece(shape="table", until=30, at=(10, 20, 27), values=(1.0, 0.2, 0.02, 0.002)),
+            ),
+        ),
+        norm=NormConfig(statistics="moving", momentum=0.9, zero_gamma=True),
     )

@@ -48,7 +48,7 @@ from bigstep.config import (
     WorkersConfig,
 )
 
-__all__ = ["PUBLISHED", "SUMMARY", "TECHNIQUES", "mini", "paper"]
+__all__ = ["PUBLISHED", "SUMMARY", "TECHNIQUES", "cifar10", "mini", "paper"]
 
 SUMMARY = "You et al. 2017: layer-wise adaptive rates; 32,768 images a step"
 TECHNIQUES = ("LARS", "warm-up", "polynomial decay")
@@ -107,4 +107,28 @@ def mini() -> RunConfig:
         ),
         norm=NormConfig(statistics="moving", momentum=0.9, zero_gamma=True),
         exchange=ExchangeConfig(collective="ring", codec="none"),
+    )
+
+
+def cifar10() -> RunConfig:
+    """CIFAR-10 on one GPU; add workers for a larger batch (--set workers.count=512)."""
+    return RunConfig(
+        recipe="lars",
+        preset="cifar10",
+        model="resnet8",
+        data=DataConfig(name="cifar10", augment="crop_flip"),
+        workers=WorkersConfig(count=16, local_batch=32),
+        epochs=30,
+        precision="fp16",
+        optimizer=OptimizerConfig(name="lars", momentum=0.9, weight_decay=5e-4, trust_coefficient=0.005, eps=0.0),
+        lr=LrConfig(
+            base=2.0,
+            base_batch=512,
+            scaling="sqrt",
+            schedule=(
+                Piece(shape="warmup", until=5, start=0.0, end=1.0),
+                Piece(shape="polynomial", until=30, start=1.0, end=0.0, power=2.0),
+            ),
+        ),
+        norm=NormConfig(statistics="moving", momentum=0.9, zero_gamma=True),
     )

@@ -7,6 +7,7 @@ Evidence
     | Switchboard, 309 h, 46 M parameters    | word error | GPUs  | time  |
     |----------------------------------------|------------|-------|-------|
     | one GPU, AdaGrad on the raw gradient   | 16.2       | 1     | 35 h  |
+    | AdaGrad on partial gradients, 1-bit    | 16.1       | 4 x 2 |       |
     | AdaGrad on the aggregate, 1-bit        | 15.8       | 4 x 2 | 8.1 h |
     | fastest: batch tuned, double buffering | 15.9       | 4 x 2 | 6.3 h |
 
@@ -14,6 +15,9 @@ Evidence
 
 Launch
     bigstep train onebit --procs 2
+    bigstep train onebit --procs 2 --set optimizer.adagrad=before
+    bigstep train onebit --procs 2 --set optimizer.adagrad=none --set optimizer.momentum=0.9 --set lr.base=0.8
+    bigstep train onebit --procs 2 --set exchange.codec=none --set exchange.collective=ring
     torchrun --nproc-per-node 8 -m bigstep train onebit --preset paper --data /data/imagenet
 
 Batch
@@ -22,21 +26,23 @@ Batch
 
 Known
     Threshold 0; the two values of a column are the means of what they replace; what is lost is carried into the next
-    step; each node owns a slice, sums it, applies AdaGrad to the aggregate, quantises again with a residual of its own;
-    the first 24 of 309 hours go unquantised; double buffering.
+    step; each node owns a slice, sums it, applies AdaGrad to the aggregate and then momentum, quantises again with a
+    residual of its own; the first 24 of 309 hours go unquantised; double buffering. AdaGrad on each node's own
+    gradient, before it is quantised, trains to a lower frame accuracy (57.4 against 59.1 %).
 
 Chosen
     The corpus is not public, so the paper preset keeps the exchange, the batch and the order of operations and trains
-    ResNet-50 on ImageNet for 90 epochs. 24 / 309 of a pass are 35 dense steps. The rate of AdaGrad, 0.02 with
-    square-root decay of its own and a line to zero, is a convention.
+    ResNet-50 on ImageNet for 90 epochs. 24 / 309 of a pass are 35 dense steps. Momentum 0.9 and the rate of AdaGrad,
+    0.002 with square-root decay of its own and a line to zero, are conventions.
     mini: two dense epochs (24 steps), no double buffering.
     Searched on one rank, so without codes: 18 settings with three seeds each, judged on 2,000 of 12,000 training
     images: rate 0.003 to 0.1 x weight decay 1e-4, 5e-4, 2e-3. Best: 0.006 and 2e-3, 89.2 %.
 
 Differs
     The printed recursion of the residual leaves the old residual out; the carried form is used, as in the authors'
-    CNTK. No momentum after AdaGrad. Codes are per rank: with one rank nothing is quantised, and the path depends on the
-    number of ranks, which the program says. Word error rates and hours cannot be reproduced here.
+    CNTK. Every rank applies AdaGrad and momentum to the whole mean, after the second quantisation; mini has no
+    momentum. Codes are per rank: with one rank nothing is quantised, and the path depends on the number of ranks, which
+    the program says. Word error rates and hours cannot be reproduced here.
 """
 
 from __future__ import annotations
@@ -53,9 +59,9 @@ from bigstep.config import (
     WorkersConfig,
 )
 
-__all__ = ["PUBLISHED", "SUMMARY", "TECHNIQUES", "mini", "paper"]
+__all__ = ["PUBLISHED", "SUMMARY", "TECHNIQUES", "cifar10", "mini", "paper"]
 
-SUMMARY = "Seide et al. 2014: one bit a gradient, error feedback, AdaGrad after aggregation"
+SUMMARY = "Seide et al. 2014: one bit a gradient, error feedback, AdaGrad after aggregation or before it"
 TECHNIQUES = ("1-bit codes", "error feedback", "owner-per-slice exchange", "AdaGrad", "double buffering")
 PUBLISHED = Published(
     system="1-bit SGD",
@@ -77,8 +83,8 @@ def paper() -> RunConfig:
         data=DataConfig(name="imagenet", image_size=224, augment="resized_crop", loaders=8),
         workers=WorkersConfig(count=8, local_batch=360),
         epochs=90,
-        optimizer=OptimizerConfig(name="adagrad", weight_decay=1e-4, eps=1e-8),
-        lr=LrConfig(base=0.02, scaling="none", schedule=(Piece(shape="linear", until=90, start=1.0, end=0.0),)),
+        optimizer=OptimizerConfig(name="sgd", adagrad="after", momentum=0.9, weight_decay=1e-4, eps=1e-8),
+        lr=LrConfig(base=0.002, scaling="none", schedule=(Piece(shape="linear", until=90, start=1.0, end=0.0),)),
         norm=NormConfig(statistics="moving", momentum=0.9, zero_gamma=True),
         exchange=ExchangeConfig(collective="gather", codec="onebit", warmup_steps=35, double_buffer=True),
         precision="float32",
@@ -94,8 +100,30 @@ def mini() -> RunConfig:
         data=DataConfig(augment="flip"),
         workers=WorkersConfig(count=32, local_batch=32),
         epochs=20,
-        optimizer=OptimizerConfig(name="adagrad", weight_decay=2e-3, eps=1e-8),
-        lr=LrConfig(base=0.006, scaling="none", schedule=(Piece(shape="linear", until=20, start=1.0, end=0.0),)),
+        optimizer=OptimizerConfig(name="sgd", adagrad="after", momentum=0.0, weight_decay=2e-3, eps=1e-8),
+        lr=LrConfig(base=0.06, scaling="none", schedule=(Piece(shape="linear", until=20, start=1.0, end=0.0),)),
+        norm=NormConfig(statistics="moving", momentum=0.9, zero_gamma=True),
+        exchange=ExchangeConfig(collective="gather", codec="onebit", warmup_steps=24),
+    )
+
+
+def cifar10() -> RunConfig:
+    """CIFAR-10 on one GPU; add workers for a larger batch (--set workers.count=512)."""
+    return RunConfig(
+        recipe="onebit",
+        preset="cifar10",
+        model="resnet8",
+        data=DataConfig(name="cifar10", augment="crop_flip"),
+        workers=WorkersConfig(count=16, local_batch=32),
+        epochs=30,
+        precision="fp16",
+        optimizer=OptimizerConfig(name="adagrad", weight_decay=5e-4, eps=1e-8),
+        lr=LrConfig(
+            base=0.01,
+            base_batch=512,
+            scaling="sqrt",
+            schedule=(Piece(shape="linear", until=30, start=1.0, end=0.0),),
+        ),
         norm=NormConfig(statistics="moving", momentum=0.9, zero_gamma=True),
         exchange=ExchangeConfig(collective="gather", codec="onebit", warmup_steps=24),
     )

@@ -50,7 +50,7 @@ from bigstep.config import (
     WorkersConfig,
 )
 
-__all__ = ["PUBLISHED", "SUMMARY", "TECHNIQUES", "mini", "paper"]
+__all__ = ["PUBLISHED", "SUMMARY", "TECHNIQUES", "cifar10", "mini", "paper"]
 
 SUMMARY = "Akiba et al. 2017: RMSprop warm-up, slow start, last-batch norms; 15 minutes"
 TECHNIQUES = ("RMSprop warm-up", "slow-start LR", "last-batch statistics", "fp16 exchange")
@@ -115,6 +115,37 @@ def mini() -> RunConfig:
         lr=LrConfig(
             base=0.45,
             schedule=(Piece(shape="table", until=20, at=(9, 16, 19), values=(0.5, 0.075, 0.01, 0.001)),),
+        ),
+        norm=NormConfig(statistics="last_batch", zero_gamma=True),
+        exchange=ExchangeConfig(collective="ring", codec="fp16", bucket_mb=128.0),
+    )
+
+
+def cifar10() -> RunConfig:
+    """CIFAR-10 on one GPU; add workers for a larger batch (--set workers.count=512)."""
+    return RunConfig(
+        recipe="pfn",
+        preset="cifar10",
+        model="resnet8",
+        data=DataConfig(name="cifar10", augment="crop_flip"),
+        workers=WorkersConfig(count=16, local_batch=32),
+        epochs=30,
+        precision="fp16",
+        optimizer=OptimizerConfig(
+            name="rmsprop_warmup",
+            momentum=0.9,
+            weight_decay=5e-4,
+            eps=1e-8,
+            rms_decay=0.99,
+            rms_lr=3e-4,
+            blend_center=3.3,
+            blend_period=1.7,
+        ),  # fmt: skip
+        lr=LrConfig(
+            base=0.4,
+            base_batch=512,
+            scaling="sqrt",
+            schedule=(Piece(shape="table", until=30, at=(13, 24, 28), values=(0.5, 0.075, 0.01, 0.001)),),
         ),
         norm=NormConfig(statistics="last_batch", zero_gamma=True),
         exchange=ExchangeConfig(collective="ring", codec="fp16", bucket_mb=128.0),

@@ -37,6 +37,7 @@ from __future__ import annotations
 from bigstep.config import (
     DataConfig,
     ExchangeConfig,
+    LossConfig,
     LrConfig,
     NormConfig,
     OptimizerConfig,
@@ -46,7 +47,7 @@ from bigstep.config import (
     WorkersConfig,
 )
 
-__all__ = ["PUBLISHED", "SUMMARY", "TECHNIQUES", "mini", "paper"]
+__all__ = ["PUBLISHED", "SUMMARY", "TECHNIQUES", "cifar10", "mini", "paper"]
 
 SUMMARY = "Momentum SGD with linear scaling and warm-up, tuned as hard as the rest"
 TECHNIQUES = ("Nesterov momentum", "linear LR scaling", "warm-up", "zero gamma")
@@ -97,4 +98,29 @@ def mini() -> RunConfig:
         ),
         norm=NormConfig(statistics="moving", momentum=0.9, zero_gamma=True),
         exchange=ExchangeConfig(collective="ring", codec="none"),
+    )
+
+
+def cifar10() -> RunConfig:
+    """CIFAR-10 on one GPU; add workers for a larger batch (--set workers.count=512)."""
+    return RunConfig(
+        recipe="plain",
+        preset="cifar10",
+        model="resnet8",
+        data=DataConfig(name="cifar10", augment="crop_flip"),
+        workers=WorkersConfig(count=16, local_batch=32),
+        epochs=30,
+        precision="fp16",
+        optimizer=OptimizerConfig(name="sgd", momentum=0.9, nesterov=True, weight_decay=5e-4),
+        lr=LrConfig(
+            base=0.4,
+            base_batch=512,
+            scaling="sqrt",
+            schedule=(
+                Piece(shape="warmup", until=5, start=0.0, end=1.0),
+                Piece(shape="linear", until=30, start=1.0, end=0.0),
+            ),
+        ),
+        loss=LossConfig(label_smoothing=0.1),
+        norm=NormConfig(statistics="moving", momentum=0.9, zero_gamma=True),
     )

@@ -57,7 +57,7 @@ from bigstep.config import (
     WorkersConfig,
 )
 
-__all__ = ["PUBLISHED", "SUMMARY", "TECHNIQUES", "mini", "paper", "paper_v1"]
+__all__ = ["PUBLISHED", "SUMMARY", "TECHNIQUES", "cifar10", "mini", "paper", "paper_v1"]
 
 SUMMARY = "Mikami et al. 2018-19: 2D-torus, batch-size control, label smoothing; 122 seconds"
 TECHNIQUES = ("LARS", "batch-size control", "label smoothing", "2D-torus", "fp16", "last-batch statistics")
@@ -125,6 +125,33 @@ def mini() -> RunConfig:
             schedule=(
                 Piece(shape="warmup", until=3, start=0.0, end=1.0),
                 Piece(shape="polynomial", until=20, start=1.0, end=0.0, power=2.0),
+            ),
+        ),
+        loss=LossConfig(label_smoothing=0.1),
+        norm=NormConfig(statistics="last_batch", zero_gamma=True),
+        exchange=ExchangeConfig(collective="torus", codec="fp16"),
+    )
+
+
+def cifar10() -> RunConfig:
+    """CIFAR-10 on one GPU; add workers for a larger batch (--set workers.count=512)."""
+    return RunConfig(
+        recipe="sony",
+        preset="cifar10",
+        model="resnet8",
+        data=DataConfig(name="cifar10", augment="crop_flip"),
+        workers=WorkersConfig(count=16, local_batch=16),
+        plan=(Stage(epoch=10, count=16, local_batch=32),),
+        epochs=30,
+        precision="fp16",
+        optimizer=OptimizerConfig(name="lars", momentum=0.9, weight_decay=5e-4, trust_coefficient=0.005, eps=1e-6),
+        lr=LrConfig(
+            base=2.0,
+            base_batch=256,
+            scaling="sqrt",
+            schedule=(
+                Piece(shape="warmup", until=5, start=0.0, end=1.0),
+                Piece(shape="polynomial", until=30, start=1.0, end=0.0, power=2.0),
             ),
         ),
         loss=LossConfig(label_smoothing=0.1),

@@ -52,7 +52,7 @@ from bigstep.config import (
     WorkersConfig,
 )
 
-__all__ = ["PUBLISHED", "SUMMARY", "TECHNIQUES", "mini", "paper", "paper_alexnet"]
+__all__ = ["PUBLISHED", "SUMMARY", "TECHNIQUES", "cifar10", "mini", "paper", "paper_alexnet"]
 
 SUMMARY = "Jia et al. 2018: mixed-precision LARS, fusion, hierarchical all-reduce; 6.6 minutes"
 TECHNIQUES = ("LARS on fp32 master weights", "fp16", "tensor fusion", "hierarchical all-reduce")
@@ -123,6 +123,31 @@ def mini() -> RunConfig:
             schedule=(
                 Piece(shape="warmup", until=3.5, start=0.0, end=1.0),
                 Piece(shape="polynomial", until=20, start=1.0, end=0.0, power=2.0),
+            ),
+        ),
+        norm=NormConfig(statistics="moving", momentum=0.9, zero_gamma=True),
+        exchange=ExchangeConfig(collective="hierarchical", codec="fp16", bucket_mb=4.0),
+    )
+
+
+def cifar10() -> RunConfig:
+    """CIFAR-10 on one GPU; add workers for a larger batch (--set workers.count=512)."""
+    return RunConfig(
+        recipe="tencent",
+        preset="cifar10",
+        model="resnet8",
+        data=DataConfig(name="cifar10", augment="crop_flip"),
+        workers=WorkersConfig(count=16, local_batch=32),
+        epochs=30,
+        precision="fp16",
+        optimizer=OptimizerConfig(name="lars", momentum=0.9, weight_decay=5e-4, trust_coefficient=0.005, eps=0.0),
+        lr=LrConfig(
+            base=2.0,
+            base_batch=512,
+            scaling="sqrt",
+            schedule=(
+                Piece(shape="warmup", until=5, start=0.0, end=1.0),
+                Piece(shape="polynomial", until=30, start=1.0, end=0.0, power=2.0),
             ),
         ),
         norm=NormConfig(statistics="moving", momentum=0.9, zero_gamma=True),

@@ -45,8 +45,10 @@ __all__ = ["Loss", "Parts", "WorkerLoss", "assemble", "batch_plan", "learning_ra
 Loss = Callable[[Any, Any], Tensor]
 """(output, target) -> the mean loss over the samples of a forward."""
 
-GPU_SAMPLES_PER_FORWARD = 2048
+GPU_SAMPLES_PER_FORWARD = 8192
 """Workers are joined into one forward up to this many samples on a GPU; larger forwards gain nothing there."""
+GPU_BYTES_PER_PIXEL = 4096
+"""Memory of a forward and backward for each pixel of its images: ResNets take 1.5 to 2.1 kB in half precision."""
 
 
 class WorkerLoss(nn.Module):
@@ -159,7 +161,7 @@ def assemble(
     samples_per_forward, kernels = 1, None
     if on_gpu:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub lacks this form
-        samples_per_forward = _joined_samples(model)
+        samples_per_forward = _joined_samples(model, ranks.device, _largest_image(config, train_feed))
         kernels = fuse(model, config, own=own_model)
     if config.compile:
         model.compile()  # in place: names in checkpoints stay as they are
@@ -176,7 +178,8 @@ def assemble(
         evaluation_loss=loss or nn.CrossEntropyLoss(),
         optimizer=_optimizer(config.optimizer, groups, fused=on_gpu),
         rank_adagrad=rank_adagrad,
-        scaler=torch.amp.GradScaler(ranks.device.type, enabled=config.precision == "fp16"),
+        # torch's own start of 65,536 overflows at first, and large batches have few steps to waste
+        scaler=torch.amp.GradScaler(ranks.device.type, init_scale=1024.0, enabled=config.precision == "fp16"),
         learning_rate=learning_rate(config.lr, config.batch, config.plan),
         sampler=Sampler(len(train_feed), config.seed, plan),
         train_feed=train_feed,
@@ -264,7 +267,7 @@ def _optimizer(config: OptimizerConfig, groups: list[dict[str, Any]], fused: boo
             return torch.optim.Adagrad(groups, lr, eps=config.eps)
 
 
-def _joined_samples(model: nn.Module) -> int:
+def _joined_samples(model: nn.Module, device: torch.device, image_size: int) -> int:
     """Make ready to run several workers in one forward, and return how many samples that may be.
 
     A norm layer that cannot keep workers apart leaves every worker to a forward of its own.
@@ -273,7 +276,13 @@ def _joined_samples(model: nn.Module) -> int:
         ghost_batch_norm(model, 1)
     except ConfigError:
         return 1
-    return GPU_SAMPLES_PER_FORWARD
+    memory: int = torch.cuda.get_device_properties(device).total_memory
+    fitting = memory // (GPU_BYTES_PER_PIXEL * image_size**2)
+    return max(1, min(fitting, GPU_SAMPLES_PER_FORWARD))
+
+
+def _largest_image(config: RunConfig, feed: Feed) -> int:
+    return max([feed.image_size, *(size.image_size for size in config.data.sizes)])
 
 
 def _feeds(config: RunConfig, ranks: Ranks, data: tuple[Any, Any] | None) -> tuple[Feed, Feed]:

@@ -46,8 +46,8 @@ def fuse(model: nn.Module, config: RunConfig, *, own: bool) -> Kernels:
 
 def why_plain(config: RunConfig, own: bool) -> str | None:
     """Return why a run on a GPU must be plain torch, or None."""
-    if config.kernels == "off":
-        return "kernels is off"
+    if config.kernels == "plain":
+        return "kernels is plain"
     if config.precision == "float64":
         return "the kernels have no float64"
     if config.compile:

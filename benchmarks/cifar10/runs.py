@@ -1,0 +1,94 @@
+"""Runs of `bigstep train` on CIFAR-10 in one process, so that five hundred of them need not start five hundred times.
+
+A run is `bigstep.train.fit` of a recipe's preset `cifar10` with settings, and nothing else; what it gave is one line of
+JSON in a file, and a line that is there is not run again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bigstep import recipes
+from bigstep.config import RunConfig
+from bigstep.config_text import apply_settings, stretched
+from bigstep.data.catalog import open_data
+from bigstep.errors import BigstepError
+from bigstep.train import fit
+
+BATCHES = (512, 2048, 8192, 16384, 25000)
+LOCAL = {25000: 25}  # samples of a worker; 32 elsewhere
+VALIDATION = 0.1
+"""Fraction of the training set that a search is judged on."""
+
+
+@functools.lru_cache(maxsize=4)
+def images(folder: str, holdout: float) -> tuple[Any, Any]:
+    """The training and evaluation images, on the GPU where there is one; the held-out part is the same for all."""
+    pair = open_data("cifar10", folder, holdout, seed=0)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+
+    def moved(part: Any) -> Any:
+        return dataclasses.replace(part, images=part.images.to(device), labels=part.labels.to(device))
+
+    return moved(pair.train), moved(pair.test)
+
+
+def config_of(recipe: str, batch: int, settings: tuple[str, ...] = (), epochs: float | None = None) -> RunConfig:
+    """The preset at a batch, the largest of its plan, with workers of 32 samples; settings come last."""
+    preset = recipes.load(recipe, "cifar10")
+    largest = max([preset.workers.local_batch, *(stage.local_batch for stage in preset.plan)])
+    local = LOCAL.get(batch, 32)
+    sizes = (
+        f"workers.count={max(1, batch // local)}",
+        f"workers.local_batch={round(local * preset.workers.local_batch / largest)}",
+    )
+    quiet = ("checkpoint.every=0", "checkpoint.seconds=0", "evaluate_every=1000")
+    config = apply_settings(preset, (*sizes, *quiet))
+    config = stretched(config, epochs) if epochs else config
+    return apply_settings(config, settings)
+
+
+class Book:
+    """Results by name, kept line by line."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rows: dict[str, dict[str, Any]] = {}
+        if path.exists():
+            for line in path.read_text().splitlines():
+                row = json.loads(line)
+                self.rows[row["name"]] = row
+
+    def run(self, name: str, config: RunConfig, folder: str, seed: int = 0, holdout: float = 0.0) -> dict[str, Any]:
+        """Train once, or return what that gave before; a run that fails, diverges or stops is a result too."""
+        name = f"{name} seed {seed}"
+        if name in self.rows:
+            return self.rows[name]
+        config = dataclasses.replace(config, seed=seed)
+        begin = time.perf_counter()
+        row: dict[str, Any] = {"name": name, "recipe": config.recipe, "seed": seed, "epochs": config.epochs}
+        try:
+            result = fit(config, data=images(folder, holdout))
+            row |= {"accuracy": result.accuracy, "loss": result.loss, "steps": result.steps, "seconds": result.seconds}
+            row["noise_scale"] = result.facts.get("noise_scale")
+            row["images_per_s"] = result.facts["samples"] / result.seconds
+            if not math.isfinite(result.loss):
+                row["failure"] = "the loss is not finite"
+        except BigstepError as error:
+            row |= {"accuracy": None, "failure": str(error)}
+        row["wall_s"] = time.perf_counter() - begin
+        self.rows[name] = row
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        shown = row.get("failure") or f"{100 * row['accuracy']:.2f} % in {row['steps']} steps, {row['seconds']:.2f} s"
+        print(f"{name}: {shown} ({row['wall_s']:.1f} s)", flush=True)
+        return row

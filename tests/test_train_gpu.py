@@ -1,0 +1,84 @@
+"""Training on a GPU: graphs and fused kernels take the path of plain torch, and say that they ran. Run by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import pytest
+import torch
+
+from bigstep.config import RunConfig
+from bigstep.config_text import apply_settings, stretched
+from bigstep.recipes import load
+from bigstep.train import fit
+
+pytestmark = pytest.mark.gpu
+
+TRAIN, TEST = 480, 100
+
+
+def images() -> tuple[torch.utils.data.Dataset, torch.utils.data.Dataset]:
+    from bigstep.data.images import TensorImages
+
+    generator = torch.Generator().manual_seed(3)
+    labels = torch.randint(10, (TRAIN + TEST,), generator=generator)
+    noise = torch.randint(0, 128, (TRAIN + TEST, 3, 32, 32), generator=generator)
+    pixels = (noise + 12 * labels.view(-1, 1, 1, 1)).to(torch.uint8)  # brighter classes: something to learn
+    whole = TensorImages(
+        images=pixels, labels=labels, classes=tuple("abcdefghij"), mean=(0.5,) * 3, std=(0.25,) * 3, name="made"
+    )
+    return whole.subset(torch.arange(TRAIN)), whole.subset(torch.arange(TRAIN, TRAIN + TEST))
+
+
+def config(recipe: str, *settings: str) -> RunConfig:
+    base = stretched(load(recipe, "cifar10"), 4)
+    small = apply_settings(base, ["workers.count=4", "evaluate_every=4", *settings])
+    return dataclasses.replace(small, seed=1)
+
+
+def losses(folder) -> list[float]:
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [row["loss"] for row in rows if row["kind"] == "train"]
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16", "float32"])
+@pytest.mark.parametrize("recipe", ["plain", "sony", "pfn", "onebit", "fastai"])
+def test_graphs_follow_plain_torch(recipe, precision, tmp_path) -> None:
+    data = images()
+    for kernels in ("auto", "plain"):
+        settings = (f"precision={precision}", f"kernels={kernels}")
+        fit(config(recipe, *settings), data=data, out=tmp_path / kernels, device="cuda")
+    ours, plain = losses(tmp_path / "auto"), losses(tmp_path / "plain")
+    assert len(ours) == len(plain)
+    # one step of half precision differs by rounding; a dozen steps amplify it, so the mean is compared
+    close = 0.02 if precision == "float32" else 0.1
+    assert ours[0] == pytest.approx(plain[0], rel=close / 4)
+    assert sum(ours) / len(ours) == pytest.approx(sum(plain) / len(plain), rel=close)
+    notes = "".join((tmp_path / "auto" / name).read_text() for name in ("run.json", "metrics.jsonl"))
+    assert "a CUDA graph for each step" in notes
+    assert ("fused modules" in notes) == (precision != "float32")
+
+
+def test_parts_of_a_batch_give_what_the_whole_gives(tmp_path, monkeypatch) -> None:
+    from bigstep.train import assemble
+
+    data = images()
+    fit(config("fujitsu"), data=data, out=tmp_path / "whole", device="cuda")
+    monkeypatch.setattr(assemble, "GPU_SAMPLES_PER_FORWARD", 64)
+    fit(config("fujitsu"), data=data, out=tmp_path / "parts", device="cuda")
+    for whole, parts in zip(losses(tmp_path / "whole")[:4], losses(tmp_path / "parts")[:4], strict=True):
+        assert parts == pytest.approx(whole, rel=0.02)  # fp16 sums in another order
+
+
+def test_a_resumed_run_goes_on_with_its_scale_and_velocity(tmp_path) -> None:
+    data = images()
+    order = config("lars", "checkpoint.every=1")
+    fit(order, data=data, out=tmp_path / "whole", device="cuda")
+    fit(order, data=data, out=tmp_path / "cut", device="cuda", max_steps=6)
+    fit(order, data=data, out=tmp_path / "cut", device="cuda", resume=True)
+    whole, cut = losses(tmp_path / "whole"), losses(tmp_path / "cut")
+    assert len(whole) == len(cut)
+    for a, b in zip(whole[6:9], cut[6:9], strict=True):
+        assert math.isclose(a, b, rel_tol=0.02)  # convolutions may take another algorithm after a restart
