@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import nn
 
+from bigstep import recipes
 from bigstep.asynchronous import join_downpour, train_downpour, train_hogwild, train_locked
 from bigstep.asynchronous.board import Board, adopt_state, shared_state
 from bigstep.asynchronous.mail import split_address
+from bigstep.asynchronous.shares import Shares, batches_of
 from bigstep.config import (
     AsynchronousConfig,
     DataConfig,
@@ -160,6 +162,22 @@ def test_a_replica_that_fails_is_named_with_its_reason() -> None:
 def board_of(replicas: int) -> Board:
     parts = assemble(order(SGD), Ranks(), model=network(), data=(Ninety(), Ninety()))
     return Board.of(parts, replicas, locked=False)
+
+
+def test_a_replica_holds_one_share_at_a_time() -> None:
+    """Whoever dies takes along what it has drawn; the feed of a set in memory prepares shares together if it may."""
+    parts = assemble(recipes.load("downpour"), Ranks(device=torch.device("cpu")))
+    drawn: list[int] = []
+
+    def draw() -> int:
+        drawn.append(len(drawn))
+        return drawn[-1]
+
+    batches = batches_of(parts, Shares(parts.sampler, epochs=1, limit=5), draw)
+    for number, (share, (images, _)) in enumerate(batches):
+        assert drawn == list(range(number + 1))
+        assert (share.position.step, len(images)) == (number, share.size)
+    assert len(drawn) == 6  # the sixth told that the run has ended
 
 
 def test_staleness_and_overlaps_are_those_of_the_schedule() -> None:

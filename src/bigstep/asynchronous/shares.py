@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from bigstep.data.feed import Request
+from bigstep.data.images import TensorImages
 from bigstep.data.sampler import Position, Sampler, Step
 from bigstep.train.assemble import Parts
 from bigstep.train.gradient import requests_of
@@ -62,8 +63,14 @@ def _shares_of(sampler: Sampler, epochs: float) -> Iterator[Step]:
 def batches_of(parts: Parts, shares: Shares, draw: Callable[[], int]) -> Iterator[tuple[Step, tuple[Any, Any]]]:
     """Yield shares with their samples until none is left.
 
-    A set in memory is asked for one share at a time. Loader processes work ahead, and hold the shares they load.
+    A set in memory is asked for one share at a time, so that who dies holds one. Loader processes work ahead, and hold
+    the shares they load.
     """
+    if isinstance(parts.train_feed.source, TensorImages):
+        while (share := shares.at(draw())) is not None:
+            for batch in parts.train_feed(requests_of(parts, [share])):
+                yield share, batch
+        return
     drawn: deque[Step] = deque()
 
     def requests() -> Iterator[Request]:
