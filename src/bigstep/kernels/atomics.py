@@ -18,6 +18,7 @@ __all__ = [
     "acquire",
     "compiled",
     "fetch_add",
+    "inlined",
     "load_float",
     "load_int",
     "prefetch",
@@ -38,6 +39,11 @@ def compiled(function: F) -> F:
         return njit(nogil=True, cache=True)(function)  # type: ignore[no-any-return]
     except RuntimeError:  # a read-only installation without a writable cache folder: compile in each process
         return njit(nogil=True)(function)  # type: ignore[no-any-return]
+
+
+def inlined(function: F) -> F:
+    """Compile into each kernel that calls it: a call passes seven words an array, which is dearer than a short row."""
+    return njit(nogil=True, forceinline=True)(function)  # type: ignore[no-any-return]
 
 
 def _element(context: Any, builder: Any, signature: Any, args: Any) -> Any:

@@ -19,6 +19,7 @@ from bigstep.kernels.atomics import (
     acquire,
     compiled,
     fetch_add,
+    inlined,
     load_float,
     prefetch,
     release,
@@ -38,6 +39,7 @@ FREE, LOCKED, ROUND_ROBIN = 0, 1, 2
 LOCK, TICKET, TURN, MERGE, CONTROL_SIZE = 0, 16, 32, 48, 64
 CHUNK = 256  # examples that a free-running thread claims at once: about 25 us between two touches of the ticket
 WATCH_EVERY = 64  # every 64th position is watched for conflicts
+LARGE = 1e250  # 2 more factors than this would still be a float64
 AHEAD = 4  # examples between prefetch and use: about 400 ns, a few times the latency of memory
 
 
@@ -64,22 +66,28 @@ def fill_order(order: Any, begin: int, end: int, key: Any) -> None:
         order[t] = x
 
 
-@compiled
-def _dot(indices: Any, values: Any, start: Any, stop: Any, weights: Any) -> Any:
-    # four sums, as many as PAD: the additions of one would wait for each other
-    a = np.float32(0)
-    b = np.float32(0)
-    c = np.float32(0)
-    d = np.float32(0)
+@inlined
+def _add_products(indices: Any, values: Any, start: Any, stop: Any, weights: Any, sums: Any) -> Any:
+    """Go on with four sums, as many as PAD: the additions of one would wait for each other."""
+    a, b, c, d = sums
     for j in range(start, stop, np.uint64(PAD)):
         a += values[j] * weights[indices[j]]
         b += values[j + np.uint64(1)] * weights[indices[j + np.uint64(1)]]
         c += values[j + np.uint64(2)] * weights[indices[j + np.uint64(2)]]
         d += values[j + np.uint64(3)] * weights[indices[j + np.uint64(3)]]
+    return a, b, c, d
+
+
+@inlined
+def _dot(indices: Any, values: Any, start: Any, middle: Any, stop: Any, local: Any, weights: Any) -> Any:
+    """Multiply the part before `middle` with `local`, the rest with `weights`; where to cut changes no bit."""
+    nothing = np.float32(0)
+    sums = _add_products(indices, values, start, middle, local, (nothing, nothing, nothing, nothing))
+    a, b, c, d = _add_products(indices, values, middle, stop, weights, sums)
     return (a + b) + (c + d)
 
 
-@compiled
+@inlined
 def _add_dots(indices: Any, values: Any, start: Any, stop: Any, weights: Any, sums: Any) -> None:
     outputs = np.uint64(len(sums))
     for j in range(start, stop):
@@ -89,7 +97,7 @@ def _add_dots(indices: Any, values: Any, start: Any, stop: Any, weights: Any, su
             sums[k] += x * weights[base + k]
 
 
-@compiled
+@inlined
 def _add_row(indices: Any, values: Any, start: Any, stop: Any, weights: Any, step: Any) -> None:
     for j in range(start, stop, np.uint64(PAD)):
         weights[indices[j]] += step * values[j]
@@ -98,7 +106,7 @@ def _add_row(indices: Any, values: Any, start: Any, stop: Any, weights: Any, ste
         weights[indices[j + np.uint64(3)]] += step * values[j + np.uint64(3)]
 
 
-@compiled
+@inlined
 def _add_rows(
     indices: Any, values: Any, start: Any, stop: Any, weights: Any, outputs: int, steps: Any, active: Any, count: int
 ) -> None:
@@ -109,21 +117,27 @@ def _add_rows(
             weights[base + np.uint64(active[a])] += steps[a] * values[j]
 
 
-@compiled
+@inlined
 def _pull(loss: int, margin: Any, target: Any) -> Any:
-    """Minus the derivative of the loss by the margin."""
+    """Return minus the derivative of the loss by the margin, and the loss as a + log(b)."""
     z = margin * target
     if loss == HINGE:
-        return target if z < np.float32(1) else np.float32(0)
-    return target / (np.float32(1) + np.float32(math.exp(z)))
+        short = np.float32(1) - z
+        return (target, short, np.float32(1)) if short > 0 else (np.float32(0), np.float32(0), np.float32(1))
+    small = np.float32(math.exp(-abs(z)))  # one exponential for both, and no overflow
+    part = small if z > 0 else np.float32(1)
+    return target * part / (np.float32(1) + small), max(np.float32(0), -z), np.float32(1) + small
 
 
-@compiled
-def _loss(loss: int, margin: Any, target: Any) -> Any:
-    z = margin * target
-    if loss == HINGE:
-        return max(np.float32(0), np.float32(1) - z)
-    return max(np.float32(0), -z) + np.float32(math.log1p(math.exp(-abs(z))))
+@inlined
+def _prefetch_row(indices: Any, values: Any, start: Any, stop: Any) -> None:
+    """Ask for a row: its first 64 columns without a branch, which would be guessed wrong, the rest if there is one."""
+    for ahead in range(0, 64, 16):
+        prefetch(indices, start + ahead)
+        prefetch(values, start + ahead)
+    for j in range(start + 64, stop, 16):
+        prefetch(indices, j)
+        prefetch(values, j)
 
 
 @compiled
@@ -209,18 +223,18 @@ def linear_worker(
     """
     local = weights
     base = weights
-    size = 1
-    if mode == FREE:
-        size = CHUNK
+    apart = mode == FREE and threads > 1  # a thread that is alone needs no copy, and merging would change no bit
+    if apart:
         acquire(control, MERGE)
         local = weights[: hot * outputs].copy()
         release(control, MERGE)
         base = local.copy()
+    size = CHUNK if mode == FREE else 1
     sums = np.empty(outputs, np.float32)
     steps = np.empty(outputs, np.float32)
     active = np.empty(outputs, np.int64)
     seen = np.empty(longest, np.float32)
-    total, updates, watched, conflicts = 0.0, 0, 0, 0
+    total, product, updates, watched, conflicts = 0.0, 1.0, 0, 0, 0
     own = begin + thread
     while True:
         if mode == LOCKED:
@@ -235,68 +249,78 @@ def linear_worker(
         for t in range(first, min(first + size, end)):
             if t + AHEAD < len(order):
                 later = order[t + AHEAD]
-                for j in range(indptr[later], indptr[later + 1], 16):
-                    prefetch(indices, j)
-                    prefetch(values, j)
+                _prefetch_row(indices, values, indptr[later], indptr[later + 1])
             if t + 2 * AHEAD < len(order):
                 prefetch(indptr, order[t + 2 * AHEAD])
                 prefetch(split, order[t + 2 * AHEAD])
                 prefetch(labels, order[t + 2 * AHEAD])
             row = order[t]
-            start, middle, stop = np.uint64(indptr[row]), np.uint64(split[row]), np.uint64(indptr[row + 1])
+            start, stop = np.uint64(indptr[row]), np.uint64(indptr[row + 1])
+            middle = np.uint64(split[row]) if apart else start  # where the shared weights begin
             label = labels[row]
             place = t - begin
             scale = outer[place // CHUNK] * inner[place % CHUNK]
             watch = t % WATCH_EVERY == 0
             if watch:
-                shared = middle if mode == FREE else start
-                _watch(indices, shared, stop, outputs, label if outputs > 1 else 0, weights, seen, False)
+                _watch(indices, middle, stop, outputs, label if outputs > 1 else 0, weights, seen, False)
+            count = 0
             if outputs == 1:
-                sums[0] = _dot(indices, values, start, middle, local) + _dot(indices, values, middle, stop, weights)
+                target = np.float32(1) if label == 0 else np.float32(-1)
+                margin = scale * _dot(indices, values, start, middle, stop, local, weights) + local[0]
+                pull, part, factor = _pull(loss, margin, target)
+                total += part
+                product *= factor
+                count = 1 if pull != 0 else 0
             else:
                 sums[:] = 0
                 _add_dots(indices, values, start, middle, local, sums)
                 _add_dots(indices, values, middle, stop, weights, sums)
-            count = 0
-            for k in range(outputs):
-                target = np.float32(1) if label == k else np.float32(-1)
-                margin = scale * sums[k] + local[k]
-                total += _loss(loss, margin, target)
-                pull = _pull(loss, margin, target)
-                if pull != 0:
-                    active[count] = k
-                    steps[count] = pull
-                    count += 1
+                for k in range(outputs):
+                    target = np.float32(1) if label == k else np.float32(-1)
+                    pull, part, factor = _pull(loss, scale * sums[k] + local[k], target)
+                    total += part
+                    product *= factor
+                    if pull != 0:
+                        active[count] = k
+                        steps[count] = pull
+                        count += 1
+                    if product > LARGE:
+                        total += math.log(product)
+                        product = 1.0
+            if product > LARGE:  # a logarithm now and then, not one an example
+                total += math.log(product)
+                product = 1.0
             if mode == ROUND_ROBIN:
                 wait_for(control, TURN, t)
             if count > 0:
                 updates += 1
                 if watch:
                     watched += 1
-                    shared = middle if mode == FREE else start
                     conflicts += _watch(
-                        indices, shared, stop, outputs, label if outputs > 1 else 0, weights, seen, True
+                        indices, middle, stop, outputs, label if outputs > 1 else 0, weights, seen, True
                     )
-                for a in range(count):
-                    local[active[a]] += np.float32(bias_rate) * steps[a]
-                    steps[a] *= np.float32(rate) / scale
                 if outputs == 1:
-                    _add_row(indices, values, start, middle, local, steps[0])
-                    _add_row(indices, values, middle, stop, weights, steps[0])
+                    local[0] += np.float32(bias_rate) * pull
+                    step = pull * (np.float32(rate) / scale)
+                    _add_row(indices, values, start, middle, local, step)
+                    _add_row(indices, values, middle, stop, weights, step)
                 else:
+                    for a in range(count):
+                        local[active[a]] += np.float32(bias_rate) * steps[a]
+                        steps[a] *= np.float32(rate) / scale
                     _add_rows(indices, values, start, middle, local, outputs, steps, active, count)
                     _add_rows(indices, values, middle, stop, weights, outputs, steps, active, count)
             if mode == ROUND_ROBIN:
                 store_int(control, TURN, t + 1)
         if mode == LOCKED:
             release(control, LOCK)
-        elif mode == FREE and try_acquire(control, MERGE):  # when another thread merges now, go on and merge later
+        elif apart and try_acquire(control, MERGE):  # when another thread merges now, go on and merge later
             _merge(weights, local, base)
             release(control, MERGE)
     if mode == LOCKED:
         release(control, LOCK)
-    elif mode == FREE:
+    elif apart:
         acquire(control, MERGE)
         _merge(weights, local, base)
         release(control, MERGE)
-    return total, updates, watched, conflicts
+    return total + math.log(product), updates, watched, conflicts

@@ -1,4 +1,7 @@
-"""Passes over CSR rows that a slice of threads shares: check and count, sort hot columns first, multiply, meet."""
+"""Passes over CSR rows that a slice of threads shares: check and count, sort hot columns first, multiply, meet.
+
+Indices are made unsigned where they are used: Python's meaning of negative ones would cost a choice at each access.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ def survey_rows(indptr: Any, indices: Any, values: Any, begin: int, end: int, n_
     """Count in how many rows each column occurs; return (row, fault) of the first bad row, or (-1, 0)."""
     for row in range(begin, end):
         before = -1
-        for j in range(indptr[row], indptr[row + 1]):
+        for j in range(np.uint64(indptr[row]), np.uint64(indptr[row + 1])):
             column = indices[j]
             if column < 0 or column >= n_features:
                 return row, BAD_RANGE
@@ -29,7 +32,7 @@ def survey_rows(indptr: Any, indices: Any, values: Any, begin: int, end: int, n_
             if not np.isfinite(values[j]):
                 return row, BAD_VALUE
             before = column
-            counts[column] += 1
+            counts[np.uint32(column)] += 1
     return -1, 0
 
 
@@ -43,8 +46,8 @@ def measure_rows(indptr: Any, indices: Any, begin: int, end: int, place: Any, ho
     """Count each row's hot columns (`split`) and all its columns (`sizes`), both padded as `arrange_rows` does."""
     for row in range(begin, end):
         count = 0
-        for j in range(indptr[row], indptr[row + 1]):
-            count += place[indices[j]] < hot
+        for j in range(np.uint64(indptr[row]), np.uint64(indptr[row + 1])):
+            count += place[np.uint32(indices[j])] < hot
         split[row] = _padded(count)
         sizes[row] = _padded(count) + _padded(indptr[row + 1] - indptr[row] - count)
 
@@ -69,23 +72,23 @@ def arrange_rows(
     column with the value 0, which changes neither a sum nor a weight and touches no cache line that the row does not.
     """
     for row in range(begin, end):
-        to, other = starts[row], split[row]
-        for j in range(indptr[row], indptr[row + 1]):
-            column = place[indices[j]]
-            is_hot = column < hot
+        to, other = np.uint64(starts[row]), np.uint64(split[row])
+        for j in range(np.uint64(indptr[row]), np.uint64(indptr[row + 1])):
+            column = place[np.uint32(indices[j])]
+            is_hot = np.uint64(column < hot)
             at = to if is_hot else other  # a choice, not a branch: no processor can guess which columns are hot
             new_indices[at] = column
             new_values[at] = values[j]
             to += is_hot
-            other += 1 - is_hot
-        while to < split[row]:
-            new_indices[to] = new_indices[to - 1]
+            other += np.uint64(1) - is_hot
+        while to < np.uint64(split[row]):
+            new_indices[to] = new_indices[to - np.uint64(1)]
             new_values[to] = 0
-            to += 1
-        while other < starts[row + 1]:
-            new_indices[other] = new_indices[other - 1]
+            to += np.uint64(1)
+        while other < np.uint64(starts[row + 1]):
+            new_indices[other] = new_indices[other - np.uint64(1)]
             new_values[other] = 0
-            other += 1
+            other += np.uint64(1)
 
 
 @compiled
@@ -93,7 +96,7 @@ def sum_of_squares(indptr: Any, values: Any, rows: Any) -> float:
     """Return the sum of the squared values of some rows, in float64."""
     total = 0.0
     for row in rows:
-        for j in range(indptr[row], indptr[row + 1]):
+        for j in range(np.uint64(indptr[row]), np.uint64(indptr[row + 1])):
             total += np.float64(values[j]) ** 2
     return total
 
@@ -111,8 +114,8 @@ def multiply(indptr: Any, indices: Any, values: Any, weights: Any, out: Any) -> 
 def add_shares(indptr: Any, indices: Any, rows: Any, shares: Any, sums: Any) -> None:
     """Sum the shares of each row's columns."""
     for i in range(len(rows)):
-        for j in range(indptr[rows[i]], indptr[rows[i] + 1]):
-            sums[i] += shares[indices[j]]
+        for j in range(np.uint64(indptr[rows[i]]), np.uint64(indptr[rows[i] + 1])):
+            sums[i] += shares[np.uint32(indices[j])]
 
 
 @compiled
@@ -120,7 +123,7 @@ def count_meetings(indptr: Any, indices: Any, rows: Any, masks: Any, counts: Any
     """Count for each bit in how many of the rows a column carries it."""
     for row in rows:
         met = np.uint64(0)
-        for j in range(indptr[row], indptr[row + 1]):
-            met |= masks[indices[j]]
+        for j in range(np.uint64(indptr[row]), np.uint64(indptr[row + 1])):
+            met |= masks[np.uint32(indices[j])]
         for bit in range(len(counts)):
             counts[bit] += np.int64((met >> np.uint64(bit)) & np.uint64(1))

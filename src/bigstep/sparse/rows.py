@@ -167,7 +167,9 @@ def survey(rows: Rows, crew: Crew) -> NDArray[np.int64]:
 
 def arrange(rows: Rows, counts: NDArray[np.int64], outputs: int, crew: Crew) -> Arranged:
     """Rename columns by falling frequency and put the hot ones of each row first."""
-    by_frequency = np.argsort(-counts, kind="stable")
+    # frequency and column in one key: sorting numbers is several times faster than sorting their places
+    keys = (counts.max() - counts) << 31 | np.arange(rows.n_features)
+    by_frequency = np.sort(keys) & (2**31 - 1)
     place = np.empty(rows.n_features, np.int32)
     place[by_frequency] = np.arange(1, rows.n_features + 1)
     # hot: met at least once in four chunks; a column seldom met gains nothing from a copy
@@ -182,8 +184,9 @@ def arrange(rows: Rows, counts: NDArray[np.int64], outputs: int, crew: Crew) -> 
     )
     starts = np.concatenate([[0], np.cumsum(sizes)])
     split += starts[:-1]
-    indices = np.empty(int(starts[-1]), np.uint32)
-    values = np.empty(int(starts[-1]), np.float32)
+    # one block: NumPy asks for huge pages from 4 MiB up, and thousands of small ones take as long as an epoch
+    block = np.empty(2 * int(starts[-1]), np.uint32)
+    indices, values = block[: starts[-1]], block[starts[-1] :].view(np.float32)
     source = (rows.indptr, rows.indices, rows.values)
     crew.run(
         lambda thread: arrange_rows(

@@ -68,7 +68,7 @@ def measure_sparsity(rows: Rows, counts: NDArray[np.int64], seed: int = 0) -> Sp
     shares = counts / rows.n_rows
     rng = np.random.default_rng(seed)
     few = rows.n_rows <= SAMPLE
-    sample = np.arange(rows.n_rows) if few else np.sort(rng.choice(rows.n_rows, SAMPLE, replace=False))
+    sample = np.arange(rows.n_rows) if few else rng.choice(rows.n_rows, SAMPLE, replace=False, shuffle=False)
     sums = np.zeros(len(sample))
     add_shares(rows.indptr, rows.indices, sample, shares, sums)
     chosen = sample[np.argsort(-sums, kind="stable")[:CANDIDATES]]
