@@ -79,11 +79,11 @@ def table(results: dict[str, Any]) -> str:
         "| killed | after updates | updates in all | lost | accuracy | named | holds |",
         "|---|---|---|---|---|---|---|",
     ]
-    for each in trials:
-        lines.append(
-            f"| replica {each['victim']} | {each['after_updates']} | {each['updates']} | {each['lost_updates']} | "
-            f"{each['accuracy']:.3f} | {'yes' if each['named'] else 'no'} | {'yes' if each['holds'] else 'no'} |"
-        )
+    lines += [
+        f"| replica {each['victim']} | {each['after_updates']} | {each['updates']} | {each['lost_updates']} | "
+        f"{each['accuracy']:.3f} | {'yes' if each['named'] else 'no'} | {'yes' if each['holds'] else 'no'} |"
+        for each in trials
+    ]
     return "\n".join(lines) + "\n"
 
 

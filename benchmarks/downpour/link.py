@@ -106,11 +106,11 @@ def table(results: dict[str, Any]) -> str:
         "| replicas | MB/s each way | of the link | updates |",
         "|---|---|---|---|",
     ]
-    for case in results["cases"]:
-        lines.append(
-            f"| {case['replicas']} | {case['bytes_per_s_each_way'] / 1e6:.1f} | {case['share_of_link']:.1%} | "
-            f"{case['updates']} |"
-        )
+    lines += [
+        f"| {case['replicas']} | {case['bytes_per_s_each_way'] / 1e6:.1f} | {case['share_of_link']:.1%} | "
+        f"{case['updates']} |"
+        for case in results["cases"]
+    ]
     return "\n".join(lines) + "\n"
 
 

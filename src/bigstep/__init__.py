@@ -17,6 +17,8 @@ _PUBLIC = {
     "parameter_groups": "optim",
     "Exchange": "comm",
     "GhostBatchNorm2d": "norm",
+    "HogwildClassifier": "sparse",
+    "HogwildFactorizer": "sparse",
     "fit": "train",
     "RunConfig": "config",
     "ConfigError": "errors",
