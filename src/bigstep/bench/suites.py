@@ -116,7 +116,8 @@ def batch_settings(base: RunConfig, batch: int) -> list[str]:
             stage["count"] = max(1, round(stage["count"] * factor))
         settings.append(f"plan={json.dumps(stages)}")
     if base.lr.scaling == "none":
-        rule = "sqrt" if base.optimizer.name in ("lars", "adagrad") else "linear"
+        scaled = base.optimizer.name in ("lars", "adagrad") or base.optimizer.adagrad != "none"
+        rule = "sqrt" if scaled else "linear"
         settings += [f"lr.scaling={rule}", f"lr.base_batch={base.batch}"]
     return settings
 
