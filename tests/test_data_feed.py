@@ -255,6 +255,18 @@ def test_own_data_by_import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.gpu
+def test_copies_to_a_gpu_are_begun_one_batch_ahead_from_pinned_memory(tmp_path: Path) -> None:
+    train, _ = open_folder(make_folder(tmp_path))
+    feed = Feed(train, train=True, augment="resized_crop", image_size=16, device="cuda")
+    pinned, seen = [], []
+    feed._join = lambda parts, join=feed._join: (pinned.extend(part.is_pinned() for part in parts), join(parts))[1]
+    for _, labels in feed(requests(0, [0, 1], [2, 3], [4, 5])):
+        seen.append((len(pinned) // 2, labels.tolist()))
+    assert all(pinned)
+    assert seen == [(2, [0, 0]), (3, [0, 1]), (3, [1, 1])]
+
+
+@pytest.mark.gpu
 def test_a_gpu_gets_the_same_batches(tmp_path: Path) -> None:
     train, _ = open_folder(make_folder(tmp_path))
     for source in (train, tiny(), Squares()):

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from bigstep.data.catalog import open_data
-from bigstep.data.decode import centre_box, cut, open_image
+from bigstep.data.decode import centre_box, cut, cut_fast, open_image
 from bigstep.data.folder import open_folder, rectangle_of, rectangular_batches, scan_folder
 from bigstep.errors import DataError
 
@@ -96,6 +96,25 @@ def test_reduced_decoding_gives_what_full_decoding_gives(tmp_path: Path) -> None
         assert image.width == 100  # decoded at an eighth
     error = np.abs(found.astype(int) - np.asarray(expected).astype(int))
     assert error.mean() < 2  # levels of 255: JPEG's loss and another order of averaging
+
+
+@pytest.mark.parametrize("box", [(11, 5, 121, 105), (40, 30, 72, 62), (0, 0, 126, 94)])
+def test_the_fast_cut_is_a_crop_and_then_a_resize(tmp_path: Path, box: tuple[int, int, int, int]) -> None:
+    picture = photograph(192, 144)
+    picture.save(tmp_path / "x.png")
+    with open_image(tmp_path / "x.png") as image:
+        found = cut_fast(image, box, (64, 48)).numpy().astype(int)
+    expected = np.asarray(picture.crop(box).resize((64, 48), Image.Resampling.BILINEAR)).astype(int)
+    assert np.abs(found - expected).max() <= 1  # Pillow and torch round weights and sums apart
+
+
+def test_the_fast_cut_moves_a_box_by_less_than_a_pixel_and_keeps_it_inside(tmp_path: Path) -> None:
+    picture = photograph(64, 48)
+    picture.save(tmp_path / "x.png")
+    for box, whole in [((3.4, 2.6, 35.4, 34.6), (3, 3, 35, 35)), ((63.8, 47.9, 64.0, 48.0), (63, 47, 64, 48))]:
+        with open_image(tmp_path / "x.png") as image:
+            found = cut_fast(image, box, (whole[2] - whole[0], whole[3] - whole[1]))
+        assert np.array_equal(found.numpy(), np.asarray(picture.crop(whole)))
 
 
 def test_orientation_tags_are_ignored(tmp_path: Path) -> None:

@@ -13,13 +13,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F  # noqa: N812 - as everybody writes it
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
 from bigstep.errors import DataError
 
-__all__ = ["centre_box", "cut", "image_sizes", "open_image", "whole_box"]
+__all__ = ["centre_box", "cut", "cut_fast", "image_sizes", "open_image", "whole_box"]
 
 Box = tuple[float, float, float, float]
 """Left, top, right and bottom in pixels of the stored image; fractions are fine."""
@@ -58,6 +59,22 @@ def cut(image: Image.Image, box: Box, shape: tuple[int, int]) -> NDArray[np.uint
     A JPEG is decoded at a half, a quarter or an eighth of its size where that still covers `shape`; the rest of the
     way is one antialiased bilinear resampling of the box.
     """
+    pixels, scaled = _decoded(image, box, shape)
+    return np.asarray(pixels.resize(shape, Image.Resampling.BILINEAR, box=scaled))
+
+
+def cut_fast(image: Image.Image, box: Box, shape: tuple[int, int]) -> Tensor:
+    """Do what `cut` does, with the box moved to whole pixels: torch resamples bytes three times as fast as Pillow."""
+    pixels, (left, top, right, bottom) = _decoded(image, box, shape)
+    left, top = min(round(left), pixels.width - 1), min(round(top), pixels.height - 1)
+    part = pixels.crop((left, top, max(round(right), left + 1), max(round(bottom), top + 1)))
+    batch = torch.from_numpy(np.array(part)[None]).permute(0, 3, 1, 2)  # channels_last, which torch keeps
+    resized = F.interpolate(batch, size=(shape[1], shape[0]), mode="bilinear", antialias=True)
+    return resized.permute(0, 2, 3, 1)[0]
+
+
+def _decoded(image: Image.Image, box: Box, shape: tuple[int, int]) -> tuple[Image.Image, Box]:
+    """Decode an opened image, no larger than needed, as RGB; return it with the box in its pixels."""
     width, height = image.size
     left, top, right, bottom = box
     # the size at which the box would just cover the shape
@@ -74,7 +91,7 @@ def cut(image: Image.Image, box: Box, shape: tuple[int, int]) -> NDArray[np.uint
         pixels = pixels.convert("RGBA")  # a palette with transparency loses its colours on the straight way
     if pixels.mode != "RGB":
         pixels = pixels.convert("RGB")
-    return np.asarray(pixels.resize(shape, Image.Resampling.BILINEAR, box=scaled))
+    return pixels, scaled
 
 
 def centre_box(width: int, height: int, fraction: float = 0.875) -> Box:

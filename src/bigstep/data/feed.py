@@ -1,17 +1,19 @@
 """From requests for samples to batches on the device: what the training loop iterates over.
 
 Images held in memory stay on the device and are indexed and augmented there. Files, and data sets of a user's own, go
-through torch's DataLoader: its processes decode, the device augments. Either way one batch comes for each request, in
-order, and what a sample looks like depends on (seed, epoch, index) alone.
+through torch's DataLoader: its processes decode, the device augments. To a GPU they travel from pinned memory in a
+stream of their own, one batch ahead of the one that is computed. Either way one batch comes for each request, in order,
+and what a sample looks like depends on (seed, epoch, index) alone.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,6 +29,7 @@ __all__ = ["Feed", "Request"]
 
 _CHUNK = 64  # samples that a loader process sends at once: its share of /dev/shm stays small, and all share a batch
 _TOGETHER = 512  # samples of memory that are prepared in one go
+_T = TypeVar("_T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,6 +152,11 @@ class Feed:
         if isinstance(self.source, TensorImages) and self._augment is not None:
             self._augment = dataclasses.replace(self._augment, image_size=image_size, min_scale=min_scale)
 
+    @property
+    def loaders(self) -> int | None:
+        """Processes that load; None where the images are in memory."""
+        return None if isinstance(self.source, TensorImages) else self._loader.num_workers
+
     def evaluation_batches(self, batch: int) -> list[Tensor]:
         """Divide all samples into batches of at most `batch`, each sample in one: in order, or by shape if rectangular.
 
@@ -170,13 +178,38 @@ class Feed:
     def _from_memory(self, requests: Iterable[Request]) -> Iterator[tuple[Tensor, Tensor]]:
         assert self._augment is not None
         for group in _together(requests):
-            indices = torch.cat([request.indices for request in group]).to(self.device, non_blocking=True)
+            indices = self._moved(torch.cat([request.indices for request in group]))
             sizes = [len(request.indices) for request in group]
             images = self._augment(self._images.index_select(0, indices), indices, group[0].epoch)
             labels = self._labels.index_select(0, indices)
             yield from zip(torch.split(images, sizes), torch.split(labels, sizes), strict=True)
 
     def _from_loader(self, requests: Iterable[Request]) -> Iterator[tuple[Tensor, Tensor]]:
+        batches = self._on_device(requests)
+        for batch in one_ahead(batches) if self.device.type == "cuda" else batches:
+            if batch.copied is not None:  # what computes must wait for the copy, and the memory for what computes
+                stream = torch.cuda.current_stream(self.device)
+                stream.wait_event(batch.copied)
+                for tensor in (batch.images, batch.labels, batch.indices):
+                    tensor.record_stream(stream)
+            images, labels = batch.images, batch.labels
+            if self._augment is None:
+                yield (images.to(self._dtype) if images.is_floating_point() else images), labels
+            else:
+                yield self._augment(images, batch.indices, batch.epoch), labels
+
+    def _on_device(self, requests: Iterable[Request]) -> Iterator[_Batch]:
+        """Yield batches on their way to the device."""
+        stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]  # untyped in torch
+        for request, chunks in self._loaded(requests):
+            with contextlib.nullcontext() if stream is None else torch.cuda.stream(stream):
+                images, labels = (self._join([chunk[side] for chunk in chunks]) for side in (0, 1))
+                indices = self._moved(request.indices)
+                copied = None if stream is None else stream.record_event()
+            yield _Batch(request.epoch, images, labels, indices, copied)
+
+    def _loaded(self, requests: Iterable[Request]) -> Iterator[tuple[Request, list[tuple[Tensor, Tensor]]]]:
+        """Yield each request with the chunks of it, as the loaders have them ready."""
         self._turn += 1
         turn = self._turn
         self._requests = requests
@@ -192,16 +225,17 @@ class Feed:
                 return
             request, count = self._pending.popleft()
             parts = [first, *(self._next(chunks) for _ in range(count - 1))]
-            images, labels = (self._join([part[side] for part in parts if part is not None]) for side in (0, 1))
-            if self._augment is None:
-                yield (images.to(self._dtype) if images.is_floating_point() else images), labels
-            else:
-                indices = request.indices.to(self.device, non_blocking=True)
-                yield self._augment(images, indices, request.epoch), labels
+            yield request, [part for part in parts if part is not None]
 
     def _join(self, parts: list[Tensor]) -> Tensor:
         moved = [part.to(self.device, non_blocking=True) for part in parts]
         return moved[0] if len(moved) == 1 else torch.cat(moved)
+
+    def _moved(self, indices: Tensor) -> Tensor:
+        """The indices on the device; from pinned memory, since the host may have to wait for any other."""
+        if self.device.type == "cuda":
+            indices = indices.pin_memory()
+        return indices.to(self.device, non_blocking=True)
 
     def _next(self, chunks: Iterator[Any]) -> tuple[Tensor, Tensor] | None:
         try:
@@ -216,6 +250,32 @@ class Feed:
         if isinstance(chunk, str):
             raise DataError(chunk)
         return chunk
+
+
+class _Batch(NamedTuple):
+    """A batch that may still be on its way: it is there once `copied` has happened on the device."""
+
+    epoch: int
+    images: Tensor
+    labels: Tensor
+    indices: Tensor
+    copied: torch.cuda.Event | None
+
+
+def one_ahead(items: Iterable[_T]) -> Iterator[_T]:
+    """Yield each item once the next one has been begun.
+
+    >>> begun = []
+    >>> items = one_ahead(begun.append(number) or number for number in range(3))
+    >>> next(items), begun
+    (0, [0, 1])
+    """
+    waiting: list[_T] = []
+    for item in items:
+        waiting.append(item)
+        if len(waiting) > 1:
+            yield waiting.pop(0)
+    yield from waiting
 
 
 def _together(requests: Iterable[Request]) -> Iterator[list[Request]]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bigstep.data.augment import resized_crop_boxes
-from bigstep.data.decode import Box, centre_box, cut, image_sizes, open_image, whole_box
+from bigstep.data.decode import Box, centre_box, cut, cut_fast, image_sizes, open_image, whole_box
 from bigstep.errors import DataError
 
 __all__ = ["FolderImages", "open_folder", "rectangular_batches", "scan_folder"]
@@ -80,14 +80,17 @@ class FolderImages:
         return self._load(indices, (size, size), lambda _, width, height: centre_box(width, height))
 
     def load_random_crops(self, indices: list[int], size: int, seed: int, epoch: int, min_scale: float) -> Tensor:
-        """Decode for training: a random resized crop of size x size that depends on (seed, epoch, index) alone."""
+        """Decode for training: a random resized crop of size x size that depends on (seed, epoch, index) alone.
 
-        def box(index: int, width: int, height: int) -> Box:
-            drawn = resized_crop_boxes(torch.tensor([index]), seed, epoch, height, width, min_scale)
-            left, top, w, h = drawn.flatten().tolist()
-            return left, top, left + w, top + h
-
-        return self._load(indices, (size, size), box)
+        Boxes are drawn for all images at once, from the sizes in their headers, and moved to whole pixels.
+        """
+        sizes = torch.tensor([self._size(index) for index in indices])
+        drawn = resized_crop_boxes(torch.tensor(indices), seed, epoch, sizes[:, 1], sizes[:, 0], min_scale)
+        out = torch.empty(len(indices), size, size, 3, dtype=torch.uint8)
+        for row, (left, top, width, height) in enumerate(drawn.T.tolist()):
+            with open_image(self.path(indices[row])) as image:
+                out[row] = cut_fast(image, (left, top, left + width, top + height), (size, size))
+        return out.permute(0, 3, 1, 2)
 
     def load_rectangles(self, indices: list[int], shape: tuple[int, int]) -> Tensor:
         """Decode whole images, trimmed only as far as the aspect ratio of `shape` (width, height) asks."""
@@ -99,6 +102,10 @@ class FolderImages:
             with open_image(self.path(index)) as image:
                 out[row] = cut(image, box(index, *image.size), shape)
         return torch.from_numpy(out).permute(0, 3, 1, 2)
+
+    def _size(self, index: int) -> tuple[int, int]:
+        with open_image(self.path(index)) as image:
+            return image.size
 
 
 def open_folder(path: Path) -> tuple[FolderImages, FolderImages]:
