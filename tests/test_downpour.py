@@ -33,8 +33,11 @@ from bigstep.config import (
     RunConfig,
     WorkersConfig,
 )
+from bigstep.errors import ConfigError
 from bigstep.records import read_run
-from test_async import Ninety, network
+from test_async import ADAGRAD, Ninety, network, serial
+from test_async import SHARES as SERIAL_SHARES
+from test_async import order as serial_order
 
 PATIENCE_S = 50
 
@@ -313,6 +316,39 @@ def test_a_killed_shard_goes_on_from_its_checkpoint_while_the_replica_waits(tmp_
     assert result.facts["lost_updates"] == 3
     assert result.facts["updates"] == SHARES - 3
     assert len(list((folder / "checkpoints" / "shard-0").glob("step-*.ckpt"))) == 2
+
+
+RESUMED = dataclasses.replace(serial_order(ADAGRAD, replicas=1, shards=1), checkpoint=CheckpointConfig(every=0.25))
+
+
+def run_to_the_gate(folder: Path, gate: Path) -> None:
+    data = Ninety()
+    train_downpour(RESUMED, network(), (data, data), Gated(gate, 12), out=folder, device="cpu")
+
+
+def test_a_run_killed_as_a_whole_goes_on_with_the_bits_of_one_that_was_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the bits of a sum depend on the number of threads
+    folder, model, data = tmp_path / "run", network(), Ninety()
+    run = multiprocessing.get_context("spawn").Process(target=run_to_the_gate, args=(folder, tmp_path / "gate"))
+    run.start()
+    until(lambda: list(tmp_path.glob("waiting-*")))
+    run.kill()
+    run.join()
+    with pytest.raises(ConfigError, match="was started with epochs=3"):
+        train_downpour(dataclasses.replace(RESUMED, epochs=4), model, (data, data), out=folder, resume=True)
+    result = train_downpour(RESUMED, model, (data, data), out=folder, device="cpu", resume=True)
+    # a checkpoint every 3 updates (a quarter of 11.25 shares): the 11 before the gate lose those since the 9th
+    records = read_run(folder)
+    assert "Resumed at update 9." in records.notes
+    steps = [row["step"] for row in records.train]  # of those before, what was not yet on disk is lost
+    assert steps[steps.index(10) :] == list(range(10, SERIAL_SHARES + 1))
+    assert steps == sorted(set(steps))
+    assert (result.facts["updates"], result.facts["samples"]) == (SERIAL_SHARES, 270)
+    assert result.facts["lost_updates"] == 0
+    for name, parameter in serial(RESUMED).named_parameters():
+        assert torch.equal(parameter, model.get_parameter(name)), f"{name} differs"
 
 
 def test_pushes_and_fetches_apart_overlapped_and_bounded_still_see_every_share(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from bigstep.asynchronous.layout import Layout, load_vector, weight_vector
 from bigstep.asynchronous.ledger import Ledger
 from bigstep.asynchronous.mail import LOOK_S, START_S, Mailbox, Store, host_store, wait_until
 from bigstep.asynchronous.replica import replicate
+from bigstep.asynchronous.resume import Progress
 from bigstep.asynchronous.server import serve_shard, stop_shard
 from bigstep.asynchronous.shares import Shares
 from bigstep.config import require
@@ -43,14 +44,25 @@ _RESTARTS = 5
 
 
 def train_sharded(
-    order: Order, parts: Parts, ledger: Ledger, own: dict[str, Any], *, listen: str, elsewhere: tuple[int, int]
+    order: Order,
+    parts: Parts,
+    ledger: Ledger,
+    own: dict[str, Any],
+    saved: Progress | None,
+    *,
+    listen: str,
+    elsewhere: tuple[int, int],
 ) -> dict[str, Any]:
-    """Run a Downpour run and return its result; `parts` ends with the final weights."""
+    """Run a Downpour run, or go on with a saved one, and return its result; `parts` ends with the final weights."""
     config = order.config
     checkpoints = order.folder / "checkpoints"
     require(
-        not checkpoints.exists(),
+        order.resume or not checkpoints.exists(),
         f"{checkpoints} holds the checkpoints of another run, which shards would start from; choose another folder.",
+    )
+    require(
+        not (order.resume and elsewhere[0]),
+        "A run with shards on other machines cannot be resumed: their checkpoints are there; start it anew.",
     )
     store, address = host_store(listen)
     shares_per_epoch = parts.sampler.size / config.workers.local_batch
@@ -58,7 +70,7 @@ def train_sharded(
     store.set("layout", layout.to_json())
     store.set("order", json.dumps({"config": config_to_mapping(config), "max_shares": order.max_steps}))
     store.set("shards_elsewhere", str(elsewhere[0]))
-    coordinator = _Coordinator(order, parts, ledger, own, store, address, layout, Crew(address), elsewhere)
+    coordinator = _Coordinator(order, parts, ledger, own, saved, store, address, layout, Crew(address), elsewhere)
     try:
         return coordinator.run()
     finally:
@@ -71,6 +83,7 @@ class _Coordinator:
     parts: Parts
     ledger: Ledger
     own: dict[str, Any]
+    saved: Progress | None
     store: Store
     address: str
     layout: Layout
@@ -87,7 +100,7 @@ class _Coordinator:
         settings = self.order.config.asynchronous
         self.ledger.note(f"The parameter server of {settings.shards} shards is at {self.address}.")
         self.mailbox = Mailbox(self.store)
-        self.versions = [0] * settings.shards
+        self.versions = self.saved.versions if self.saved else [0] * settings.shards
         local_shards, local_replicas = settings.shards - self.elsewhere[0], settings.replicas - self.elsewhere[1]
         self.local = local_replicas
         self.store.add("replicas", local_replicas)
@@ -96,7 +109,10 @@ class _Coordinator:
         for number in range(local_replicas):
             self._start_replica(number)
         self.courier = Courier(self.address, self.layout, self._watch_shards)
-        self.courier.put(weight_vector(self.parts.model))
+        if self.saved is None:
+            self.courier.put(weight_vector(self.parts.model))
+        else:  # the shards have their weights
+            self.store.add("shares", self.saved.shares)
         wait_until(self._all_ready, START_S, self._missing())
         self.ledger.begin()
         self.store.set("begin", "")

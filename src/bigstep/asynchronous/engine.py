@@ -8,6 +8,7 @@ import torch
 
 from bigstep.asynchronous.ledger import Ledger
 from bigstep.asynchronous.limits import require_runnable
+from bigstep.asynchronous.resume import saved_progress
 from bigstep.config_text import config_to_mapping
 from bigstep.records import RunWriter
 from bigstep.records import locked as keep_folder
@@ -31,9 +32,11 @@ def _run(order: Order, ranks: Ranks, audience: Audience, own: dict[str, Any]) ->
     elsewhere = own.pop("elsewhere", (0, 0))
     parts = assemble(config, ranks, **own)
     asynchronous = config.asynchronous
+    saved = saved_progress(order.folder, config) if order.resume else None
     writer = RunWriter(
         order.folder,
         config_to_mapping(config),
+        keep_until_step=saved.updates if saved else None,
         ranks=asynchronous.replicas,
         device=torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else "cpu",
         published=order.published,
@@ -42,14 +45,16 @@ def _run(order: Order, ranks: Ranks, audience: Audience, own: dict[str, Any]) ->
         f"{config.recipe} · {config.model} on {config.data.name} · updates of {config.workers.local_batch} samples · "
         f"{config.epochs:g} epochs · {asynchronous.method} with {asynchronous.replicas} replicas · {order.folder}"
     )
-    ledger = Ledger(parts, writer, audience)
+    ledger = Ledger(parts, writer, audience, saved)
+    if order.resume:
+        ledger.note(f"Resumed at update {saved.updates}." if saved else "Nothing to resume: started anew.")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the cores are the replicas': threads that spin beside them would slow all down
     try:
         if asynchronous.method == "downpour":
             from bigstep.asynchronous.downpour import train_sharded
 
-            return train_sharded(order, parts, ledger, own, listen=listen, elsewhere=elsewhere)
+            return train_sharded(order, parts, ledger, own, saved, listen=listen, elsewhere=elsewhere)
         from bigstep.asynchronous.shared import train_shared
 
         return train_shared(order, parts, ledger, own)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from bigstep.asynchronous.resume import Progress
 from bigstep.config_text import config_to_mapping
 from bigstep.errors import RunError
 from bigstep.records import RunWriter
@@ -29,23 +30,26 @@ class Ledger:
     exactly the order in which updates were made.
     """
 
-    def __init__(self, parts: Parts, writer: RunWriter, audience: Audience):
+    def __init__(self, parts: Parts, writer: RunWriter, audience: Audience, saved: Progress | None = None):
+        """`saved` is where a resumed run goes on."""
         self.parts, self._writer, self._audience = parts, writer, audience
-        self.updates = self.samples = self.lost = 0
+        self.updates, self.samples = (saved.updates, saved.samples) if saved else (0, 0)
+        self.lost = 0
         self.staleness: Counter[int] = Counter()
         self._loss = math.nan
         self._rows: list[dict[str, Any]] = []
         self._started = self._flushed = time.perf_counter()
-        self._evaluated_at = self._saved_at = 0
-        self._seconds = 0.0
+        self._evaluated_at = self._saved_at = self.samples
+        self._seconds_before = saved.seconds if saved else 0.0
 
     def begin(self) -> None:
         """Start the clock: every process is ready."""
-        self._started = self._flushed = time.perf_counter()
+        self._flushed = time.perf_counter()
+        self._started = self._flushed - self._seconds_before
 
     @property
     def seconds(self) -> float:
-        """Seconds since `begin`."""
+        """Seconds since `begin`, and those before a run was resumed."""
         return time.perf_counter() - self._started
 
     @property

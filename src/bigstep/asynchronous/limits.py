@@ -25,8 +25,8 @@ def require_runnable(config: RunConfig, ranks: Ranks, *, resume: bool) -> None:
         f"A {method} run starts its own processes: leave out --procs and torchrun, and set asynchronous.replicas.",
     )
     require(
-        not resume,
-        f"A {method} run cannot be resumed: which update came when is not written down; start it anew with another "
+        not resume or method == "downpour",
+        f"A {method} run cannot be resumed: its weights may be torn when it is broken off; start it anew with another "
         "--out.",
     )
     allowed = _OPTIMIZERS[method]

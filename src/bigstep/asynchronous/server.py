@@ -69,9 +69,13 @@ def serve_shard(store: Store, address: str, index: int, folder: Path) -> None:
     torch.set_num_threads(1)
     shard = Shard(Layout.from_json(store.get("layout")), index)
     keeper = _Keeper(shard, folder)
-    if keeper.restore():
-        store.set(f"restored/{index}", str(shard.version))
     number = store.add(f"served/{index}", 0)  # calls that a shard before this one has answered
+    if keeper.restore():
+        if number == 0:  # the whole run goes on: its replicas are new
+            shard.forget_replicas()
+            keeper.keep(force=True)
+        else:
+            store.set(f"restored/{index}", str(shard.version))
     store.set(f"shard/{index}", "ready")
     while True:
         _wait_for_call(store, f"call/{index}/{number}")

@@ -130,6 +130,13 @@ class Shard:
         else:
             self.refused += 1
 
+    def forget_replicas(self) -> None:
+        """Begin with new replicas, who number their pushes from one again."""
+        with self._lock:
+            self._verdicts.clear()
+            for applied in self._applied:
+                applied.clear()
+
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of everything that decides what the shard does next."""
         with self._lock:

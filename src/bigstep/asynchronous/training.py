@@ -12,6 +12,7 @@ from torch import nn
 
 from bigstep.asynchronous.engine import run_asynchronously
 from bigstep.config import RunConfig
+from bigstep.errors import ConfigError
 from bigstep.train.assemble import Loss
 from bigstep.train.fitting import FitResult
 from bigstep.train.progress import Progress
@@ -116,6 +117,7 @@ def train_downpour(
     loss: Loss | None = None,
     *,
     out: Path | str | None = None,
+    resume: bool = False,
     max_steps: int | None = None,
     device: DeviceChoice = "auto",
     progress: bool = False,
@@ -136,6 +138,7 @@ def train_downpour(
         data: As in `train_locked`.
         loss: As in `train_locked`.
         out: The run folder, with the shards' checkpoints; None keeps neither.
+        resume: Go on with the run in `out` from its shards' checkpoints.
         max_steps: Stop after this many shares.
         device: Where replicas compute: cpu, cuda, or auto for a GPU where there is one. Shards are on CPUs.
         progress: Show a live line.
@@ -159,8 +162,11 @@ def train_downpour(
     dead replica's data is not lost; batch norm's averages travel with the weights; between fetches a replica steps by
     itself only under sgd, since it does not know AdaGrad's rates.
     """
+    if resume and out is None:
+        raise ConfigError("train_downpour(resume=True) needs out=…, the folder of the run to go on with.")
     more = {"listen": listen, "elsewhere": (shards_elsewhere, replicas_elsewhere)}
-    return _train(_with_method(config, "downpour"), model, data, loss, out, max_steps, device, progress, more)
+    config = _with_method(config, "downpour")
+    return _train(config, model, data, loss, out, max_steps, device, progress, more, resume=resume)
 
 
 def join_downpour(
@@ -232,10 +238,12 @@ def _train(
     device: DeviceChoice,
     progress: bool,
     more: dict[str, Any] | None = None,
+    *,
+    resume: bool = False,
 ) -> FitResult:
     own = {key: value for key, value in {"model": model, "data": data, "loss": loss}.items() if value is not None}
     with joined_ranks(device) as ranks, tempfile.TemporaryDirectory() as scratch:
-        order = Order(config=config, folder=Path(out or scratch), max_steps=max_steps)
+        order = Order(config=config, folder=Path(out or scratch), resume=resume, max_steps=max_steps)
 
         def run(audience: Audience) -> dict[str, Any]:
             return run_asynchronously(order, ranks, audience, **own, **(more or {}))

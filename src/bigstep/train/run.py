@@ -29,7 +29,7 @@ from bigstep.train.loop import Ending, train
 from bigstep.train.profile import profiler_of
 from bigstep.train.ranks import AgreedError, Ranks
 
-__all__ = ["Audience", "Order", "capture", "restore", "run"]
+__all__ = ["Audience", "Order", "capture", "changed_field", "restore", "run"]
 
 _FREE_TO_CHANGE = {"data.path", "data.loaders", "checkpoint", "kernels"}
 """Fields that do not decide the path, so a resumed run may change them."""
@@ -212,7 +212,7 @@ def _state_of_first(order: Order, ranks: Ranks, checkpoints: Path) -> tuple[dict
         state, problems = load_latest(checkpoints)
         if state is not None:
             if isinstance(state.get("config"), dict):
-                refusal = _changed_field(state["config"], config_to_mapping(order.config))
+                refusal = changed_field(state["config"], config_to_mapping(order.config))
             else:
                 refusal = "has a checkpoint that is none of a run"
     state, problems, refusal = ranks.from_first((state, problems, refusal))
@@ -221,13 +221,13 @@ def _state_of_first(order: Order, ranks: Ranks, checkpoints: Path) -> tuple[dict
     return state, problems
 
 
-def _changed_field(old: Any, new: Any, path: str = "") -> str | None:
+def changed_field(old: Any, new: Any, path: str = "") -> str | None:
     """Name the first field that differs, unless it is free to change."""
     if path in _FREE_TO_CHANGE or old == new:
         return None
     if isinstance(old, dict) and isinstance(new, dict):
         for key in [*old, *(key for key in new if key not in old)]:
-            change = _changed_field(old.get(key), new.get(key), f"{path}.{key}" if path else key)
+            change = changed_field(old.get(key), new.get(key), f"{path}.{key}" if path else key)
             if change:
                 return change
         return None

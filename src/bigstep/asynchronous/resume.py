@@ -1,0 +1,58 @@
+"""Where a Downpour run that was broken off goes on: at what its shards had written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from bigstep.config import RunConfig
+from bigstep.config_text import config_to_mapping
+from bigstep.errors import ConfigError, DataError
+from bigstep.records import read_run
+from bigstep.train.checkpoint import load_latest
+from bigstep.train.run import changed_field
+
+__all__ = ["Progress", "saved_progress"]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run had come, by its checkpoints."""
+
+    versions: list[int]
+    """Updates of each shard."""
+    shares: int
+    """Shares that every shard has seen; where one has seen more, it sees some again."""
+    samples: int
+    seconds: float
+
+    @property
+    def updates(self) -> int:
+        """Updates that every shard has made."""
+        return min(self.versions)
+
+
+def saved_progress(folder: Path, config: RunConfig) -> Progress | None:
+    """Read the shards' checkpoints; None if the run had not begun."""
+    if not (folder / "run.json").exists():
+        return None
+    run = read_run(folder)
+    if change := changed_field(run.config, config_to_mapping(config)):
+        raise ConfigError(f"The run in {folder} {change}; take it back, or start a new run with another --out.")
+    places = [folder / "checkpoints" / f"shard-{shard}" for shard in range(config.asynchronous.shards)]
+    states = [load_latest(place)[0] for place in places]
+    found = [state for state in states if state is not None]
+    if not any(state["version"] for state in found):
+        return None
+    if len(found) < len(states):
+        raise DataError(
+            f"{places[states.index(None)]} holds no whole checkpoint, but other shards have come on; start a new run "
+            "with another --out."
+        )
+    updates = min(state["version"] for state in found)
+    return Progress(
+        versions=[state["version"] for state in found],
+        shares=min(state["shares"] for state in found),
+        samples=min(state["samples"] for state in found),
+        seconds=max((row["seconds"] for row in run.train if row["step"] <= updates), default=0.0),
+    )
