@@ -43,11 +43,21 @@ LARGE = 1e250  # 2 more factors than this would still be a float64
 AHEAD = 4  # examples between prefetch and use: about 400 ns, a few times the latency of memory
 
 
+@inlined
+def _permute(x: Any, key: Any, mask: Any, shift: Any) -> Any:
+    """Permute [0, 2^bits) by rounds of multiply and xor-shift."""
+    for word in key:
+        x = (x * (word | np.uint64(1)) + (word >> np.uint64(32))) & mask
+        x ^= x >> shift
+    return x
+
+
 @compiled
 def fill_order(order: Any, begin: int, end: int, key: Any) -> None:
-    """Write `order[begin:end]` of the permutation of `range(len(order))` that the keys choose.
+    """Write `order[begin:end]` of the permutation of `range(len(order))` that the words of a tuple choose.
 
-    Rounds of multiply and xor-shift permute [0, 2^bits); values outside the range are walked on until they fall inside.
+    Places whose value falls outside the range are walked on until it falls inside: in a second pass, since the first
+    then has no branch and becomes vector code.
     """
     n = np.uint64(len(order))
     bits = np.uint64(1)
@@ -55,14 +65,12 @@ def fill_order(order: Any, begin: int, end: int, key: Any) -> None:
         bits += np.uint64(1)
     mask = (np.uint64(1) << bits) - np.uint64(1)
     shift = (bits + np.uint64(1)) >> np.uint64(1)
-    for t in range(begin, end):
-        x = np.uint64(t)
-        while True:
-            for r in range(len(key)):
-                x = (x * (key[r] | np.uint64(1)) + (key[r] >> np.uint64(32))) & mask
-                x ^= x >> shift
-            if x < n:
-                break
+    for t in range(np.uint64(begin), np.uint64(end)):
+        order[t] = _permute(t, key, mask, shift)
+    for t in range(np.uint64(begin), np.uint64(end)):
+        x = np.uint64(order[t])
+        while x >= n:
+            x = _permute(x, key, mask, shift)
         order[t] = x
 
 

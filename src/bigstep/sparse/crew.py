@@ -75,7 +75,7 @@ def epoch_order(n: int, seed: int, epoch: int, crew: Crew | None = None) -> NDAr
     [0, 1, 2, 3, 4, 5]
     """
     # five rounds: with four, examples 32 places apart still show which other one is near
-    key = np.random.SeedSequence([seed, epoch]).generate_state(5, np.uint64)
+    key = tuple(np.random.SeedSequence([seed, epoch]).generate_state(5, np.uint64))
     order = np.empty(n, np.uint32)
     if crew is None:
         fill_order(order, 0, n, key)
