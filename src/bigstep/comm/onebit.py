@@ -94,13 +94,14 @@ class OneBit:
         encode(values, self._residual(self._sent, bucket, bucket.sizes, values), layout.blocks, outgoing)
         incoming = torch.empty_like(outgoing)
         self._started += 1
-        yield all_to_all(incoming, outgoing, self._world, self._world.everyone(), self._to_owners, self._started)
+        turn, everyone = self._started, self._world.everyone()  # other buckets start before this one's second phase
+        yield all_to_all(incoming, outgoing, self._world, everyone, self._to_owners, turn)
 
         mean = values.new_empty(sum(layout.owned_sizes))
         decode(incoming, layout.own, mean, copies=N, stride=M, scale=1 / N)
         message = torch.zeros(M, dtype=torch.uint8, device=values.device)
         encode(mean, self._residual(self._owned, bucket, layout.owned_sizes, mean), layout.own, message)
-        yield [all_gather(outgoing, message, self._to_all)]
+        yield all_gather(outgoing, message, self._world, everyone, self._to_all, turn)
 
         decode(outgoing, layout.blocks, values)
         if values.data_ptr() != bucket.flat.data_ptr():
