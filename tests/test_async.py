@@ -13,6 +13,7 @@ from torch import nn
 from bigstep import recipes
 from bigstep.asynchronous import join_downpour, train_downpour, train_hogwild, train_locked
 from bigstep.asynchronous.board import Board, adopt_state, shared_state
+from bigstep.asynchronous.limits import require_runnable
 from bigstep.asynchronous.mail import split_address
 from bigstep.asynchronous.shares import Shares, batches_of
 from bigstep.config import (
@@ -219,6 +220,13 @@ def test_optimizer_state_is_shared_and_starts_at_zero() -> None:
 def test_what_only_the_synchronous_loop_does_is_refused(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         train_locked(dataclasses.replace(order(SGD), **changes), device="cpu")
+
+
+@pytest.mark.parametrize("method", ["locked", "hogwild"])
+def test_weights_that_may_be_torn_are_not_resumed(method: Any) -> None:
+    config = order(SGD, method=method, replicas=1)
+    with pytest.raises(ConfigError, match=f"A {method} run cannot be resumed"):
+        require_runnable(config, Ranks(device=torch.device("cpu")), resume=True)
 
 
 def test_downpour_refuses_a_rule_that_needs_whole_layers() -> None:
