@@ -3,9 +3,9 @@
     python benchmarks/exchange/accuracy.py [--seeds 3] [--out benchmarks/exchange/results/accuracy]
 
 Real processes (`bigstep train onebit --procs 2`); everything but the named settings is equal, and seeds are paired.
-Goals: `onebit --preset mini` within 1 point of its dense run (mean over seeds); without error feedback visibly worse, as
-the paper says. Batch norm and AdaGrad hide most of what is lost without feedback, so that claim is also shown where the
-paper made it: a fully connected network, momentum SGD, many small steps. Writes OUT.json and OUT.md.
+Goals: `onebit --preset mini` within 1 point of its dense run (mean over seeds); without error feedback visibly worse,
+as the paper says. Batch norm and AdaGrad hide most of what is lost without feedback, so that claim is also shown where
+the paper made it: a fully connected network, momentum SGD, many small steps. Writes OUT.json and OUT.md.
 """
 
 from __future__ import annotations
