@@ -15,7 +15,7 @@ from bigstep.comm import BucketTuner
 from bigstep.data.sampler import Position, Step
 from bigstep.schedules import elu_blend
 from bigstep.train.assemble import Parts
-from bigstep.train.diagnosis import StragglerWatch
+from bigstep.train.diagnosis import InputWatch, StragglerWatch, cores_of_rank
 from bigstep.train.evaluate import Evaluation, evaluate
 from bigstep.train.gradient import gradient_of, requests_of
 from bigstep.train.graphed import graphed_step
@@ -83,6 +83,7 @@ def train(
     config, sampler = parts.config, parts.sampler
     stop, heartbeat = stop or StopRequest(), heartbeat or Heartbeat(parts.ranks)
     meter, stragglers = Meter(parts.ranks, seconds_before), StragglerWatch()
+    waits = InputWatch(parts.train_feed.loaders, cores_of_rank())
     position, evaluation, loss, saved_at = begin, None, math.nan, meter.seconds
     parts.model.train()
     for steps in _by_epoch(parts, begin, max_steps):
@@ -132,6 +133,8 @@ def train(
                 straggler = stragglers.see(flushed.compute_by_rank, flushed.data_by_rank)
                 if straggler is not None and step.workers >= parts.ranks.size:  # else some have nothing to do
                     listener.note(straggler)
+                if (waiting := waits.see(flushed.data_by_rank, flushed.elapsed_s)) is not None:
+                    listener.note(waiting)
                 stop_number = signal.SIGTERM if terminate else signal.SIGINT if interrupt else 0
                 save_due = save_due or bool(stop_number) or 0 < config.checkpoint.seconds < unsaved_s
             if evaluation_due:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bigstep.train.ranks import Ranks
 
-__all__ = ["Flushed", "Meter", "StepCost"]
+__all__ = ["Flushed", "Meter", "StepCost", "seen_by_device"]
 
 _SECONDS_BETWEEN_FLUSHES = 0.5
 _MOST_STEPS_BETWEEN_FLUSHES = 20  # a straggler is named after two flushes, a signal heard after one
@@ -45,6 +45,29 @@ class Flushed:
     compute_by_rank: list[float]
     data_by_rank: list[float]
     votes: list[float]
+    elapsed_s: float
+    """On this rank since the last flush, without pauses."""
+
+
+def seen_by_device(costs: list[StepCost], elapsed_s: float, backlog_s: float) -> list[StepCost]:
+    """Return the costs of some steps as a GPU saw them: the host runs ahead, and its waiting may have cost nothing.
+
+    A step takes the device at most as long as the backlog that is left when the host is done with the last step, so it
+    was idle for at least elapsed - steps * backlog. Only so much of the wait for data counts.
+
+    Args:
+        costs: As the host measured them.
+        elapsed_s: What the steps took until the device was done.
+        backlog_s: How long the device still worked after the host had launched the last step.
+
+    >>> waited = [StepCost(0.03, 0.025, 0.0)] * 20  # the loaders need 25 ms for a batch
+    >>> [round(seen_by_device(waited, elapsed_s, backlog_s)[0].data_s, 3)
+    ...  for elapsed_s, backlog_s in ((0.60, 0.01), (0.82, 0.22))]  # a step takes the device 10 ms, or 40
+    [0.02, 0.0]
+    """
+    waited_s, idle_s = sum(cost.data_s for cost in costs), max(0.0, elapsed_s - len(costs) * backlog_s)
+    share = min(1.0, idle_s / waited_s) if waited_s else 0.0
+    return [StepCost(elapsed_s / len(costs), share * cost.data_s, cost.exchange_s) for cost in costs]
 
 
 class Meter:
@@ -99,7 +122,12 @@ class Meter:
         """
         steps, size = len(self._rows), self._ranks.size
         small = torch.zeros(2 * size + len(votes), dtype=torch.float64)
-        small[self._ranks.rank] = sum(cost.compute_s for cost in self._costs)
+        small[self._ranks.rank] = sum(cost.compute_s for cost in self._costs)  # the host's: no waiting for other ranks
+        if self._ranks.device.type == "cuda":
+            launched = time.perf_counter()
+            torch.cuda.synchronize(self._ranks.device)
+            now = time.perf_counter()
+            self._costs = seen_by_device(self._costs, now - self._flushed - self._paused_s, now - launched)
         small[size + self._ranks.rank] = sum(cost.data_s for cost in self._costs)
         small[2 * size :] = torch.tensor(votes, dtype=torch.float64)
         losses = torch.stack(self._losses)
@@ -129,4 +157,4 @@ class Meter:
         self._interval = int(min(max(wanted, 1), _MOST_STEPS_BETWEEN_FLUSHES))
         rows, self._rows, self._losses, self._costs, self._pairs = self._rows, [], [], [], {}
         self._flushed, self._paused_s = now, 0.0
-        return Flushed(rows, measured, compute_by_rank, data_by_rank, agreed)
+        return Flushed(rows, measured, compute_by_rank, data_by_rank, agreed, elapsed)

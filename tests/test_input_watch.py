@@ -1,0 +1,86 @@
+"""A run that waits for its data says so, once, with what to change; one that does not stays silent."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from bigstep.config import DataConfig, LrConfig, RunConfig, WorkersConfig
+from bigstep.records import read_run
+from bigstep.train import diagnosis, fit
+from bigstep.train.diagnosis import InputWatch
+from bigstep.train.meter import StepCost, seen_by_device
+
+
+@pytest.mark.parametrize(
+    ("loaders", "cores", "waited_s", "words"),
+    [
+        (0, 8, 7.0, "no loaders are too few; set data.loaders=2 "),
+        (1, 8, 6.5, "1 loader is too few; set data.loaders=3 "),
+        (6, 8, 6.0, "6 loaders are too few; set data.loaders=8 "),
+        (8, 8, 6.0, "all 8 cores of a rank load already"),
+        (2, 8, 2.5, "Waiting for data 21 % of the time"),
+    ],
+)
+def test_the_advice_fits_the_machine(loaders: int, cores: int, waited_s: float, words: str) -> None:
+    watch = InputWatch(loaders, cores)
+    assert watch.see([waited_s / 2], 6.0) is None  # too early to tell
+    sentence = watch.see([waited_s / 2], 6.0)
+    assert sentence is not None
+    assert words in sentence
+    assert watch.see([11.0], 12.0) is None  # once
+
+
+def test_a_little_waiting_is_no_matter_and_memory_none_at_all() -> None:
+    watch = InputWatch(2, 8)
+    assert [watch.see([1.0], 6.0) for _ in range(20)] == [None] * 20
+    assert watch.see([6.0], 6.0) is None
+    assert watch.see([6.0], 6.0) is not None  # the good times before do not hide it
+    assert InputWatch(None, 8).see([50.0], 60.0) is None
+
+
+@pytest.mark.parametrize("device_s", [0.002, 0.010, 0.030, 0.100])
+def test_a_gpu_counts_only_the_wait_that_left_it_idle(device_s: float) -> None:
+    """A queue simulated by hand: the host launches in 1 ms, and gets a batch from its loaders every 20 ms."""
+    steps, load_s, launch_s = 20, 0.020, 0.001
+    host = device = idle = 0.0
+    costs = []
+    for _ in range(steps):
+        began = host
+        host += load_s
+        idle += max(0.0, host - device)
+        host += launch_s
+        device = max(device, host) + device_s
+        costs.append(StepCost(host - began, load_s, 0.0))
+    seen = seen_by_device(costs, elapsed_s=max(host, device), backlog_s=max(0.0, device - host))
+    # the launches themselves leave the device idle too, a millisecond each, and the first batch is waited for in full
+    assert sum(cost.data_s for cost in seen) == pytest.approx(idle, abs=steps * launch_s + load_s)
+    assert sum(cost.total_s for cost in seen) == pytest.approx(max(host, device))
+
+
+class Slow:
+    """Takes its time for every item."""
+
+    classes = ("even", "odd")
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        time.sleep(0.002)
+        return torch.full((1, 4, 4), float(index % 2)), index % 2
+
+
+def test_a_run_tells_that_it_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diagnosis, "_LONG_ENOUGH_S", 0.05)
+    workers, data = WorkersConfig(count=2, local_batch=8), DataConfig(loaders=0)
+    config = RunConfig(workers=workers, epochs=2, lr=LrConfig(base=0.1), data=data)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 2))
+    fit(config, model, (Slow(), Slow()), out=tmp_path, device="cpu")
+    told = [note for note in read_run(tmp_path).notes if note.startswith("Waiting for data")]
+    assert len(told) == 1
+    assert "no loaders are too few; set data.loaders=" in told[0] or "load already" in told[0]
