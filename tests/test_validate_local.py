@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from bigstep.bench.lab import why_no_lab
-from bigstep.bench.validate_local import PAYLOAD, _cluster, _networks, _run, validate_local
+from bigstep.bench.local_grid import networks
+from bigstep.bench.local_machine import PAYLOAD, as_cluster, describe_run, with_constants
+from bigstep.bench.validate_local import validate_local
 from bigstep.errors import DataError
 from bigstep.plan.local import compare_runs, crossing_rate, predict_run
 
@@ -19,13 +21,19 @@ MACHINE: dict[str, Any] = {
         for name in ("ring", "halving", "torus", "hierarchical", "gather")
     },
     "codecs": {name: {"encode_gbyte_s": 0.3, "decode_gbyte_s": 0.8} for name in ("fp16", "bf16", "onebit")},
-    "compute_s": {"mlp": 0.002, "resnet9": 0.1},
-}
+    "workloads": {},
+    "own_s": {
+        f"{model} {way}": {"mlp": 0.002, "resnet9": 0.1}[model]
+        for model in ("mlp", "resnet9")
+        for way in ("ring none", "ring fp16", "halving none", "torus none", "torus fp16", "hierarchical none",
+                    "gather onebit", "server none")
+    },
+}  # fmt: skip
 
 
 def measured_runs() -> list[dict[str, Any]]:
-    found = {"seconds": 1.0, "spread": 0.0}
-    return [_run(network, case, found, MACHINE) for network, cases in _networks(quick=False) for case in cases]
+    runs = [describe_run(network, case, 1.0) for network, cases in networks(quick=False) for case in cases]
+    return [with_constants(run, MACHINE) for run in runs]
 
 
 def test_the_grid_has_fifty_runs_of_every_kind() -> None:
@@ -40,28 +48,42 @@ def test_the_grid_has_fifty_runs_of_every_kind() -> None:
 
 def test_every_run_of_the_grid_can_be_predicted() -> None:
     for run in measured_runs():
-        assert predict_run(run, _cluster(MACHINE)) > 0, run["name"]
+        assert predict_run(run, as_cluster(MACHINE)) > 0, run["name"]
 
 
 def test_a_slow_ring_takes_its_bytes_over_its_rate() -> None:
     run = next(r for r in measured_runs() if r["name"] == "mlp, 4 hosts, ring none, 50mbit")
     nbytes, rounds = 4 * 269322, 6
     expected = 2 * nbytes * 3 / 4 / (50e6 / 8 * PAYLOAD) + rounds * 200e-6
-    # compute of 2 ms is less than what a burst of 131072 bytes saves (21 ms)
-    assert predict_run(run, _cluster(MACHINE)) == pytest.approx(expected, rel=1e-6)
+    # compute of 2 ms is less than what a burst of 65536 bytes saves (10 ms)
+    assert predict_run(run, as_cluster(MACHINE)) == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_pause_of_each_level_saves_a_burst() -> None:
+    run = next(r for r in measured_runs() if r["name"] == "mlp, 4 hosts, torus none, 50mbit 200mbit inside")
+    smooth = predict_run(run | {"burst_byte": 0, "inside_burst_byte": 0}, as_cluster(MACHINE))
+    # between nodes once a step; inside while the other level works, and again during the 2 ms of compute
+    saved = 65536 / (50e6 / 8) + 65536 / (200e6 / 8) + 0.002
+    assert smooth - predict_run(run, as_cluster(MACHINE)) == pytest.approx(saved, rel=1e-3)
+
+
+def test_what_compute_hides_a_burst_cannot_save() -> None:
+    run = next(r for r in measured_runs() if r["name"] == "resnet9, 2 hosts, gather onebit, 400mbit")
+    slow = run | {"compute_s": 10.0}
+    assert predict_run(slow, as_cluster(MACHINE)) >= 10.0
 
 
 def test_errors_of_runs_that_do_not_count_are_left_out() -> None:
     run = measured_runs()[0]
-    exact = run | {"seconds": predict_run(run, _cluster(MACHINE))}
+    exact = run | {"seconds": predict_run(run, as_cluster(MACHINE))}
     wrong = run | {"seconds": 100.0, "counts": False}
-    assert compare_runs([exact, wrong], _cluster(MACHINE))["summary"] == {
+    assert compare_runs([exact, wrong], as_cluster(MACHINE))["summary"] == {
         "runs": 1, "mean_error": pytest.approx(0), "worst_error": pytest.approx(0),
     }  # fmt: skip
     with pytest.raises(DataError, match="lacks 'seconds'"):
-        compare_runs([{key: value for key, value in run.items() if key != "seconds"}], _cluster(MACHINE))
+        compare_runs([{key: value for key, value in run.items() if key != "seconds"}], as_cluster(MACHINE))
     with pytest.raises(DataError, match="no measured runs"):
-        compare_runs([], _cluster(MACHINE))
+        compare_runs([], as_cluster(MACHINE))
 
 
 def test_curves_that_do_not_cross_have_no_crossing() -> None:
@@ -70,12 +92,13 @@ def test_curves_that_do_not_cross_have_no_crossing() -> None:
 
 
 def test_what_was_measured_is_predicted_again_from_the_file(tmp_path: Path) -> None:
-    runs = [run | {"seconds": predict_run(run, _cluster(MACHINE)) * 1.02} for run in measured_runs()]
+    runs = [run | {"seconds": predict_run(run, as_cluster(MACHINE)) * 1.02} for run in measured_runs()]
     measured = tmp_path / "measured.json"
-    measured.write_text(json.dumps({"runs": runs, "machines": dict.fromkeys(("2", "3", "4"), MACHINE)}))
+    measured.write_text(json.dumps({"runs": runs, "machines": dict.fromkeys(("2x1", "3x1", "4x1", "4x2"), MACHINE)}))
     result = validate_local(tmp_path / "result.json", measured=measured)
     assert result["summary"]["mean_error"] == pytest.approx(1 - 1 / 1.02)
-    crossing = next(found for found in result["crossovers"] if found["hosts"] == 2 and found["model"] == "mlp")
+    # with the constants above 1-bit stops paying somewhere between the rates of the grid
+    crossing = next(found for found in result["crossovers"] if found["hosts"] == 2 and found["model"] == "resnet9")
     assert crossing["measured_mbit_s"] == pytest.approx(crossing["predicted_mbit_s"], rel=1e-6)
     assert json.loads((tmp_path / "result.json").read_text())["summary"] == result["summary"]
 

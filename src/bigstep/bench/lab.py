@@ -211,14 +211,18 @@ def sweep() -> None:
             _run("ip", "netns", "del", name)
 
 
-def _burst(rate: str) -> str:
-    """Bytes a shaper may let through at once: 2 ms of its rate, at least one packet of the largest (offloaded) size."""
-    return str(max(65536, int(bits_per_second(rate) / 8 * 0.002)))
+def burst_bytes(rate: str) -> int:
+    """Bytes a shaper may let through at once: 2 ms of its rate, at least one packet of the largest (offloaded) size.
+
+    >>> burst_bytes("100mbit"), burst_bytes("1gbit")
+    (65536, 250000)
+    """
+    return max(65536, int(bits_per_second(rate) / 8 * 0.002))
 
 
 def _limit(space: str, device: str, rate: str) -> None:
     """One rate for everything that leaves by this device; 100 ms of queue."""
-    shaper = ("tbf", "rate", rate, "burst", _burst(rate), "latency", "100ms")
+    shaper = ("tbf", "rate", rate, "burst", str(burst_bytes(rate)), "latency", "100ms")
     _run("tc", "-n", space, "qdisc", "add", "dev", device, "root", *shaper)
 
 
@@ -227,7 +231,7 @@ def _limit_two_levels(space: str, device: str, near: tuple[str, str], rate: str,
     tc = ("tc", "-n", space)
     _run(*tc, "qdisc", "add", "dev", device, "root", "handle", "1:", "htb", "default", "20")
     for number, speed in (("1:10", rate), ("1:20", rate_between)):
-        burst = ("burst", _burst(speed), "cburst", _burst(speed), "quantum", "60000")
+        burst = ("burst", str(burst_bytes(speed)), "cburst", str(burst_bytes(speed)), "quantum", "60000")
         _run(*tc, "class", "add", "dev", device, "parent", "1:", "classid", number, "htb", "rate", speed, *burst)
     match = ("protocol", "ip", "u32", "match", "ip", *near, "flowid", "1:10")
     _run(*tc, "filter", "add", "dev", device, "parent", "1:", *match)

@@ -1,8 +1,8 @@
 """What a host of the network laboratory runs: training steps with one exchange after another, timed.
 
 Called as a script with one argument, a JSON list of cases; prints one JSON list of results. Cases have a `kind`:
-`sync` (DDP steps through an Exchange), `server` (rank 0 serves, the others push and pull), `collectives` and `codecs`
-(what the probe measures).
+`sync` (DDP steps through an Exchange), `server` (rank 0 serves, the others push and pull), `collectives`, `codecs` and
+`workload` (what the probe measures, on all hosts at once).
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from bigstep.bench.probe import workload_to_mapping
+from bigstep.bench.probe_layers import measure_workload
 from bigstep.bench.probe_links import measure_codecs, time_collectives
 from bigstep.comm import Exchange
 from bigstep.models import build_model
@@ -37,16 +39,29 @@ def run_case(case: dict[str, Any]) -> Any:
         return time_collectives(int(case["repeats"]))
     if case["kind"] == "codecs":
         return measure_codecs()
+    if case["kind"] == "workload":
+        return _measure_workload(case)
     if case["kind"] == "server":
         return _time_server(case)
     return _time_steps(case)
 
 
-def _time_steps(case: dict[str, Any]) -> dict[str, float]:
-    """Median seconds of a step, and of one without exchange."""
+def _model_and_batch(case: dict[str, Any]) -> tuple[torch.nn.Module, Tensor]:
     channels, side, classes = _INPUTS[case["model"]]
     model = build_model(case["model"], classes=classes, channels=channels, image_size=side)
-    images = torch.randn(int(case["local_batch"]), channels, side, side)
+    return model, torch.randn(int(case["local_batch"]), channels, side, side)
+
+
+def _measure_workload(case: dict[str, Any]) -> dict[str, Any]:
+    """Times of the model's layers while every host computes, as a workload file has them."""
+    model, images = _model_and_batch(case)
+    dist.barrier()
+    return workload_to_mapping(measure_workload(model, images, name=case["model"], repeats=9))
+
+
+def _time_steps(case: dict[str, Any]) -> dict[str, float]:
+    """Median seconds of a step, and of one without exchange."""
+    model, images = _model_and_batch(case)
     labels = torch.zeros(len(images), dtype=torch.int64)
     ddp = DistributedDataParallel(model, bucket_cap_mb=case["bucket_mb"] / 1.048576)
     exchange = Exchange(collective=case["collective"], codec=case["codec"], grid=tuple(case["grid"] or ()) or "auto")
@@ -98,11 +113,15 @@ def _time_server(case: dict[str, Any]) -> dict[str, float]:
 
     def serve(worker: int) -> None:
         gradient = torch.empty(values)
-        for _ in range(rounds):
-            dist.recv(gradient, worker, tag=worker)
+        coming = _receive(gradient, worker, tag=worker)
+        for index in range(rounds):
+            coming.wait()
             with lock:
                 weights.add_(gradient, alpha=-1e-6)
                 fresh = weights.clone()
+            # before the weights leave, for the reason given in `bigstep.comm.collectives.Halving`
+            if index + 1 < rounds:
+                coming = _receive(gradient, worker, tag=worker)
             dist.send(fresh, worker, tag=worker)
             ends.append(time.perf_counter())
 
@@ -111,8 +130,9 @@ def _time_server(case: dict[str, Any]) -> dict[str, float]:
     if rank > 0:
         gradient = torch.ones(values)
         for _ in range(rounds):
+            coming = _receive(weights, 0, tag=rank)
             dist.send(gradient, 0, tag=rank)
-            dist.recv(weights, 0, tag=rank)
+            coming.wait()
     else:
         threads = [threading.Thread(target=serve, args=(worker,)) for worker in range(1, workers + 1)]
         for thread in threads:
@@ -124,6 +144,12 @@ def _time_server(case: dict[str, Any]) -> dict[str, float]:
     found = torch.tensor([(steady[-1] - steady[0]) / (len(steady) - 1)], dtype=torch.float64)
     dist.broadcast(found, 0)
     return {"seconds": float(found), "spread": 0.0, "compute_s": 0.0}
+
+
+def _receive(tensor: Tensor, source: int, *, tag: int) -> dist.Work:
+    work = dist.irecv(tensor, source, tag=tag)
+    assert work is not None, "this rank is in the group"
+    return work
 
 
 def main() -> None:

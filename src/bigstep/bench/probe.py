@@ -17,7 +17,7 @@ from bigstep.models import build_model
 from bigstep.plan.workload import Workload
 from bigstep.records import describe_machine, write_atomically
 
-__all__ = ["probe", "workload_to_yaml"]
+__all__ = ["probe", "workload_to_mapping", "workload_to_yaml"]
 
 LOOPBACK_GBYTE_S = 1000.0
 """Rate written for loopback: memory is the wire, so all that a byte costs is in the measured copying."""
@@ -140,8 +140,8 @@ def _best(function: Any, device: torch.device, repeats: int) -> float:
     return min(times)
 
 
-def workload_to_yaml(workload: Workload) -> str:
-    """Write a measured workload as the planner reads it."""
+def workload_to_mapping(workload: Workload) -> dict[str, Any]:
+    """A measured workload as the content of its file."""
     layers = [
         {
             "name": layer.name,
@@ -152,11 +152,15 @@ def workload_to_yaml(workload: Workload) -> str:
         }
         for layer in workload.layers
     ]
-    content = {
+    return {
         "name": workload.name,
         "samples": workload.samples,
         "measured_batch": workload.measured_batch,
         "optimizer_us": round(workload.optimizer_s * 1e6, 3),
         "layers": layers,
     }
-    return yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=120)
+
+
+def workload_to_yaml(workload: Workload) -> str:
+    """Write a measured workload as the planner reads it."""
+    return yaml.safe_dump(workload_to_mapping(workload), sort_keys=False, default_flow_style=None, width=120)

@@ -2,8 +2,9 @@
 
 A measured run is a mapping: `name`, `kind` (sync or server), `model` (or a workload file), `world`, `rate_mbit_s` and
 `seconds` (median of a step, or of one update of the server), and where they apply `ranks_per_node`, `inside_mbit_s`,
-`collective`, `codec`, `grid`, `bucket_mb`, `overlap`, `local_batch`, `servers`, `compute_s` (forward, backward and
-update, measured without any exchange) and `burst_byte` (what a shaper lets through at once after a pause).
+`collective`, `codec`, `grid`, `bucket_mb`, `overlap`, `local_batch`, `servers`, `workload` (a measured one, as in a
+workload file), `compute_s` (all of a step that is the rank's own, over which the workload's times are spread) and
+`burst_byte`, `inside_burst_byte` (what a shaper lets through at once after a pause).
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from typing import Any
 
 from bigstep.errors import DataError
 from bigstep.plan.cluster import Cluster
+from bigstep.plan.cost import Phase
 from bigstep.plan.method import Method
 from bigstep.plan.server import predict_server
-from bigstep.plan.simulate import predict
+from bigstep.plan.simulate import Prediction, exchanges, predict
 from bigstep.plan.workload import Workload
 
 __all__ = ["compare_runs", "crossing_rate", "predict_run"]
@@ -49,7 +51,9 @@ def predict_run(run: Mapping[str, Any], machine: Cluster) -> float:
     )
     local_batch = float(run.get("local_batch", 1))
     workload = Workload.load(str(run["model"]))
-    if "compute_s" in run:
+    if run.get("workload"):
+        workload = _scaled(Workload.from_mapping(dict(run["workload"]), str(run["name"])), float(run["compute_s"]))
+    elif "compute_s" in run:
         compute_s = max(float(run["compute_s"]), 1e-9)
         speed = workload.step_flops * local_batch / compute_s
         cluster = dataclasses.replace(cluster, device=dataclasses.replace(cluster.device, flop_s=speed, launch_s=0.0))
@@ -68,9 +72,41 @@ def predict_run(run: Mapping[str, Any], machine: Cluster) -> float:
         pipelined=bool(run.get("pipelined", False)),
     )
     step = predict(workload, cluster, devices=world, local_batch=local_batch, method=method)
-    # a shaper saves up tokens while the link is idle: a burst goes through at once, but never more than the link's rate
-    saved = float(run.get("burst_byte", 0.0)) / cluster.between.bandwidth_byte_s
-    return max(step.exchange_s, step.step_s - saved)
+    bursts = {"between": float(run.get("burst_byte", 0.0)), "inside": float(run.get("inside_burst_byte", 0.0))}
+    saved = _burst_seconds(step, exchanges(workload, cluster, world, method), cluster, bursts)
+    return step.step_s - min(saved, step.split["exchange"])  # what compute hides cannot be saved as well
+
+
+def _scaled(workload: Workload, compute_s: float) -> Workload:
+    """The same workload with times that add up to `compute_s`, the update's among them."""
+    total = workload.optimizer_s + sum(layer.forward_s + layer.backward_s for layer in workload.layers)
+    factor = max(compute_s, 1e-9) / total
+    layers = tuple(
+        dataclasses.replace(layer, forward_s=layer.forward_s * factor, backward_s=layer.backward_s * factor)
+        for layer in workload.layers
+    )
+    return dataclasses.replace(workload, layers=layers, optimizer_s=workload.optimizer_s * factor)
+
+
+def _burst_seconds(
+    step: Prediction, buckets: Sequence[Sequence[Phase]], cluster: Cluster, bursts: Mapping[str, float]
+) -> float:
+    """What token buckets save in a step: after each pause a burst goes through at once, but no more than was missed.
+
+    saved = min(pause, burst / rate), for each pause of each level
+
+    A level pauses once a step; the links inside nodes also while the exchange is between nodes, since collectives of
+    two levels begin and end inside.
+    """
+    busy = {"inside": 0.0, "between": 0.0}
+    for phase in (phase for bucket in buckets for phase in bucket):
+        busy[phase.level] += phase.seconds
+    pauses = {
+        "between": [step.step_s - busy["between"]],
+        "inside": [step.step_s - step.exchange_s, busy["between"]] if busy["inside"] else [],
+    }
+    rates = {"inside": cluster.inside.bandwidth_byte_s, "between": cluster.between.bandwidth_byte_s}
+    return sum(min(pause, bursts[level] / rates[level]) for level in pauses for pause in pauses[level])
 
 
 def compare_runs(runs: Sequence[Mapping[str, Any]], machine: Cluster) -> dict[str, Any]:
