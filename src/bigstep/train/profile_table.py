@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from bigstep.train.profile_costs import Cost
 from bigstep.train.profile_groups import EXCHANGE, GAPS, GROUPS
-from bigstep.train.profile_tree import Charge, Event, device_charges, host_charges, window_of
+from bigstep.train.profile_tree import NO_CALL, Charge, Event, device_charges, host_charges, window_of
 
 __all__ = ["Peaks", "Row", "Table", "table_of"]
 
@@ -109,15 +110,15 @@ def table_of(
         idle_us, idle = window.end - window.begin - sum(charge.us for charge in charges), "Python"
         if waited_us:
             waited_us = min(waited_us, idle_us)
-            charges.append(Charge(EXCHANGE, "waiting for gradients", waited_us, -1, None))
+            charges.append(Charge(EXCHANGE, "waiting for gradients", waited_us, NO_CALL, None))
             idle_us -= waited_us
     else:
         charges, busy_us = device_charges(events, window)
         if rehearsal:
             once, _ = device_charges(rehearsal, window_of(rehearsal))
-            charges = list(_recognised(charges, once))
+            charges = list(_recognised(charges, once, window.steps))
         idle_us, idle = window.end - window.begin - busy_us, "device idle"
-    charges.append(Charge(GAPS, idle, max(0.0, idle_us), -2, None))
+    charges.append(Charge(GAPS, idle, max(0.0, idle_us), NO_CALL, None))
     rows = _rows(charges, window.steps, peaks, by_group=False)
     groups = _rows(charges, window.steps, peaks, by_group=True)
     return Table(
@@ -144,30 +145,33 @@ def _rows(charges: Iterable[Charge], steps: int, peaks: Peaks, *, by_group: bool
             row.bound_us += peaks.bound_us(charge.cost) / steps
             row.counted_us += charge.us / steps
     for key, row in rows.items():
-        row.calls = len(calls[key]) / steps
+        row.calls = len(calls[key] - {NO_CALL}) / steps
     return list(rows.values())
 
 
-def _recognised(charges: Sequence[Charge], once: Sequence[Charge]) -> Iterable[Charge]:
+def _recognised(charges: Sequence[Charge], once: Sequence[Charge], steps: int) -> Iterable[Charge]:
     """Give kernels of a graph the operations that launched kernels of these names in a rehearsal, in its order.
 
-    A graph replays what was captured, so the n-th launch of a kernel in a step is that of the rehearsal. Where the
-    numbers of launches differ, the kernel keeps its name alone.
+    A graph replays what was captured: forward and backward as in the rehearsal, then the update. So the first launches
+    of a kernel in a step are those of the rehearsal, and further ones keep their name alone.
     """
     rehearsed: dict[str, list[Charge]] = {}
     for charge in once:
         rehearsed.setdefault(charge.kernel, []).append(charge)
-    launches: dict[str, int] = {}
+    in_graph = [charge for charge in charges if charge.call < 0]
+    launches = Counter(charge.kernel for charge in in_graph)
+    seen: Counter[str] = Counter()
     for charge in charges:
-        launches[charge.kernel] = launches.get(charge.kernel, 0) + 1
-    seen: dict[str, int] = {}
-    for charge in charges:
-        known = rehearsed.get(charge.kernel, [])
-        number = seen[charge.kernel] = seen.get(charge.kernel, -1) + 1
-        if charge.call >= 0 or not known or launches[charge.kernel] % len(known):
+        if charge.call >= 0:
             yield charge
             continue
-        twin = known[number % len(known)]
+        known, a_step = rehearsed.get(charge.kernel, []), launches[charge.kernel] // steps
+        step, number = divmod(seen[charge.kernel], a_step or 1)
+        seen[charge.kernel] += 1
+        if launches[charge.kernel] % steps or a_step < len(known) or number >= len(known):
+            yield charge
+            continue
+        twin = known[number]
         # calls of different steps must not count as one
-        call = twin.call + (number // len(known)) * 10**9 if twin.call >= 0 else charge.call
+        call = twin.call + step * 10**9 if twin.call >= 0 else charge.call
         yield Charge(twin.group, twin.name, charge.us, call, twin.cost, charge.kernel)

@@ -65,7 +65,7 @@ def _figures(row: Mapping[str, Any]) -> list[str]:
     return [
         f"{row['us']:,.1f}",
         f"{100 * row['share']:.1f} %",
-        f"{row['calls']:,.4g}",
+        f"{row['calls']:,.4g}" if row["calls"] else "",
         f"{row['flops'] / 1e9:,.3g}" if row["flops"] else "",
         f"{moved / 1e6:,.3g}" if known else "",
         f"{row['tflops']:,.3g}" if known and row["flops"] else "",

@@ -13,10 +13,13 @@ from typing import Any
 from bigstep.train.profile_costs import Cost, cost_of, takes_its_children
 from bigstep.train.profile_groups import CONVOLUTION, GAPS, STEP, group_of_kernel, group_of_operation
 
-__all__ = ["Charge", "Window", "device_charges", "host_charges", "window_of"]
+__all__ = ["NO_CALL", "Charge", "Window", "device_charges", "host_charges", "window_of"]
 
 Event = Mapping[str, Any]
 """One entry of "traceEvents" in a Chrome trace: name, cat, ph, ts and dur in microseconds, tid, args."""
+
+NO_CALL = -(10**12)
+"""Stands for the call of time that nothing called, such as a gap."""
 
 _HOST = {"cpu_op", "user_annotation"}
 _DEVICE = {"kernel", "gpu_memcpy", "gpu_memset"}
