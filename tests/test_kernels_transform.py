@@ -179,7 +179,8 @@ def test_a_ghost_batch_norm_brings_its_workers() -> None:
 
 
 @pytest.mark.parametrize(
-    "name, parts", [("resnet9", ["7", "16", "1", "5", "10", "14"]), ("resnet8", ["7", "12", "17", "1", "5", "10", "15"])]
+    "name, parts",
+    [("resnet9", ["7", "16", "1", "5", "10", "14"]), ("resnet8", ["7", "12", "17", "1", "5", "10", "15"])],
 )
 @pytest.mark.parametrize("training", [True, False])
 def test_norms_in_a_sequence_are_fused_with_the_relu_that_follows(name, parts, training) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from bigstep.kernels import onebit
 from bigstep.kernels.onebit import Blocks, decode, decode_reference, encode, encode_reference
 
-LENGTHS = (512, 600, 1, 7, 8, 9, 63, 64, 65, 4096, 2304, 588)
+LENGTHS = (512, 600, 1, 7, 8, 9, 63, 64, 65, 4096, 2304, 588, 1537, 3072)
 
 
 def table(lengths: tuple[int, ...] = LENGTHS) -> tuple[Blocks, int]:
@@ -109,7 +109,10 @@ def test_a_block_that_is_not_finite_is_sent_as_nan_and_keeps_its_residual() -> N
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 def test_triton_kernels_write_what_the_specification_says() -> None:
-    """In a process of its own: the interpreter is chosen when triton is imported."""
+    """In a process of its own: the interpreter is chosen when triton is imported. On a GPU, the kernels themselves."""
+    if os.environ.get("BIGSTEP_TEST_GPU"):
+        compare_triton("cuda")
+        return
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path}
     done = subprocess.run(
@@ -119,25 +122,29 @@ def test_triton_kernels_write_what_the_specification_says() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def compare_triton() -> None:
+def compare_triton(device: str = "cpu") -> None:
     from bigstep.kernels import onebit_triton
 
     blocks, nbytes = table()
+    on_device = Blocks(
+        *(column.to(device) for column in (blocks.starts, blocks.lengths, blocks.means_at, blocks.bits_at))
+    )
     values = gradient(torch.float32)
     values[5] = torch.inf
-    ours, theirs = gradient(torch.float32, 1), gradient(torch.float32, 1)
-    message, expected = torch.zeros(nbytes, dtype=torch.uint8), torch.zeros(nbytes, dtype=torch.uint8)
-    onebit_triton.encode(values, ours, blocks, message)
+    ours, theirs = gradient(torch.float32, 1).to(device), gradient(torch.float32, 1)
+    message, expected = torch.zeros(nbytes, dtype=torch.uint8, device=device), torch.zeros(nbytes, dtype=torch.uint8)
+    onebit_triton.encode(values.to(device), ours, on_device, message)
     onebit.encode_reference(values, theirs, blocks, expected)
+    code = message.cpu()
     means = 8 * len(LENGTHS)
-    assert torch.equal(message[means + 64 :], expected[means + 64 :])
+    assert torch.equal(code[means + 64 :], expected[means + 64 :])
     torch.testing.assert_close(
-        message[:means].view(torch.float32), expected[:means].view(torch.float32), rtol=1e-5, atol=1e-6, equal_nan=True
+        code[:means].view(torch.float32), expected[:means].view(torch.float32), rtol=1e-5, atol=1e-6, equal_nan=True
     )
-    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-5, atol=1e-5)
     stride = -(-nbytes // 4) * 4
-    copies = torch.nn.functional.pad(message, (0, stride - nbytes)).repeat(2)
-    out, reference = torch.empty_like(ours), torch.empty_like(ours)
-    onebit_triton.decode(copies, blocks, out, 2, stride, 0.5)
+    copies = torch.nn.functional.pad(code, (0, stride - nbytes)).repeat(2)
+    out, reference = torch.empty_like(ours), torch.empty_like(theirs)
+    onebit_triton.decode(copies.to(device), on_device, out, 2, stride, 0.5)
     onebit.decode_reference(copies, blocks, reference, copies=2, stride=stride, scale=0.5)
-    torch.testing.assert_close(out, reference, rtol=1e-6, atol=0, equal_nan=True)
+    torch.testing.assert_close(out.cpu(), reference, rtol=1e-6, atol=0, equal_nan=True)

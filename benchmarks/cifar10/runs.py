@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import json
 import math
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from bigstep.config import RunConfig
 from bigstep.config_text import apply_settings, stretched
 from bigstep.data.catalog import open_data
 from bigstep.errors import BigstepError
+from bigstep.records import read_run
 from bigstep.train import fit
 
 BATCHES = (512, 2048, 8192, 16384, 25000)
@@ -42,14 +44,13 @@ def images(folder: str, holdout: float) -> tuple[Any, Any]:
 
 
 def config_of(recipe: str, batch: int, settings: tuple[str, ...] = (), epochs: float | None = None) -> RunConfig:
-    """The preset at a batch, the largest of its plan, with workers of 32 samples; settings come last."""
+    """The preset at a batch, that of the largest stage of its plan, from workers of 32 samples; settings come last."""
     preset = recipes.load(recipe, "cifar10")
-    largest = max([preset.workers.local_batch, *(stage.local_batch for stage in preset.plan)])
+    stages = [preset.workers, *preset.plan]
     local = LOCAL.get(batch, 32)
-    sizes = (
-        f"workers.count={max(1, batch // local)}",
-        f"workers.local_batch={round(local * preset.workers.local_batch / largest)}",
-    )
+    count = batch / local * preset.workers.count / max(stage.count for stage in stages)
+    share = local * preset.workers.local_batch / max(stage.local_batch for stage in stages)
+    sizes = (f"workers.count={max(1, round(count))}", f"workers.local_batch={round(share)}")
     quiet = ("checkpoint.every=0", "checkpoint.seconds=0", "evaluate_every=1000")
     config = apply_settings(preset, (*sizes, *quiet))
     config = stretched(config, epochs) if epochs else config
@@ -76,8 +77,13 @@ class Book:
         begin = time.perf_counter()
         row: dict[str, Any] = {"name": name, "recipe": config.recipe, "seed": seed, "epochs": config.epochs}
         try:
-            result = fit(config, data=images(folder, holdout))
+            with tempfile.TemporaryDirectory() as out:
+                result = fit(config, data=images(folder, holdout), out=out)
+                rows = read_run(Path(out)).rows
             row |= {"accuracy": result.accuracy, "loss": result.loss, "steps": result.steps, "seconds": result.seconds}
+            if config.evaluate_every <= config.epochs:
+                row["curve"] = [(each["epoch"], each["accuracy"]) for each in rows if each["kind"] == "eval"]
+                row["losses"] = [each["loss"] for each in rows if each["kind"] == "train"][::10]
             row["noise_scale"] = result.facts.get("noise_scale")
             row["images_per_s"] = result.facts["samples"] / result.seconds
             if not math.isfinite(result.loss):

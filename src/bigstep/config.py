@@ -55,6 +55,8 @@ class DataConfig:
     """Progressive resizing, as a list of {epoch, image_size, min_scale}; empty for a constant size."""
     rectangular: bool = False
     """Evaluate folders on whole images in batches of like aspect ratio instead of square centre crops."""
+    drop_last: bool = False
+    """Leave out the incomplete last batch of each epoch, for which the rate of a huge batch is too large."""
     holdout: float = 0.0
     """Fraction of the training set kept out of training and used for evaluation instead of the test set."""
     loaders: int = 2

@@ -77,15 +77,18 @@ class Sampler:
     [(0, 4), (4, 8), (8, 10)]
     >>> sorted(sampler.order(0).tolist()) == list(range(10))
     True
+    >>> [(step.start, step.stop) for step in Sampler(10, 0, sampler.plan, drop_last=True).steps(epochs=2)]
+    [(0, 4), (4, 8), (0, 4), (4, 8)]
     """
 
-    def __init__(self, size: int, seed: int, plan: BatchPlan):
+    def __init__(self, size: int, seed: int, plan: BatchPlan, drop_last: bool = False):
         """Args:
         size: Samples in the training set.
         seed: Decides every epoch's shuffle.
         plan: Workers and local batch by epoch.
+        drop_last: Leave out the incomplete last batch of an epoch.
         """
-        self.size, self.seed, self.plan = size, seed, plan
+        self.size, self.seed, self.plan, self.drop_last = size, seed, plan, drop_last
         self._cached: tuple[int, Tensor] | None = None
 
     def order(self, epoch: int) -> Tensor:
@@ -112,9 +115,13 @@ class Sampler:
     def after(self, step: Step) -> Position:
         """Return the position behind a step."""
         taken = step.position.step + 1
-        if step.stop == self.size:
-            return Position(step.position.epoch + 1, 0, taken)
-        return Position(step.position.epoch, step.stop, taken)
+        behind = Position(step.position.epoch, step.stop, taken)
+        ended = step.stop == self.size or (self.drop_last and self._is_incomplete(self.step_at(behind)))
+        return Position(step.position.epoch + 1, 0, taken) if ended else behind
+
+    @staticmethod
+    def _is_incomplete(step: Step) -> bool:
+        return step.size < step.workers * step.local_batch
 
     def total_steps(self, epochs: float) -> int:
         """Count the steps of a whole run."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from bigstep.errors import ConfigError
 from bigstep.kernels.batch_norm import Norm, fused_norm, fused_norm_pool
+from bigstep.kernels.max_pool import max_pool2
 from bigstep.kernels.pointwise import global_mean, pointwise, stem_convolution
 
 __all__ = ["Report", "optimize", "set_groups"]
@@ -97,6 +98,9 @@ def optimize(model: nn.Module, *, groups: int | None = None) -> Report:
     for name, module in model.named_modules():
         if isinstance(module, nn.BatchNorm2d) and module not in covered:
             report.left.setdefault(name, "it is not in a block that is recognised")
+    for module in model.modules():
+        if isinstance(module, nn.MaxPool2d) and _is_pool(module, size=2, padding=0):
+            module.forward = types.MethodType(_pool2, module)  # type: ignore[method-assign]  # as above
     if groups is not None:
         set_groups(model, groups)
     return report
@@ -274,7 +278,7 @@ def _network(model: Any, x: Tensor) -> Tensor:
     forks = [*map(_shortcut_stride, blocks), 0]
     x = _stem(model.conv1, x.contiguous(memory_format=torch.channels_last))
     pool = model.maxpool
-    if _is_usual_pool(pool):
+    if _is_pool(pool, size=3, padding=1):
         x, skip = fused_norm_pool(x, _norm(model.bn1), fork=forks[0])
     elif _absent(pool):
         x, skip = fused_norm(x, _norm(model.bn1), fork=forks[0])
@@ -297,9 +301,18 @@ def _stem(conv: nn.Module, x: Tensor) -> Tensor:
     return stem_convolution(x, conv.weight, conv.stride, conv.padding)  # type: ignore[arg-type]  # pairs of integers
 
 
-def _is_usual_pool(pool: nn.Module) -> bool:
-    return isinstance(pool, nn.MaxPool2d) and (
-        (pool.kernel_size, pool.stride, pool.padding, pool.dilation, pool.ceil_mode) == (3, 2, 1, 1, False)
+def _pool2(pool: nn.MaxPool2d, x: Tensor) -> Tensor:
+    return max_pool2(x)
+
+
+def _is_pool(pool: nn.Module, size: int, padding: int) -> bool:
+    """Whether it is a max-pooling of stride 2 with this window, and nothing else."""
+    return (
+        isinstance(pool, nn.MaxPool2d)
+        and not pool.return_indices
+        and (
+            (pool.kernel_size, pool.stride, pool.padding, pool.dilation, pool.ceil_mode) == (size, 2, padding, 1, False)
+        )
     )
 
 

@@ -68,6 +68,14 @@ def small(*, classes: int, channels: int, image_size: int) -> nn.Sequential:
     return model
 
 
+class GlobalMax(nn.Module):
+    """Return the maximum of each map."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return samples x channels."""
+        return x.amax((2, 3))
+
+
 class Scaled(nn.Module):
     """Return x times a constant: logits of an eighth keep the last layer stable at large learning rates."""
 
@@ -88,7 +96,7 @@ def _pooled(inputs: int, outputs: int) -> tuple[nn.Module, ...]:
 
 def _classified(layers: list[nn.Module], width: int, classes: int) -> nn.Sequential:
     """Layers, a global maximum, a linear layer and logits of an eighth; weights from torch's generator."""
-    model = nn.Sequential(*layers, nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(width, classes), Scaled(0.125))
+    model = nn.Sequential(*layers, GlobalMax(), nn.Linear(width, classes), Scaled(0.125))
     he_initialise(model)
     for layer in model:
         if isinstance(layer, nn.Linear):  # N(0, 0.01^2) is meant for logits that are not scaled down

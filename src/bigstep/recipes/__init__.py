@@ -49,8 +49,8 @@ def load(name: str, preset: str = "mini") -> RunConfig:
 
     Args:
         name: one of `NAMES`.
-        preset: `mini` for the embedded data, `paper` for ImageNet with the published workers and batch; some recipes
-            have more.
+        preset: `mini` for the embedded data, `paper` for ImageNet with the published workers and batch, `cifar10` for
+            CIFAR-10 on one GPU at any batch; some recipes have more.
 
     >>> load("fair", "paper").batch
     8192
@@ -85,6 +85,10 @@ def _module(name: str) -> ModuleType:
 
 
 def _presets(module: ModuleType) -> dict[str, Callable[[], RunConfig]]:
-    """The functions that a recipe exports are its presets."""
-    exported = ((name, getattr(module, name)) for name in module.__all__)
+    """The functions that a recipe exports are its presets: mini and paper first, then the rest by name."""
+    exported = ((name, getattr(module, name)) for name in sorted(module.__all__, key=_place))
     return {name: value for name, value in exported if inspect.isfunction(value)}
+
+
+def _place(preset: str) -> tuple[bool, bool, str]:
+    return preset != "mini", preset != "paper", preset

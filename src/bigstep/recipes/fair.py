@@ -21,6 +21,7 @@ Batch
     paper: 256 workers x 32 = 8,192; rate 0.1 * 8192 / 256 = 3.2; 156.4 steps an epoch, 14,075 in all; the warm-up
     from 0.1 to 3.2 takes 782 steps.
     mini: 32 workers x 32 = 1,024; rate times 4.
+    cifar10: 16 workers x 32 = 512; --set workers.count=N takes any batch, the rate by its square root.
 
 Known
     All of the above; Nesterov momentum 0.9; weight decay 1e-4, none on gamma and beta; n = 32 a worker always, since it
@@ -116,14 +117,14 @@ def cifar10() -> RunConfig:
     return RunConfig(
         recipe="fair",
         preset="cifar10",
-        model="resnet8",
-        data=DataConfig(name="cifar10", augment="crop_flip"),
+        model="resnet9",
+        data=DataConfig(name="cifar10", augment="crop_flip", drop_last=True),
         workers=WorkersConfig(count=16, local_batch=32),
         epochs=30,
         precision="fp16",
         optimizer=OptimizerConfig(name="sgd", momentum=0.9, nesterov=True, weight_decay=5e-4),
         lr=LrConfig(
-            base=0.2,
+            base=0.4,
             base_batch=512,
             scaling="sqrt",
             schedule=(

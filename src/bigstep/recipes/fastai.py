@@ -20,6 +20,7 @@ Batch
     16,384 from 29. With L = 0.24 * 8 = 1.92 the rate runs L to 2L (epochs 0-6), 2L (6-11), 2L to L (11-14), L (14-17),
     L to 0.35 L (17-23), 0.35 L to 0.035 L (23-29), 0.01 L to 0.001 L (29-37), 0.001 L (37-40).
     mini: 32 workers x 32 = 1,024, x 64 = 2,048 from epoch 3, x 32 from 7, x 64 from 14.
+    cifar10: 16 workers of 16 or 32 samples = 512; --set workers.count=N takes any batch, the rate by its square root.
 
 Known
     The table above; images of 128, then 224 from epoch 14, then 288 from 29 with whole images of like aspect ratio in
@@ -162,10 +163,11 @@ def cifar10() -> RunConfig:
     return RunConfig(
         recipe="fastai",
         preset="cifar10",
-        model="resnet8",
+        model="resnet9",
         data=DataConfig(
             name="cifar10",
             augment="crop_flip",
+            drop_last=True,
             sizes=(
                 Resize(epoch=0, image_size=24),
                 Resize(epoch=5, image_size=28),

@@ -20,6 +20,7 @@ Batch
     doubling the batch halves it as halving the rate would.
     paper_pod: 1024 workers x 32 = 32,768.
     mini: 32 workers x 32 = 1,024, then 32 x 64 = 2,048.
+    cifar10: 4, 8, then 16 workers x 32 = 512, a third of the run each; --set workers.count=N takes any batch.
 
 Known
     Smith: the growth takes the place of decay; it comes after epoch 30 (remembered). Ying: LARS, coefficient 0.001, eps
@@ -142,20 +143,20 @@ def cifar10() -> RunConfig:
     return RunConfig(
         recipe="google",
         preset="cifar10",
-        model="resnet8",
-        data=DataConfig(name="cifar10", augment="crop_flip"),
-        workers=WorkersConfig(count=16, local_batch=16),
-        plan=(Stage(epoch=10, count=16, local_batch=32),),
+        model="resnet9",
+        data=DataConfig(name="cifar10", augment="crop_flip", drop_last=True),
+        workers=WorkersConfig(count=4, local_batch=32),
+        plan=(Stage(epoch=10, count=8, local_batch=32), Stage(epoch=20, count=16, local_batch=32)),
         epochs=30,
         precision="fp16",
         optimizer=OptimizerConfig(name="sgd", momentum=0.9, nesterov=True, weight_decay=5e-4),
         lr=LrConfig(
-            base=0.3,
-            base_batch=256,
+            base=0.4,
+            base_batch=128,
             scaling="sqrt",
             schedule=(
                 Piece(shape="warmup", until=2, start=0.0, end=1.0),
-                Piece(shape="table", until=30, at=(10, 20, 27), values=(1.0, 0.2, 0.02, 0.002)),
+                Piece(shape="table", until=30, at=(24, 28), values=(1.0, 0.2, 0.04)),
             ),
         ),
         norm=NormConfig(statistics="moving", momentum=0.9, zero_gamma=True),

@@ -16,6 +16,7 @@ Launch
 Batch
     paper: 2048 workers x 16 = 32,768; 39.1 steps an epoch, 3,519 in 90 epochs.
     mini: 32 workers x 32 = 1,024.
+    cifar10: 16 workers x 32 = 512; --set workers.count=N takes any batch, the rate by its square root.
 
 Known
     The rule, trust coefficient 0.001, momentum 0.9, polynomial decay of power 2, warm-up.
@@ -115,14 +116,14 @@ def cifar10() -> RunConfig:
     return RunConfig(
         recipe="lars",
         preset="cifar10",
-        model="resnet8",
-        data=DataConfig(name="cifar10", augment="crop_flip"),
+        model="resnet9",
+        data=DataConfig(name="cifar10", augment="crop_flip", drop_last=True),
         workers=WorkersConfig(count=16, local_batch=32),
         epochs=30,
         precision="fp16",
         optimizer=OptimizerConfig(name="lars", momentum=0.9, weight_decay=5e-4, trust_coefficient=0.005, eps=0.0),
         lr=LrConfig(
-            base=2.0,
+            base=1.5,
             base_batch=512,
             scaling="sqrt",
             schedule=(

@@ -23,6 +23,7 @@ Launch
 Batch
     paper: 8 workers x 360 = 2,880, the smaller batch of the abstract; 444.8 steps an epoch.
     mini: 32 workers x 32 = 1,024.
+    cifar10: 16 workers x 32 = 512; --set workers.count=N takes any batch, the rate by its square root.
 
 Known
     Threshold 0; the two values of a column are the means of what they replace; what is lost is carried into the next
@@ -112,14 +113,14 @@ def cifar10() -> RunConfig:
     return RunConfig(
         recipe="onebit",
         preset="cifar10",
-        model="resnet8",
-        data=DataConfig(name="cifar10", augment="crop_flip"),
+        model="resnet9",
+        data=DataConfig(name="cifar10", augment="crop_flip", drop_last=True),
         workers=WorkersConfig(count=16, local_batch=32),
         epochs=30,
         precision="fp16",
-        optimizer=OptimizerConfig(name="adagrad", weight_decay=5e-4, eps=1e-8),
+        optimizer=OptimizerConfig(name="sgd", adagrad="after", momentum=0.0, weight_decay=5e-4, eps=1e-8),
         lr=LrConfig(
-            base=0.01,
+            base=0.03,
             base_batch=512,
             scaling="sqrt",
             schedule=(Piece(shape="linear", until=30, start=1.0, end=0.0),),

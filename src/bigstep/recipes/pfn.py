@@ -16,6 +16,7 @@ Launch
 Batch
     paper: 1024 workers x 32 = 32,768; rate 0.1 * 32768 / 256 = 12.8, of which the slow start uses at most half.
     mini: 32 workers x 32 = 1,024.
+    cifar10: 16 workers x 32 = 512; --set workers.count=N takes any batch, the rate by its square root.
 
 Known
     RMSprop turns into SGD around epoch 10 over 5 epochs; mu2 0.99, eps 1e-8, RMSprop rate 3e-4. Rate factors 0.5,
@@ -126,8 +127,8 @@ def cifar10() -> RunConfig:
     return RunConfig(
         recipe="pfn",
         preset="cifar10",
-        model="resnet8",
-        data=DataConfig(name="cifar10", augment="crop_flip"),
+        model="resnet9",
+        data=DataConfig(name="cifar10", augment="crop_flip", drop_last=True),
         workers=WorkersConfig(count=16, local_batch=32),
         epochs=30,
         precision="fp16",
@@ -142,7 +143,7 @@ def cifar10() -> RunConfig:
             blend_period=1.7,
         ),  # fmt: skip
         lr=LrConfig(
-            base=0.4,
+            base=0.8,
             base_batch=512,
             scaling="sqrt",
             schedule=(Piece(shape="table", until=30, at=(13, 24, 28), values=(0.5, 0.075, 0.01, 0.001)),),

@@ -16,6 +16,7 @@ Launch
 Batch
     paper: 8 workers x 32 = 256; 5,004.6 steps an epoch, 450,410 in 90 epochs.
     mini: 32 workers x 32 = 1,024; 12 steps an epoch on 12,000 images.
+    cifar10: 16 workers x 32 = 512; --set workers.count=N takes any batch, the rate by its square root.
 
 Known
     Rate 0.1, divided by 10 at epochs 30, 60 and 80; Nesterov momentum 0.9; weight decay 1e-4, none on batch norm; He
@@ -106,14 +107,14 @@ def cifar10() -> RunConfig:
     return RunConfig(
         recipe="plain",
         preset="cifar10",
-        model="resnet8",
-        data=DataConfig(name="cifar10", augment="crop_flip"),
+        model="resnet9",
+        data=DataConfig(name="cifar10", augment="crop_flip", drop_last=True),
         workers=WorkersConfig(count=16, local_batch=32),
         epochs=30,
         precision="fp16",
         optimizer=OptimizerConfig(name="sgd", momentum=0.9, nesterov=True, weight_decay=5e-4),
         lr=LrConfig(
-            base=0.4,
+            base=0.8,
             base_batch=512,
             scaling="sqrt",
             schedule=(

@@ -21,6 +21,7 @@ Batch
     paper: 3456 workers x 16 = 55,296 ("54K"), constant; 23.2 steps an epoch, 2,085 in 90 epochs.
     paper_v1: 2176 x 16 = 34,816 ("34K"), then 2176 x 32 = 69,632 ("68K").
     mini: 32 workers x 32 = 1,024, then 32 x 64 = 2,048: the batch-size control of v1 with the smoothing of v2.
+    cifar10: 4, 8, then 16 workers x 32 = 512, a third of the run each; --set workers.count=N takes any batch.
 
 Known
     LARS; five epochs of warm-up at the small batch; growth of the batch in place of decay; label smoothing in v2; fp16
@@ -138,16 +139,16 @@ def cifar10() -> RunConfig:
     return RunConfig(
         recipe="sony",
         preset="cifar10",
-        model="resnet8",
-        data=DataConfig(name="cifar10", augment="crop_flip"),
-        workers=WorkersConfig(count=16, local_batch=16),
-        plan=(Stage(epoch=10, count=16, local_batch=32),),
+        model="resnet9",
+        data=DataConfig(name="cifar10", augment="crop_flip", drop_last=True),
+        workers=WorkersConfig(count=4, local_batch=32),
+        plan=(Stage(epoch=10, count=8, local_batch=32), Stage(epoch=20, count=16, local_batch=32)),
         epochs=30,
         precision="fp16",
         optimizer=OptimizerConfig(name="lars", momentum=0.9, weight_decay=5e-4, trust_coefficient=0.005, eps=1e-6),
         lr=LrConfig(
-            base=2.0,
-            base_batch=256,
+            base=1.5,
+            base_batch=128,
             scaling="sqrt",
             schedule=(
                 Piece(shape="warmup", until=5, start=0.0, end=1.0),

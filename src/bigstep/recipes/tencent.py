@@ -19,6 +19,7 @@ Batch
     paper: 2048 workers x 32 = 65,536; 19.5 steps an epoch, 1,759 in 90 epochs.
     paper_alexnet: 1024 workers x 64 = 65,536.
     mini: 32 workers x 32 = 1,024.
+    cifar10: 16 workers x 32 = 512; --set workers.count=N takes any batch, the rate by its square root.
 
 Known
     fp16 forward and backward, LARS in fp32 on master weights, loss scaling; no decay of biases, gamma and beta; a batch
@@ -135,14 +136,14 @@ def cifar10() -> RunConfig:
     return RunConfig(
         recipe="tencent",
         preset="cifar10",
-        model="resnet8",
-        data=DataConfig(name="cifar10", augment="crop_flip"),
+        model="resnet9",
+        data=DataConfig(name="cifar10", augment="crop_flip", drop_last=True),
         workers=WorkersConfig(count=16, local_batch=32),
         epochs=30,
         precision="fp16",
         optimizer=OptimizerConfig(name="lars", momentum=0.9, weight_decay=5e-4, trust_coefficient=0.005, eps=0.0),
         lr=LrConfig(
-            base=2.0,
+            base=1.5,
             base_batch=512,
             scaling="sqrt",
             schedule=(

@@ -181,7 +181,7 @@ def assemble(
         # torch's own start of 65,536 overflows at first, and large batches have few steps to waste
         scaler=torch.amp.GradScaler(ranks.device.type, init_scale=1024.0, enabled=config.precision == "fp16"),
         learning_rate=learning_rate(config.lr, config.batch, config.plan),
-        sampler=Sampler(len(train_feed), config.seed, plan),
+        sampler=Sampler(len(train_feed), config.seed, plan, config.data.drop_last),
         train_feed=train_feed,
         test_feed=test_feed,
         statistics=WorkerStatistics(model, 0.0 if config.norm.statistics == "last_batch" else config.norm.momentum),
