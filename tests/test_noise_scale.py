@@ -78,7 +78,8 @@ def test_it_is_the_closed_form_of_a_linear_model(tmp_path: Path) -> None:
 
 
 def test_the_estimate_has_no_bias() -> None:
-    # 20,000 measurements of b = 4 in B = 16, in four dimensions
+    # 20,000 measurements of b = 4 in B = 16, in four dimensions: standard errors of 1 % in |G|^2 and of 0.8 % in S,
+    # together 1.3 %; four of those
     generator = torch.Generator().manual_seed(0)
     mu = torch.tensor([0.6, -0.4, 0.2, 0.1], dtype=torch.float64)
     spreads = torch.tensor([2.0, 1.0, 0.5, 0.1], dtype=torch.float64)
@@ -86,16 +87,15 @@ def test_the_estimate_has_no_bias() -> None:
     small, big = drawn[:, :4].mean(1), drawn.mean(1)
     big2 = big.square().sum(1)
     small2 = big2 + (small - big).square().sum(1)  # what the probe gives
-    signal = ((16 * big2 - 4 * small2) / 12).mean()
-    noise = ((small2 - big2) / (1 / 4 - 1 / 16)).mean()
-    assert float(signal) == pytest.approx(float(mu.square().sum()), rel=0.03)  # three standard errors
-    assert float(noise) == pytest.approx(float(spreads.square().sum()), rel=0.03)  # nearly four
+    scale = NoiseScale()
+    scale.update(float(small2.mean()), 4, float(big2.mean()), 16)  # the estimates are linear in both
+    assert scale.value == pytest.approx(float(spreads.square().sum() / mu.square().sum()), rel=0.05)  # see above
     plain = ((small.square().sum(1) - big2) / (1 / 4 - 1 / 16)).std()
     assert float(((small2 - big2) / (1 / 4 - 1 / 16)).std()) < 0.8 * float(plain), "the copy must be worth its price"
 
 
-def run_scales(config: RunConfig, folder: str) -> dict[str, Any]:
-    return run(config, folder, max_steps=42)
+def run_scales(config: RunConfig, folder: str, signal2: float = 0.5) -> dict[str, Any]:
+    return run(config, folder, signal2, max_steps=42)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_ranks_measure_what_one_rank_does(
 
 def test_a_lossy_exchange_measures_nothing(world: Callable[[int], World], tmp_path: Path) -> None:
     config = order(4, exchange=ExchangeConfig(collective="gather", codec="onebit"))
-    found = world(2).run(run_scales, config, str(tmp_path))
+    found = world(2).run(run_scales, config, str(tmp_path), 80.0)  # so plain that even a wrong measurement would show
     assert found[0]["noise_scale"] is None
     assert set(found[0]["scales"]) == {None}
 

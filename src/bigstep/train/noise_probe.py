@@ -6,7 +6,7 @@ whole step. Nothing else is computed, sent or waited for; the result stays on th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -35,7 +35,7 @@ class Probe:
     Differs from the paper: it subtracts norms; here the norm of the difference is taken, at the price of one copy.
     """
 
-    def __init__(self, gradients: Iterable[Tensor | None], small: int, big: int, weight: float):
+    def __init__(self, gradients: Sequence[Tensor | None], small: int, big: int, weight: float):
         """Copy what the first forward has left.
 
         Args:
@@ -44,7 +44,8 @@ class Probe:
             big: Samples of the step.
             weight: What the forward counts in this rank's sum.
         """
-        self._first = [None if gradient is None else gradient / weight for gradient in gradients]
+        copies = iter(torch._foreach_div([gradient for gradient in gradients if gradient is not None], weight))
+        self._first = [None if gradient is None else next(copies) for gradient in gradients]
         self._small, self._big = small, big
 
     def compare(self, gradients: Sequence[Tensor | None], loss_scale: Tensor | float = 1.0) -> Tensor:
@@ -61,6 +62,10 @@ class Probe:
         whole = [g for _, g in pairs]
         first = [torch.zeros_like(g) if f is None else f for f, g in pairs]
         torch._foreach_sub_(first, whole)
-        norms = torch.stack([torch.nn.utils.get_total_norm(first), torch.nn.utils.get_total_norm(whole)])
-        away, big = (norms.double() / loss_scale).square().unbind()
+        away, big = (_norm(tensors).div(loss_scale).square() for tensors in (first, whole))
         return torch.stack([big + away, torch.full_like(big, self._small), big, torch.full_like(big, self._big)])
+
+
+def _norm(tensors: list[Tensor]) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors)).double())
+    return norm
