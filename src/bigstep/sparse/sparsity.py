@@ -14,7 +14,7 @@ from bigstep.sparse.rows import Rows
 __all__ = ["Sparsity", "measure_sparsity"]
 
 CANDIDATES = 32  # examples whose meetings are counted at once, one bit each
-SAMPLE = 5_000  # examples they are held against: rho is then known to about +-1.4 points (two standard errors)
+SAMPLE = 2_000  # examples they are held against: rho is then known to about +-2.2 points (two standard errors)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Sparsity:
 def measure_sparsity(rows: Rows, counts: NDArray[np.int64], seed: int = 0) -> Sparsity:
     """Measure Omega and Delta exactly and rho by sampling (exactly it is quadratic in the examples).
 
-    Of a sample of 5,000 examples (all, when there are fewer) the 32 with the largest sum of coordinate shares are
+    Of a sample of 2,000 examples (all, when there are fewer) the 32 with the largest sum of coordinate shares are
     held against the whole sample; the largest share that one of them meets is `rho`. It can only be too low, by what
     another example would meet beyond these 32.
     """
