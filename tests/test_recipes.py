@@ -206,3 +206,12 @@ def test_reading_every_recipe_imports_no_torch() -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[] False"
+
+
+def test_rates_on_cifar10_grow_with_the_batch_until_they_saturate() -> None:
+    from bigstep.train.assemble import learning_rate
+
+    config = recipes.load("plain", "cifar10").lr
+    peak = config.schedule[0].until  # the end of the warm-up
+    rates = [learning_rate(config, batch)(peak, batch) for batch in (512, 2048, 16384)]
+    assert rates == pytest.approx([0.8, 1.6, 1.6])

@@ -199,6 +199,8 @@ class LrConfig:
     """How the rate grows with the global batch: linear, with its square root, or not at all."""
     base_batch: int = 256
     """The batch that `base` is meant for."""
+    saturation: int = 0
+    """The batch beyond which the rate no longer grows; 0 for none."""
     schedule: tuple[Piece, ...] = ()
     """Pieces of the schedule, each until its epoch; empty for a constant rate."""
     follow_plan: bool = False
@@ -207,6 +209,7 @@ class LrConfig:
     def __post_init__(self) -> None:
         require_positive(self.base, "lr.base")
         require_positive(self.base_batch, "lr.base_batch")
+        require(self.saturation >= 0, f"lr.saturation is {self.saturation}, but it must not be negative.")
         ends = [piece.until for piece in self.schedule]
         require(
             ends == sorted(set(ends)),

@@ -1,6 +1,6 @@
 """The run folder: run.json (what was run, on what) and metrics.jsonl (what was seen); one writer, one reader.
 
-A training row has at least step, epoch, samples, loss, lr, batch and images_per_s, and noise_scale where it is known; an
+A training row has at least step, epoch, samples, loss, lr, batch, images_per_s, and noise_scale where it is known; an
 evaluation row epoch, samples, accuracy and eval_loss. Accuracies are fractions. Rows carry `kind`: train, eval or note.
 """
 

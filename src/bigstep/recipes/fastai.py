@@ -20,7 +20,8 @@ Batch
     16,384 from 29. With L = 0.24 * 8 = 1.92 the rate runs L to 2L (epochs 0-6), 2L (6-11), 2L to L (11-14), L (14-17),
     L to 0.35 L (17-23), 0.35 L to 0.035 L (23-29), 0.01 L to 0.001 L (29-37), 0.001 L (37-40).
     mini: 32 workers x 32 = 1,024, x 64 = 2,048 from epoch 3, x 32 from 7, x 64 from 14.
-    cifar10: 16 workers of 16 or 32 samples = 512; --set workers.count=N takes any batch, the rate by its square root.
+    cifar10: 16 workers of 16 or 32 samples = 512; --set workers.count=N takes any batch, the rate by its square
+    root up to 2,048 and no further.
 
 Known
     The table above; images of 128, then 224 from epoch 14, then 288 from 29 with whole images of like aspect ratio in
@@ -34,6 +35,8 @@ Chosen
     2 x weight decay 1e-4, 5e-4, 2e-3, with images of 20, 24 and 28 pixels changing at epochs 7 and 14; the best, 0.8
     and 2e-3, reached only 80.9 %. Then six variants of the sizes and stages at 0.4 and 2e-3, one seed each: 82 to 89 %;
     the best is kept. No change of size at all gave 89.0 % as well.
+    cifar10: three rates at a batch of 2,048 and of 16,384, one seed, judged on 5,000 of 50,000 training images. Best:
+    0.8 at both, 93.9 and 80.9 %, the largest that was tried; so the rate stays from 2,048 on.
 
 Differs
     Evaluation uses 288 pixels and rectangles from the first epoch, not from epoch 29: only the last figure is compared.
@@ -184,9 +187,10 @@ def cifar10() -> RunConfig:
         precision="fp16",
         optimizer=OptimizerConfig(name="sgd", momentum=0.9, weight_decay=5e-4),
         lr=LrConfig(
-            base=0.2,
-            base_batch=256,
+            base=0.8,
+            base_batch=1024,
             scaling="sqrt",
+            saturation=1024,
             schedule=(
                 Piece(shape="linear", until=5, start=1.0, end=2.0),
                 Piece(shape="constant", until=8, start=2.0),

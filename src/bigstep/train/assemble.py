@@ -202,7 +202,8 @@ def learning_rate(config: LrConfig, first_batch: int, plan: Sequence[Stage] = ()
     """Return the learning rate as a function of the epoch and the batch of the current stage."""
 
     def scaled(batch: int) -> float:
-        return scale_lr(config.base, batch, base_batch=config.base_batch, rule=config.scaling)
+        grown = min(batch, config.saturation or batch)
+        return scale_lr(config.base, grown, base_batch=config.base_batch, rule=config.scaling)
 
     def of_stage(epoch: float) -> float:
         return next((stage.rate for stage in reversed(plan) if stage.epoch <= epoch), 1.0)
