@@ -1,0 +1,42 @@
+"""What a run on a GPU would use of the kernels, and the reasons that it gives where it does not."""
+
+from __future__ import annotations
+
+import pytest
+
+from bigstep.config import RunConfig
+from bigstep.config_text import apply_settings
+from bigstep.models import build_model
+from bigstep.recipes import load
+from bigstep.train.fusing import Kernels, fuse, why_plain
+
+
+def config(*settings: str) -> RunConfig:
+    return apply_settings(load("lars", "cifar10"), settings)
+
+
+@pytest.mark.parametrize(
+    "settings, own, reason",
+    [
+        ((), False, None),
+        (("kernels=plain",), False, "kernels is plain"),
+        (("precision=float64",), False, "the kernels have no float64"),
+        (("compile=true",), False, "torch compiles the model"),
+        ((), True, "a model of your own stays as it is"),
+    ],
+)
+def test_reasons_for_plain_torch(settings, own, reason) -> None:
+    found = why_plain(config(*settings), own)
+    assert found is None if reason is None else found is not None and found.startswith(reason)
+
+
+def test_a_model_on_a_cpu_is_left_alone_with_a_reason() -> None:
+    model = build_model("resnet9", classes=10, channels=3, image_size=32)
+    kernels = fuse(model, config(), own=False)
+    assert not kernels.fused
+    assert all("forward" not in vars(module) for module in model.modules())
+    assert str(kernels) == "On the GPU: plain torch; the tensors are on cpu, not on a CUDA device."
+
+
+def test_the_note_names_what_runs() -> None:
+    assert str(Kernels(["1", "5"], graphs=True)) == "On the GPU: 2 fused modules, a CUDA graph for each step."
