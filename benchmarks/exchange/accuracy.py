@@ -81,7 +81,7 @@ def markdown(result: dict[str, Any]) -> str:
         "",
         f"- hardware: {machine['hardware']}",
         f"- versions: {machine['versions']}",
-        f"- commit: {machine['commit']}",
+        f"- commit of each setting: {result['commits']}",
         "",
         "| setting | variant | n | mean | min-max | against dense, mean | by seed |",
         "|---|---|---|---|---|---|---|",
@@ -94,7 +94,8 @@ def markdown(result: dict[str, Any]) -> str:
                 f"{one['mean_against_dense']:+.2f} | {by_seed} |"
             )
     lines += ["", "Settings (`--set`), with `--epochs`:", ""]
-    for case, (epochs, own, _) in CASES.items():
+    for case in result["cases"]:
+        epochs, own, _ = CASES[case]
         lines.append(f"- {case}: {epochs:g} epochs; {' '.join(own) or 'the preset'}")
     return "\n".join(lines) + "\n"
 
@@ -102,11 +103,16 @@ def markdown(result: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--only", default="", help="part of a setting's name; OUT.json keeps what it has of the others")
     parser.add_argument("--prefix", default="", help="put before each command, such as 'nice -n 5'")
     parser.add_argument("--out", default=str(HERE / "results" / "accuracy"), help="OUT.json and OUT.md are written")
     options = parser.parse_args()
-    result: dict[str, Any] = {"machine": describe_machine(), "cases": {}}
+    machine, file = describe_machine(), Path(f"{options.out}.json")
+    before = json.loads(file.read_text()) if options.only and file.exists() else {"commits": {}, "cases": {}}
+    result: dict[str, Any] = {**before, "machine": machine}
     for case, (epochs, own, variants) in CASES.items():
+        if options.only not in case:
+            continue
         seen: dict[str, list[float]] = {name: [] for name in variants}
         for seed in range(options.seeds):
             for name, settings in variants.items():
@@ -115,7 +121,8 @@ def main() -> None:
                 print(f"{case}, seed {seed}, {name}: {accuracy:.2f} %", flush=True)
         dense = next(iter(seen.values()))
         result["cases"][case] = {name: row(accuracies, dense) for name, accuracies in seen.items()}
-        Path(f"{options.out}.json").write_text(json.dumps(result, indent=1) + "\n")
+        result["commits"][case] = machine["commit"]
+        file.write_text(json.dumps(result, indent=1) + "\n")
         Path(f"{options.out}.md").write_text(markdown(result))
     print(markdown(result))
 
