@@ -18,7 +18,8 @@ SETTINGS = [
 
 def arguments(folder: Path, *more: str) -> list[str]:
     settings = [part for setting in SETTINGS for part in ("--set", setting)]
-    return ["-m", "bigstep", "train", "--device", "cpu", "--json", "--out", str(folder), *settings, *more]
+    train = ["-m", "bigstep", "train", "--device", "cpu", "--json", "--no-report"]
+    return [*train, "--out", str(folder), *settings, *more]
 
 
 def start(folder: Path, *more: str, launcher: tuple[str, ...] = (), **options: object) -> subprocess.Popen[str]:

@@ -40,7 +40,8 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[Path], None]]:
 
     yield mount
     for folder in mounted:
-        subprocess.run(["umount", str(folder)], check=True)
+        # lazily: a process of a run that just ended may still hold a file for a moment
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 class Filling(torch.utils.data.Dataset[tuple[Tensor, int]]):

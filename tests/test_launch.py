@@ -22,7 +22,7 @@ SETTINGS = [
 
 def command(folder: Path, procs: int, *more: str) -> list[str]:
     settings = [part for setting in SETTINGS for part in ("--set", setting)]
-    train = [sys.executable, "-m", "bigstep", "train", "--device", "cpu", "--json"]
+    train = [sys.executable, "-m", "bigstep", "train", "--device", "cpu", "--json", "--no-report"]
     return [*train, "--procs", str(procs), "--out", str(folder), *settings, *more]
 
 

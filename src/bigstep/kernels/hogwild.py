@@ -237,7 +237,8 @@ def linear_worker(
         local = weights[: hot * outputs].copy()
         release(control, MERGE)
         base = local.copy()
-    size = CHUNK if mode == FREE else 1
+    # at least 16 merges a thread: on a small set a whole chunk is a large part of an epoch, and copies drift apart
+    size = min(CHUNK, max(16, (end - begin) // (16 * threads))) if mode == FREE else 1
     sums = np.empty(outputs, np.float32)
     steps = np.empty(outputs, np.float32)
     active = np.empty(outputs, np.int64)
