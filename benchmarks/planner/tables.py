@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 from bigstep.plan import Cluster
 from bigstep.plan.cluster import cluster_names
 from bigstep.plan.published import Assumed
 from bigstep.plan.validate import Checked, check_rows, summarise
 
+LOCAL = Path(__file__).parent / "local.json"
 DOCUMENT = Path(__file__).parents[2] / "docs" / "planner.md"
 
 
@@ -61,6 +64,26 @@ def constants_table() -> str:
     return "\n".join(lines)
 
 
+def local_table(result: dict[str, Any]) -> str:
+    summary, hardware = result["summary"], result["measured_on"]["hardware"]
+    rows = result["rows"]
+    near = [sum(1 for row in rows if row["counts"] and abs(row["error"]) <= limit) for limit in (0.05, 0.12)]
+    lines = [
+        f"{hardware['processor']}, {hardware['cores']} cores, all ranks on it; n = {summary['runs']} runs that "
+        f"count: mean absolute error **{100 * summary['mean_error']:.1f} %**, worst "
+        f"**{100 * summary['worst_error']:.1f} %**; {near[0]} runs within 5 %, {near[1]} within 12 %.",
+        "",
+        "| run | measured ms | interquartile range | predicted ms | error | counts |",
+        "|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {row['name']} | {row['measured_ms']:.1f} | {1e3 * row['spread']:.1f} | {row['predicted_ms']:.1f} | "
+        f"{100 * row['error']:+.1f} % | {'yes' if row['counts'] else 'no'} |"
+        for row in rows
+    ]
+    return "\n".join(lines)
+
+
 def fill(text: str, tables: dict[str, str]) -> str:
     for name, table in tables.items():
         start, end = f"<!-- generated: {name} -->", f"<!-- end: {name} -->"
@@ -77,6 +100,7 @@ def main() -> None:
         "validation": validation_table(rows),
         "sensitivity": sensitivity_table(),
         "constants": constants_table(),
+        "local": local_table(json.loads(LOCAL.read_text(encoding="utf-8"))),
     }
     DOCUMENT.write_text(fill(DOCUMENT.read_text(encoding="utf-8"), tables), encoding="utf-8")
 

@@ -18,7 +18,7 @@ SERVER_RATES = ("50mbit", "100mbit", "200mbit")
 CROSSING_RATES = ("1gbit", "1.5gbit", "2gbit", "3gbit", "4gbit")
 
 
-def case(collective: str, codec: str, model: str = "mlp", *, steps: int = 9, counts: bool = True) -> dict[str, Any]:
+def case(collective: str, codec: str, model: str = "mlp", *, steps: int = 11, counts: bool = True) -> dict[str, Any]:
     """Synchronous steps through an Exchange."""
     return {
         "kind": "sync",

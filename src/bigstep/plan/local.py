@@ -77,15 +77,21 @@ def predict_run(run: Mapping[str, Any], machine: Cluster) -> float:
     return step.step_s - min(saved, step.split["exchange"])  # what compute hides cannot be saved as well
 
 
-def _scaled(workload: Workload, compute_s: float) -> Workload:
-    """The same workload with times that add up to `compute_s`, the update's among them."""
-    total = workload.optimizer_s + sum(layer.forward_s + layer.backward_s for layer in workload.layers)
-    factor = max(compute_s, 1e-9) / total
+def _scaled(workload: Workload, own_s: float) -> Workload:
+    """The same workload with times that add up to `own_s`, the update's among them.
+
+    What goes beyond the measured layers comes with the exchange, and no exchange is under way in the forward pass: it
+    lengthens the backward pass. Where `own_s` is less, all times shrink alike.
+    """
+    forward, backward = (sum(getattr(layer, name) for layer in workload.layers) for name in ("forward_s", "backward_s"))
+    measured = forward + backward + workload.optimizer_s
+    shrunk = min(1.0, max(own_s, 1e-9) / measured)
+    longer = 1 + max(0.0, own_s - measured) / backward
     layers = tuple(
-        dataclasses.replace(layer, forward_s=layer.forward_s * factor, backward_s=layer.backward_s * factor)
+        dataclasses.replace(layer, forward_s=layer.forward_s * shrunk, backward_s=layer.backward_s * shrunk * longer)
         for layer in workload.layers
     )
-    return dataclasses.replace(workload, layers=layers, optimizer_s=workload.optimizer_s * factor)
+    return dataclasses.replace(workload, layers=layers, optimizer_s=workload.optimizer_s * shrunk)
 
 
 def _burst_seconds(
@@ -140,15 +146,21 @@ def compare_runs(runs: Sequence[Mapping[str, Any]], machine: Cluster) -> dict[st
 
 
 def crossing_rate(rates: Sequence[float], plain: Sequence[float], compressed: Sequence[float]) -> float | None:
-    """The rate at which two measured curves cross, straight between points in log-log; None where they do not.
+    """The rate below which compression is faster and above which it is slower, straight between points in log-log.
+
+    Returns:
+        The rate; None where the curves do not cross, or cross more than once: then they differ by less than what a
+        measurement wavers, and a rate would be an accident.
 
     >>> round(crossing_rate([10, 100, 1000], [10, 1, 0.1], [2, 1.5, 1.45]), 1)
     62.9
+    >>> crossing_rate([10, 100, 1000], [10, 1, 1], [2, 1.1, 0.9]) is None
+    True
     """
     gaps = [math.log(a) - math.log(b) for a, b in zip(plain, compressed, strict=True)]
-    for (low, high), (first, second) in zip(
-        zip(rates, rates[1:], strict=False), zip(gaps, gaps[1:], strict=False), strict=True
-    ):
-        if first > 0 >= second:
-            return math.exp(math.log(low) + (math.log(high) - math.log(low)) * first / (first - second))
-    return None
+    faster = [gap > 0 for gap in gaps]
+    count = sum(faster)
+    if not 0 < count < len(gaps) or not all(faster[:count]):
+        return None
+    (low, high), (first, second) = rates[count - 1 : count + 1], gaps[count - 1 : count + 1]
+    return math.exp(math.log(low) + (math.log(high) - math.log(low)) * first / (first - second))
