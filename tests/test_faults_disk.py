@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -52,6 +53,7 @@ class Filling(torch.utils.data.Dataset[tuple[Tensor, int]]):
     def __init__(self, looks: int = 0, folder: Path | None = None) -> None:
         self.images = torch.randn(60, 1, 8, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
         self.looks, self.folder = looks, folder
+        self.saved = looks // len(self.images) * 5  # the step of the checkpoint that is to be whole by then
 
     def __len__(self) -> int:
         return len(self.images)
@@ -60,8 +62,17 @@ class Filling(torch.utils.data.Dataset[tuple[Tensor, int]]):
         self.looks -= 1
         if self.looks == 0:
             assert self.folder is not None
+            wait_for_checkpoint(self.folder, self.saved)
             fill(self.folder)
         return self.images[index], index % 3
+
+
+def wait_for_checkpoint(folder: Path, step: int) -> None:
+    """Return once a thread of the run has written the checkpoint of a step."""
+    deadline = time.monotonic() + 30
+    while not any(int(path.stem.split("-")[-1]) == step for path in folder.rglob("*.ckpt")):
+        assert time.monotonic() < deadline, f"no checkpoint of step {step} after 30 s"
+        time.sleep(0.001)  # watching a file that another thread writes
 
 
 def fill(folder: Path) -> None:

@@ -156,13 +156,6 @@ def _run(
             published=order.published,
         )
         listener = _Scribe(writer, audience)
-        audience.note(_announcement(order, ranks))
-        if parts.kernels is not None:
-            listener.note(str(parts.kernels), kernels=dataclasses.asdict(parts.kernels))
-        for problem in problems:
-            listener.note(f"{problem} The one before it is used.")
-        if order.resume:
-            listener.note(f"Resumed at step {begin.step}." if begin.step else "Nothing to resume: started anew.")
     profiler = profiler_of(parts, order.folder, order.profile, listener.note) if order.profile and ranks.first else None
     background = BackgroundWriter(checkpoints, order.config.checkpoint.keep, listener.note)
 
@@ -172,6 +165,14 @@ def _run(
             background.submit(position.step, captured)
 
     try:
+        if ranks.first:
+            audience.note(_announcement(order, ranks))
+            if parts.kernels is not None:
+                listener.note(str(parts.kernels), kernels=dataclasses.asdict(parts.kernels))
+            for problem in problems:
+                listener.note(f"{problem} The one before it is used.")
+            if order.resume:
+                listener.note(f"Resumed at step {begin.step}." if begin.step else "Nothing to resume: started anew.")
         ending = train(
             parts,
             listener,
@@ -189,13 +190,15 @@ def _run(
             raise StoppedError(stopped.number, stopped.step, saved=False) from None
         raise
     finally:
-        if profiler is not None:
-            profiler.close()
-        if parts.exchange is not None:
-            parts.exchange.close()
-        background.wait()
-        if isinstance(listener, _Scribe):
-            listener.writer.close()
+        try:
+            if profiler is not None:
+                profiler.close()
+            if parts.exchange is not None:
+                parts.exchange.close()
+            background.wait()  # notes a checkpoint that failed, which a full disk refuses too
+        finally:
+            if isinstance(listener, _Scribe):
+                listener.writer.close()
     if isinstance(listener, _Scribe):
         listener.writer.finish(result)
     return result
