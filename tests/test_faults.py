@@ -140,7 +140,9 @@ def test_three_killed_ranks_do_not_stop_an_elastic_run_nor_change_its_path(tmp_p
 def test_torchrun_restarts_a_run_from_its_last_checkpoint(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "3")
-    process = start(folder, "--resume", launcher=launcher)
+    # else torchrun keeps its store through a restart, with the addresses of the ranks that died (docs/clusters.md)
+    fresh_store = environment(TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
+    process = start(folder, "--resume", launcher=launcher, env=fresh_store)
     wait_for_rows(process, folder, 25)
     os.kill(rank_processes(process.pid)[1], signal.SIGKILL)
     out, err = process.communicate(timeout=200)
