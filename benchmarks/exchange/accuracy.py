@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 import statistics
 import subprocess
 import sys
@@ -50,10 +49,10 @@ CASES: dict[str, tuple[float, tuple[str, ...], dict[str, tuple[str, ...]]]] = {
 }
 
 
-def accuracy_of(prefix: list[str], settings: tuple[str, ...], seed: int, epochs: float) -> float:
+def accuracy_of(settings: tuple[str, ...], seed: int, epochs: float) -> float:
     """Train in processes of their own and return the accuracy in per cent."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [*prefix, sys.executable, "-m", "bigstep", "train", "onebit", "--procs", "2", "--device", "cpu",
+        command = [sys.executable, "-m", "bigstep", "train", "onebit", "--procs", "2", "--device", "cpu",
                    "--json", "--no-report", "--epochs", str(epochs), "--out", f"{folder}/run"]  # fmt: skip
         for setting in (*settings, f"seed={seed}", f"evaluate_every={epochs}", "checkpoint.seconds=0"):
             command += ["--set", setting]
@@ -104,7 +103,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", default="", help="part of a setting's name; OUT.json keeps what it has of the others")
-    parser.add_argument("--prefix", default="", help="put before each command, such as 'nice -n 5'")
     parser.add_argument("--out", default=str(HERE / "results" / "accuracy"), help="OUT.json and OUT.md are written")
     options = parser.parse_args()
     machine, file = describe_machine(), Path(f"{options.out}.json")
@@ -116,7 +114,7 @@ def main() -> None:
         seen: dict[str, list[float]] = {name: [] for name in variants}
         for seed in range(options.seeds):
             for name, settings in variants.items():
-                accuracy = accuracy_of(shlex.split(options.prefix), (*own, *settings), seed, epochs)
+                accuracy = accuracy_of((*own, *settings), seed, epochs)
                 seen[name].append(accuracy)
                 print(f"{case}, seed {seed}, {name}: {accuracy:.2f} %", flush=True)
         dense = next(iter(seen.values()))

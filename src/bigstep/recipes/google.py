@@ -34,7 +34,8 @@ Chosen
     Searched: 18 settings with three seeds each, judged on 2,000 of 12,000 training images: rate 0.05 to
     0.7 x weight decay 1e-4, 5e-4, 2e-3. Best: 0.2 and 2e-3, 87.9 %.
     cifar10: three rates at a batch of 2,048 and of 16,384, one seed, judged on 5,000 of 50,000 training images. Best:
-    0.8 at 2,048 (94.0 %) and 1.6 at 16,384 (88.7 %); so the rate follows the square root of the batch.
+    0.8 at 2,048 (94.0 %) and 1.6 at 16,384 (88.7 %); so the rate follows the square root of the first
+    batch up to 2,048.
 
 Differs
     paper_pod normalises each worker's 32 images alone; the groups of replicas of the original are not built.
@@ -156,6 +157,7 @@ def cifar10() -> RunConfig:
             base=0.4,
             base_batch=128,
             scaling="sqrt",
+            saturation=2048,
             schedule=(
                 Piece(shape="warmup", until=2, start=0.0, end=1.0),
                 Piece(shape="table", until=30, at=(24, 28), values=(1.0, 0.2, 0.04)),

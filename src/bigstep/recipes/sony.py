@@ -34,7 +34,8 @@ Chosen (the paper's constants were not seen; these are recollections or conventi
     Searched: 18 settings with three seeds each, judged on 2,000 of 12,000 training images: rate 0.5 to
     16 x coefficient 0.001, 0.005, 0.02. Best: 8 and 0.005, 89.2 %.
     cifar10: three rates at a batch of 2,048 and of 16,384, one seed, judged on 5,000 of 50,000 training images. Best:
-    3 at 2,048 (94.5 %) and 6 at 16,384 (91.4 %); so the rate follows the square root of the batch.
+    3 at 2,048 (94.5 %) and 6 at 16,384 (91.4 %); so the rate follows the square root of the first
+    batch up to 2,048.
 
 Differs
     v1 also changed how many GPUs took part; here the local batch grows. Augmentation is crop and flip, without the
@@ -152,6 +153,7 @@ def cifar10() -> RunConfig:
             base=1.5,
             base_batch=128,
             scaling="sqrt",
+            saturation=2048,
             schedule=(
                 Piece(shape="warmup", until=5, start=0.0, end=1.0),
                 Piece(shape="polynomial", until=30, start=1.0, end=0.0, power=2.0),

@@ -22,7 +22,7 @@ __all__ = ["graph", "graphed_step"]
 def graph(parts: Parts) -> None:
     """Let the steps of a run on one GPU be graphs, if they can; call this once its state is in place."""
     kernels = parts.kernels
-    if kernels is None or parts.graphed is not None:
+    if kernels is None:
         return
     if parts.ranks.size > 1:
         kernels.reasons.append("no graphs, since several ranks exchange gradients within a step")
