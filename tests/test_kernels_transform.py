@@ -178,18 +178,14 @@ def test_a_ghost_batch_norm_brings_its_workers() -> None:
         torch.testing.assert_close(got[name], value, rtol=1e-8, atol=1e-8)
 
 
-@pytest.mark.parametrize(
-    "name, parts",
-    [("resnet9", ["7", "16", "1", "5", "10", "14"]), ("resnet8", ["7", "12", "17", "1", "5", "10", "15"])],
-)
 @pytest.mark.parametrize("training", [True, False])
-def test_norms_in_a_sequence_are_fused_with_the_relu_that_follows(name, parts, training) -> None:
+def test_norms_in_a_sequence_are_fused_with_the_relu_that_follows(training) -> None:
     torch.manual_seed(0)
-    plain = build_model(name, classes=5, channels=3, image_size=16).double().to(DEVICE).train(training)
+    plain = build_model("resnet9", classes=5, channels=3, image_size=16).double().to(DEVICE).train(training)
     fused = copy.deepcopy(plain)
     report = optimize(fused)
     assert report.left == {}
-    assert report.fused == parts  # residual blocks, then single convolutions
+    assert report.fused == ["7", "16", "1", "5", "10", "14"]  # residual blocks, then single convolutions
     images = torch.randn(4, 3, 16, 16, dtype=torch.float64, device=DEVICE)
     want, got = step(plain, images), step(fused, images)
     assert list(plain.state_dict()) == list(fused.state_dict())

@@ -73,7 +73,6 @@ def test_the_stem_follows_the_image_size(image_size: int, side: int) -> None:
 SMALL = {
     "small": (1, 28),
     "mlp": (1, 28),
-    "resnet8": (3, 32),
     "resnet9": (3, 32),
     "resnet18": (3, 32),
     "alexnet": (3, 96),
@@ -118,7 +117,7 @@ def test_weights_start_as_he_and_goyal_say() -> None:
 
 
 @pytest.mark.parametrize(
-    "name, blocks", [("small", 1), ("resnet8", 3), ("resnet9", 2), ("resnet18", 8), ("resnet34", 16), ("resnet50", 16)]
+    "name, blocks", [("small", 1), ("resnet9", 2), ("resnet18", 8), ("resnet34", 16), ("resnet50", 16)]
 )
 def test_zero_gamma_finds_every_residual_block(name: str, blocks: int) -> None:
     assert zero_gamma(build_model(name, classes=10, channels=3, image_size=32)) == blocks

@@ -47,7 +47,7 @@ def optimize(model: nn.Module, *, groups: int | None = None) -> Report:
     batch norms have hooks: inside fused blocks, batch norms and activations are no longer called as modules.
 
     Args:
-        model: Any module; blocks are recognised by their parts (conv1, bn1, ..., downsample).
+        model: Any module; blocks are recognised by their parts (conv1, bn1, conv2, bn2, ..., downsample).
         groups: Workers whose samples one call holds, each with its own statistics; None keeps what the batch norms say
             (their attribute `workers` if they have one, else 1).
 
@@ -165,7 +165,7 @@ def _why_not_norm(norm: object) -> str | None:
 
 
 def _looks_like_block(module: nn.Module) -> bool:
-    return all(hasattr(module, part) for part in ("conv1", "bn1", "downsample"))
+    return all(hasattr(module, part) for part in ("conv1", "bn1", "conv2", "bn2", "downsample"))
 
 
 def _pairs(block: nn.Module) -> Iterator[tuple[nn.Module, nn.BatchNorm2d]]:

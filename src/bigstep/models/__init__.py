@@ -11,17 +11,16 @@ from bigstep.models.alexnet import AlexNet, alexnet
 from bigstep.models.imported import model_from_path, model_from_timm
 from bigstep.models.initial import he_initialise
 from bigstep.models.resnet import ResNet, resnet18, resnet34, resnet50
-from bigstep.models.small import Residual, mlp, resnet8, resnet9, small
+from bigstep.models.small import Residual, mlp, resnet9, small
 
 __all__ = [
     "MODELS", "AlexNet", "ResNet", "Residual", "alexnet", "build_model", "he_initialise", "mlp", "resnet18", "resnet34",
-    "resnet50", "resnet8", "resnet9", "small",
+    "resnet50", "resnet9", "small",
 ]  # fmt: skip
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "small": small,
     "mlp": mlp,
-    "resnet8": resnet8,
     "resnet9": resnet9,
     "resnet18": resnet18,
     "resnet34": resnet34,

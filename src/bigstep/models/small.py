@@ -1,4 +1,4 @@
-"""Small networks: `small` for two CPU cores, `resnet8` and `resnet9` for small images on a GPU, `mlp` without norms."""
+"""Small networks: `small` for two CPU cores, `resnet9` for small images on a GPU, `mlp` without batch norm."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from torch import Tensor, nn
 
 from bigstep.models.initial import he_initialise
 
-__all__ = ["Residual", "mlp", "resnet8", "resnet9", "small"]
+__all__ = ["Residual", "mlp", "resnet9", "small"]
 
 
 class Residual(nn.Module):
-    """Return relu(x + branch(x)), the branch being conv, norm, relu, conv, norm; or conv, norm if `short`.
+    """Return relu(x + branch(x)), the branch being conv, norm, relu, conv, norm.
 
     The branch ends in a norm without ReLU: with gamma = 0 there, the block starts as the identity and still learns
     (behind a ReLU its gradient would be zero for ever).
@@ -18,26 +18,22 @@ class Residual(nn.Module):
 
     downsample = None  # the shortcut is x itself; blocks of larger networks have a module here
 
-    def __init__(self, width: int, *, short: bool = False) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.short = short
         self.conv1 = nn.Conv2d(width, width, 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
         self.relu = nn.ReLU(inplace=True)
-        if not short:
-            self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
-            self.bn2 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
 
     @property
     def last_norm(self) -> nn.Module:
         """The norm that `bigstep.norm.zero_gamma` starts at zero."""
-        return self.bn1 if self.short else self.bn2
+        return self.bn2
 
     def forward(self, x: Tensor) -> Tensor:
         """Return relu(x + branch(x))."""
-        branch = self.bn1(self.conv1(x))
-        if not self.short:
-            branch = self.bn2(self.conv2(self.relu(branch)))
+        branch = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
         return self.relu(x + branch)  # type: ignore[no-any-return]  # modules are untyped in torch
 
 
@@ -94,37 +90,6 @@ def _pooled(inputs: int, outputs: int) -> tuple[nn.Module, ...]:
     return conv, nn.MaxPool2d(2), norm, relu
 
 
-def _classified(layers: list[nn.Module], width: int, classes: int) -> nn.Sequential:
-    """Layers, a global maximum, a linear layer and logits of an eighth; weights from torch's generator."""
-    model = nn.Sequential(*layers, GlobalMax(), nn.Linear(width, classes), Scaled(0.125))
-    he_initialise(model)
-    for layer in model:
-        if isinstance(layer, nn.Linear):  # N(0, 0.01^2) is meant for logits that are not scaled down
-            nn.init.normal_(layer.weight, std=width**-0.5)
-    return model
-
-
-def resnet8(*, classes: int, channels: int, image_size: int) -> nn.Sequential:
-    """Build a network for small images at a third of the arithmetic of `resnet9`.
-
-    A convolution of 2x2 to width 32; then widths 64, 256 and 256, each with a convolution before its 2x2 max-pooling
-    and a short residual block after it. A global maximum feeds one linear layer.
-
-    >>> sum(p.numel() for p in resnet8(classes=10, channels=3, image_size=32).parameters())
-    1977546
-
-    Reference: Jordan, "94% on CIFAR-10 in 3.29 Seconds on a Single GPU", 2024, section 2 (the widths and the pooling
-    before the norms).
-
-    Differs from the reference: residual blocks; the first convolution learns instead of whitening, with a norm of its
-    own; ReLU instead of GELU; norms have scales.
-    """
-    layers: list[nn.Module] = [nn.Conv2d(channels, 32, 2, bias=False), nn.BatchNorm2d(32), nn.ReLU(inplace=True)]
-    for inputs, outputs in ((32, 64), (64, 256), (256, 256)):
-        layers += [*_pooled(inputs, outputs), Residual(outputs, short=True)]
-    return _classified(layers, 256, classes)
-
-
 def resnet9(*, classes: int, channels: int, image_size: int) -> nn.Sequential:
     """Build the nine-layer residual network that the CIFAR-10 speed contests settled on.
 
@@ -141,7 +106,11 @@ def resnet9(*, classes: int, channels: int, image_size: int) -> nn.Sequential:
     """
     layers: list[nn.Module] = [*_convolution(channels, 64), *_pooled(64, 128), Residual(128)]
     layers += [*_pooled(128, 256), *_pooled(256, 512), Residual(512)]
-    return _classified(layers, 512, classes)
+    head = nn.Linear(512, classes)
+    model = nn.Sequential(*layers, GlobalMax(), head, Scaled(0.125))
+    he_initialise(model)
+    nn.init.normal_(head.weight, std=512**-0.5)  # N(0, 0.01^2) is meant for logits that are not scaled down
+    return model
 
 
 def mlp(*, classes: int, channels: int, image_size: int) -> nn.Sequential:
