@@ -26,7 +26,7 @@ from bigstep.records import read_run
 from bigstep.train import fit
 
 BATCHES = (512, 2048, 8192, 16384, 25000)
-LOCAL = {25000: 25}  # samples of a worker; 32 elsewhere
+LOCAL = 32  # samples of a worker in the largest stage; 25,000 is 781 workers, two steps an epoch
 VALIDATION = 0.1
 """Fraction of the training set that a search is judged on."""
 
@@ -47,9 +47,8 @@ def config_of(recipe: str, batch: int, settings: tuple[str, ...] = (), epochs: f
     """The preset at a batch, that of the largest stage of its plan, from workers of 32 samples; settings come last."""
     preset = recipes.load(recipe, "cifar10")
     stages = [preset.workers, *preset.plan]
-    local = LOCAL.get(batch, 32)
-    count = batch / local * preset.workers.count / max(stage.count for stage in stages)
-    share = local * preset.workers.local_batch / max(stage.local_batch for stage in stages)
+    count = batch / LOCAL * preset.workers.count / max(stage.count for stage in stages)
+    share = LOCAL * preset.workers.local_batch / max(stage.local_batch for stage in stages)
     sizes = (f"workers.count={max(1, round(count))}", f"workers.local_batch={round(share)}")
     quiet = ("checkpoint.every=0", "checkpoint.seconds=0", "evaluate_every=1000")
     config = apply_settings(preset, (*sizes, *quiet))
@@ -85,6 +84,8 @@ class Book:
                 row["curve"] = [(each["epoch"], each["accuracy"]) for each in rows if each["kind"] == "eval"]
                 row["losses"] = [each["loss"] for each in rows if each["kind"] == "train"][::10]
             row["noise_scale"] = result.facts.get("noise_scale")
+            seen = [(each["step"], each["noise_scale"]) for each in rows if each.get("noise_scale") is not None]
+            row["noise"] = [(step, round(value)) for step, value in seen[:: max(1, len(seen) // 20)]]
             row["images_per_s"] = result.facts["samples"] / result.seconds
             if not math.isfinite(result.loss):
                 row["failure"] = "the loss is not finite"

@@ -81,7 +81,7 @@ def train(
     timeout: Annotated[
         float, typer.Option(min=1, help="Seconds after which ranks that wait for another name it and stop.")
     ] = 600,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, or shared: several ranks on one GPU.")] = "auto",
     profile: Annotated[
         int | None, typer.Option(metavar="STEPS", help="Profile so many steps: a trace and a table, kernel by kernel.")
     ] = None,

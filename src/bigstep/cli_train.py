@@ -58,8 +58,8 @@ class TrainRequest:
 
     def resolve(self) -> Resolved:
         """Build the configuration and find the folder, or say in one sentence why not."""
-        if self.device not in ("auto", "cpu", "cuda"):
-            raise ConfigError(f"--device is {self.device!r}, but it must be auto, cpu or cuda.")
+        if self.device not in ("auto", "cpu", "cuda", "shared"):
+            raise ConfigError(f"--device is {self.device!r}, but it must be auto, cpu, cuda or shared.")
         folder = self._folder()
         config = self._base(folder)
         if self.epochs is not None:

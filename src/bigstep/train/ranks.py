@@ -23,7 +23,8 @@ __all__ = ["STORE_VARIABLE", "AgreedError", "DeviceChoice", "Ranks", "joined_ran
 STORE_VARIABLE = "BIGSTEP_STORE"
 """Set by `bigstep train --procs N`: a file through which the ranks of one machine find each other."""
 
-DeviceChoice = Literal["auto", "cpu", "cuda"]
+DeviceChoice = Literal["auto", "cpu", "cuda", "shared"]
+"""auto is cuda where torch sees a GPU; shared lets several ranks use one GPU, with Gloo and by way of the host."""
 
 
 class AgreedError(RunError):
@@ -96,11 +97,13 @@ def _device(choice: DeviceChoice, local_rank: int, local_size: int) -> torch.dev
     if choice == "cpu" or (choice == "auto" and not available):
         return torch.device("cpu")
     if not available:
-        raise ConfigError("--device cuda was given, but torch sees no GPU here; use --device cpu.")
+        raise ConfigError(f"--device {choice} was given, but torch sees no GPU here; use --device cpu.")
+    if choice == "shared":
+        return torch.device("cuda", local_rank % torch.cuda.device_count())
     if local_size > torch.cuda.device_count():
         raise ConfigError(
             f"{local_size} ranks were asked for on this machine, but it has {torch.cuda.device_count()} GPU(s); "
-            "start one rank a GPU (a rank hosts any number of workers), or use --device cpu."
+            "start one rank a GPU (a rank hosts any number of workers), or use --device shared or cpu."
         )
     return torch.device("cuda", local_rank)
 
@@ -124,13 +127,14 @@ def joined_ranks(device: DeviceChoice = "auto", timeout_s: float = 600) -> Itera
     store = os.environ.get(STORE_VARIABLE)
     if store:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    own_gpu = chosen.type == "cuda" and device != "shared"  # NCCL refuses two ranks on one GPU
     dist.init_process_group(
-        "nccl" if chosen.type == "cuda" else "gloo",
+        "nccl" if own_gpu else "gloo",
         init_method=f"file://{store}" if store else "env://",
         rank=rank,
         world_size=size,
         timeout=datetime.timedelta(seconds=timeout_s),
-        device_id=chosen if chosen.type == "cuda" else None,
+        device_id=chosen if own_gpu else None,
     )
     try:
         yield Ranks(rank, size, chosen, timeout_s)
