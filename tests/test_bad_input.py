@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import multiprocessing
 import os
 import struct
 import sys
@@ -78,7 +79,7 @@ CASES: list[tuple[list[str], str]] = [
     (["train", "--profile", "some"], "--profile"),
     (["train", "--profile", "3", "--steps", "4"], "steps of warm-up"),
     (["train", "downpour", "--profile", "3"], "asynchronous"),
-    (["train", "--device", "tpu"], "auto, cpu or cuda"),
+    (["train", "--device", "tpu"], "auto, cpu, cuda or shared"),
     (["train", "--config", "missing.yaml"], "cannot be read"),
     (["train", "--config", "."], "cannot be read"),
     (["train", "--config", "broken.yaml"], "not valid YAML"),
@@ -147,9 +148,10 @@ def test_a_mistake_is_one_sentence_and_harms_nothing(
     bigstep: Callable[..., tuple[int, str, str]], tmp_path: Path, arguments: list[str], words: str
 ) -> None:
     lay_out(tmp_path)
-    before = snapshot(tmp_path)
+    before, children = snapshot(tmp_path), set(multiprocessing.active_children())
     status, out, err = bigstep(*arguments)
     assert status == 2, err
+    assert set(multiprocessing.active_children()) <= children, "processes were left behind"
     flat = " ".join(err.split())
     assert words.lower() in flat.lower(), err
     assert "Traceback" not in err

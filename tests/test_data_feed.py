@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 from collections.abc import Iterator
@@ -151,11 +152,14 @@ def test_a_damaged_file_is_the_same_sentence_from_a_loader(tmp_path: Path, loade
     path = train.path(2)
     path.write_bytes(path.read_bytes()[:-300])
     feed = Feed(train, train=False, image_size=32, loaders=loaders)
+    before = set(multiprocessing.active_children())
     batches = feed(requests(0, [0, 1], [2, 3]))
     next(batches)
+    assert len(set(multiprocessing.active_children()) - before) == loaders
     with pytest.raises(DataError) as caught:
         next(batches)
     feed.close()
+    assert set(multiprocessing.active_children()) <= before, "loaders outlive the feed, since the error holds them"
     with pytest.raises(DataError) as direct:
         train.load_crops([2], 32)
     assert str(caught.value) == str(direct.value)

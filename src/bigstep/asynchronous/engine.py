@@ -60,4 +60,5 @@ def _run(order: Order, ranks: Ranks, audience: Audience, own: dict[str, Any]) ->
         return train_shared(order, parts, ledger, own)
     finally:
         torch.set_num_threads(threads)
+        parts.test_feed.close()
         writer.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import time
@@ -65,7 +66,8 @@ def _work(store: Store, post: Post, address: str, number: int, device: torch.dev
     courier = Courier(address, Layout.from_json(store.get("layout")))
     replica = _Replica(parts, courier, post, number)
     shares = Shares(parts.sampler, config.epochs, order["max_shares"])
-    replica.run(batches_of(parts, shares, lambda: store.add("shares", 1) - 1))
+    with contextlib.closing(parts.train_feed):
+        replica.run(batches_of(parts, shares, lambda: store.add("shares", 1) - 1))
     courier.close()
     post.send(kind="done")
     return replica.pushes

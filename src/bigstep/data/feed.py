@@ -172,8 +172,13 @@ class Feed:
 
     def close(self) -> None:
         """End the loader processes; a later call starts new ones."""
-        if not isinstance(self.source, TensorImages):
-            self._loader._iterator = None  # what holds persistent loaders; torch has no public way to end them
+        if isinstance(self.source, TensorImages):
+            return
+        # torch has no public way to end persistent loaders. Left to the garbage collector, which closes their queues
+        # before it tells them to end, each would be waited for in vain for five seconds.
+        loaders, self._loader._iterator = self._loader._iterator, None
+        if loaders is not None:
+            loaders._shutdown_workers()  # type: ignore[attr-defined]
 
     def _from_memory(self, requests: Iterable[Request]) -> Iterator[tuple[Tensor, Tensor]]:
         assert self._augment is not None

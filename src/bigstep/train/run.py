@@ -137,9 +137,22 @@ def _keep_folder(folder: Path, ranks: Ranks, stack: contextlib.ExitStack) -> Non
 def _run(
     order: Order, ranks: Ranks, audience: Audience, stop: StopRequest, heartbeat: Heartbeat, own: dict[str, Any]
 ) -> dict[str, Any]:
-    checkpoints = order.folder / "checkpoints"
-    state, problems = _state_of_first(order, ranks, checkpoints)
+    state, problems = _state_of_first(order, ranks, order.folder / "checkpoints")
     parts = assemble(order.config, ranks, **own)
+    with contextlib.closing(parts.train_feed), contextlib.closing(parts.test_feed):
+        return _run_parts(order, parts, audience, stop, heartbeat, state, problems)
+
+
+def _run_parts(
+    order: Order,
+    parts: Parts,
+    audience: Audience,
+    stop: StopRequest,
+    heartbeat: Heartbeat,
+    state: dict[str, Any] | None,
+    problems: list[str],
+) -> dict[str, Any]:
+    ranks, checkpoints = parts.ranks, order.folder / "checkpoints"
     connect(parts)
     begin, seconds_before = Position(), 0.0
     if state is not None:
