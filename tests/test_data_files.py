@@ -75,11 +75,21 @@ def test_embedded_set_is_balanced_and_has_the_statistics_that_it_claims() -> Non
 
 def test_embedded_set_opens_quickly() -> None:
     def seconds() -> float:
+        embedded._decoded.cache_clear()
         start = time.perf_counter()
         open_data("embedded")
         return time.perf_counter() - start
 
     assert min(seconds() for _ in range(3)) < 0.6
+
+
+def test_each_caller_may_change_its_embedded_images() -> None:
+    first, _ = embedded.open_embedded()
+    first.images.zero_()
+    first.labels.zero_()
+    again, _ = embedded.open_embedded()
+    assert again.images.any()
+    assert again.labels.any()
 
 
 def test_an_altered_embedded_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

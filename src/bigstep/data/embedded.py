@@ -7,6 +7,8 @@ Zalando SE, MIT licence: see embedded/LICENSE.txt.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import hashlib
 import io
 from pathlib import Path
@@ -39,16 +41,22 @@ def open_embedded() -> tuple[TensorImages, TensorImages]:
     >>> len(train), len(test), train.classes[train.labels[0]]
     (12000, 2000, 'Ankle boot')
     """
-    return _read("train.png"), _read("test.png")
+    train, test = (_decoded(FOLDER / name) for name in ("train.png", "test.png"))
+    return _own(train), _own(test)
 
 
-def _read(name: str) -> TensorImages:
-    path = FOLDER / name
+def _own(shared: TensorImages) -> TensorImages:
+    """A copy, which its owner may change."""
+    return dataclasses.replace(shared, images=shared.images.clone(), labels=shared.labels.clone())
+
+
+@functools.cache  # decoding takes a tenth of a second, as long as a small run
+def _decoded(path: Path) -> TensorImages:
     try:
         content = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}); install bigstep again.") from None
-    if hashlib.sha256(content).hexdigest() != SHA256[name]:
+    if hashlib.sha256(content).hexdigest() != SHA256[path.name]:
         raise DataError(f"{path} is not the file that ships with bigstep; install it again.")
     with Image.open(io.BytesIO(content), formats=["PNG"]) as sheet:
         labels = torch.tensor([int(digit) for digit in sheet.info["labels"]])
