@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from bigstep import recipes
+from bigstep.cli import main
+from bigstep.cli_imports import collector_off
+from bigstep.config_text import apply_settings
 from bigstep.records import read_run
+from bigstep.train import fit
+from worlds import World
 
 SETTINGS = [
     "model=mlp", "data.holdout=0.9", "workers.count=6", "workers.local_batch=16", "epochs=8", "exchange.bucket_mb=0.1",
@@ -26,11 +36,16 @@ def command(folder: Path, procs: int, *more: str) -> list[str]:
     return [*train, "--procs", str(procs), "--out", str(folder), *settings, *more]
 
 
-def train(folder: Path, procs: int, *more: str) -> dict[str, object]:
+def train(folder: Path, procs: int, *more: str) -> dict[str, Any]:
     done = subprocess.run(command(folder, procs, *more), capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
-    result: dict[str, object] = json.loads(done.stdout)  # one object and nothing else
+    result: dict[str, Any] = json.loads(done.stdout)  # one object and nothing else
     return result
+
+
+def train_here(folder: Path) -> dict[str, Any]:
+    """The same run on the ranks that call this, without the command."""
+    return fit(apply_settings(recipes.load("plain", "mini"), SETTINGS), out=folder, device="cpu").facts
 
 
 def lines(folder: Path) -> int:
@@ -57,8 +72,8 @@ def kill_when(folder: Path, rows: int, procs: int) -> None:
 
 
 @pytest.mark.timeout(240)
-def test_killed_and_resumed_equals_uninterrupted(tmp_path: Path) -> None:
-    whole = train(tmp_path / "whole", 2)
+def test_killed_and_resumed_equals_uninterrupted(world: Callable[[int], World], tmp_path: Path) -> None:
+    whole = world(2).run(train_here, tmp_path / "whole")[0]
     kill_when(tmp_path / "killed", 25, 2)
     resumed = train(tmp_path / "killed", 2, "--resume")
     assert resumed["weights_sha256"] == whole["weights_sha256"]
@@ -66,8 +81,6 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path: Path) -> None:
     once, twice = read_run(tmp_path / "whole"), read_run(tmp_path / "killed")
     assert [(row["step"], row["loss"]) for row in twice.train] == [(row["step"], row["loss"]) for row in once.train]
     assert any(note.startswith("Resumed at step") for note in twice.notes)
-    alone = train(tmp_path / "alone", 1)
-    assert alone["eval_loss"] == pytest.approx(whole["eval_loss"], rel=1e-10)
     for key in (
         "accuracy",
         "loss",
@@ -80,16 +93,28 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path: Path) -> None:
         "weights_sha256",
         "run",
     ):
-        assert key in alone
+        assert key in resumed
+    assert resumed["ranks"] == 2
+    alone = train_here(tmp_path / "alone")
+    assert alone["eval_loss"] == pytest.approx(whole["eval_loss"], rel=1e-10)
     assert alone["ranks"] == 1
-    assert whole["ranks"] == 2
 
-    changed = subprocess.run(
-        command(tmp_path / "whole", 1, "--resume", "--set", "lr.base=0.3"), capture_output=True, text=True, timeout=60
-    )
-    assert changed.returncode == 2
-    assert "was started with lr.base=" in changed.stderr
-    assert changed.stdout == ""
+
+def test_a_run_is_not_resumed_with_other_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def call(*more: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["bigstep", *command(tmp_path / "run", 1, "--steps", "1", *more)[3:]])
+        with pytest.raises(SystemExit) as ending:
+            main()
+        return int(ending.value.code or 0)
+
+    assert call() == 0
+    assert json.loads(capsys.readouterr().out)["ranks"] == 1
+    assert call("--resume", "--set", "lr.base=0.3") == 2
+    said = capsys.readouterr()
+    assert "was started with lr.base=" in said.err
+    assert said.out == ""
 
 
 def test_a_killed_rank_is_named(tmp_path: Path) -> None:
@@ -109,6 +134,7 @@ def test_fast_commands_do_not_import_torch() -> None:
     program = """
 import sys
 from bigstep.cli import main
+from bigstep.cli_imports import collector_off
 sys.argv = ["bigstep", *sys.argv[1:]]
 try:
     main()
@@ -119,3 +145,47 @@ assert "torch" not in sys.modules, "torch was imported"
     for arguments in (["--help"], ["train", "--help"], ["recipes"], ["recipes", "sony"], ["recipes", "sony", "--yaml"]):
         done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=30)
         assert done.returncode == 0, done.stderr
+
+
+LEAVING = """
+import atexit, sys, threading, types
+sys.modules.setdefault("torch", types.ModuleType("torch"))
+from bigstep.__main__ import program
+
+class Kept:
+    def __del__(self):
+        print("taken apart")
+
+kept = Kept()
+atexit.register(print, "at exit")
+threading.Timer(0.2, print, ["a thread"]).start()
+program()
+"""
+
+
+@pytest.mark.parametrize(("word", "status"), [("--version", 0), ("no-such-command", 2)])
+def test_a_process_with_torch_ends_in_order_but_is_not_taken_apart(word: str, status: int) -> None:
+    done = subprocess.run([sys.executable, "-c", LEAVING, word], capture_output=True, text=True, timeout=30)
+    assert done.returncode == status, done.stderr
+    assert done.stdout.splitlines()[-2:] == ["a thread", "at exit"]
+
+
+def test_output_that_cannot_be_written_is_no_success() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-c", LEAVING, "--version"], stdout=full, stderr=subprocess.PIPE)
+    assert done.returncode != 0
+    assert b"No space left" in done.stderr
+
+
+def test_the_collector_rests_while_a_command_imports_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = gc.get_freeze_count()
+    with collector_off():  # torch is here already: somebody else's program
+        assert gc.isenabled()
+    assert gc.get_freeze_count() == before
+    monkeypatch.delitem(sys.modules, "torch")
+    with collector_off():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    assert gc.get_freeze_count() > before
+    atexit.unregister(gc.unfreeze)
+    gc.unfreeze()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bigstep.cli_imports import collector_off
 from bigstep.cli_train import named_config
 from bigstep.config_text import apply_settings
 from bigstep.errors import ConfigError
@@ -30,7 +31,8 @@ def check_command(
     except ValueError:
         raise ConfigError(f"--ranks is {ranks!r}, but it must be numbers like 1,2,4.") from None
     config = apply_settings(named_config(recipe, preset, file, recipe_given=recipe_given), settings)
-    from bigstep.check import check
+    with collector_off():
+        from bigstep.check import check
 
     with _telling(config.recipe) as watch:
         return check(config, ranks=sizes, watch=watch)

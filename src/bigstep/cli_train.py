@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from bigstep.cli_imports import collector_off
 from bigstep.config import RunConfig
 from bigstep.config_text import apply_settings, config_from_mapping, config_from_yaml, finished_on_one, stretched
 from bigstep.errors import BigstepError, ConfigError
@@ -129,13 +130,16 @@ def named_config(recipe: str, preset: str, file: Path | None, *, recipe_given: b
 
 def train_command(request: TrainRequest, resolved: Resolved) -> dict[str, Any] | None:
     """Train on this rank; on rank 0 show progress, write the report and return the result."""
-    from bigstep.train.progress import Progress
-    from bigstep.train.ranks import joined_ranks
-    from bigstep.train.run import Order, run
-
     config = resolved.config
-    if config.asynchronous.method != "none":
-        from bigstep.asynchronous.engine import run_asynchronously as run
+    with collector_off():
+        import torch._dynamo  # noqa: F401 - else torch's first optimizer imports it, outside of this block
+
+        from bigstep.train.progress import Progress
+        from bigstep.train.ranks import joined_ranks
+        from bigstep.train.run import Order, run
+
+        if config.asynchronous.method != "none":
+            from bigstep.asynchronous.engine import run_asynchronously as run
     with joined_ranks(cast("DeviceChoice", request.device), request.timeout) as ranks:
         order = Order(
             config=config,
