@@ -12,6 +12,7 @@ import os
 import pickle
 import shutil
 import signal
+import sys
 import tempfile
 import time
 import traceback
@@ -144,8 +145,9 @@ class Pool:
         raise RunError(f"Rank {rank} of {len(members)}: {problem}")
 
     def _end(self) -> None:
-        for process, connection in self._members:
+        for _, connection in self._members:
             connection.close()  # an idle process ends by itself; a busy one is ended
+        for process, _ in self._members:
             process.join(0.2)
             if process.is_alive():
                 process.kill()
@@ -193,6 +195,9 @@ def _serve(connection: Connection, launcher: int) -> None:
                 told = f"{type(error).__name__}: {first_line} ({Path(where.filename).name}, line {where.lineno})"
                 answer = pickle.dumps((time.time(), False, told))
             connection.send_bytes(answer)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # an interpreter that takes torch apart first needs longer than it is given
 
 
 def _join(rank: int, ranks: int, store: str) -> None:
