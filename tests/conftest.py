@@ -9,10 +9,14 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
 from worlds import Pool, World
+
+if TYPE_CHECKING:
+    from bigstep.check import Pool as CheckPool
 
 
 @pytest.fixture(scope="session")
@@ -26,3 +30,12 @@ def _pool() -> Iterator[Pool]:
 def world(_pool: Pool) -> Callable[[int], World]:
     """`world(4).run(function, *args)` runs `function(*args)` on four ranks and returns their four results."""
     return _pool.world
+
+
+@pytest.fixture(scope="session")
+def check_pool() -> Iterator[CheckPool]:
+    """Processes for checks, as bigstep keeps them."""
+    from bigstep.check import Pool as CheckPool
+
+    with CheckPool(call_timeout_s=120) as pool:
+        yield pool

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +21,6 @@ from bigstep.records import read_run
 from bigstep.train import fit
 
 NAMES = [each.name for each in PROPERTIES]
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    with Pool(call_timeout_s=120) as shared:
-        yield shared
 
 
 def config(**changes: Any) -> RunConfig:
@@ -79,7 +72,7 @@ PLANTED: list[tuple[str, str, str, str]] = [
 
 
 @pytest.mark.parametrize(("fault", "piece", "row", "words"), PLANTED, ids=[each[0] for each in PLANTED])
-def test_a_planted_fault_fails_on_its_own_row(pool: Pool, fault: str, piece: str, row: str, words: str) -> None:
+def test_a_planted_fault_fails_on_its_own_row(check_pool: Pool, fault: str, piece: str, row: str, words: str) -> None:
     lossy = "residual" in fault
     report = check(
         config(exchange=ONEBIT) if lossy else config(),
@@ -88,7 +81,7 @@ def test_a_planted_fault_fails_on_its_own_row(pool: Pool, fault: str, piece: str
         subject=faults.planted(**{piece: getattr(faults, fault)}),
         ranks=(1, 2, 4),
         only=NAMES[: NAMES.index(row) + 1],  # rows behind it may follow from it
-        pool=pool,
+        pool=check_pool,
     )
     assert report.cause is not None, f"{fault} went unnoticed"
     assert report.cause.name == row, f"{fault} was blamed on {report.cause}"
@@ -98,24 +91,24 @@ def test_a_planted_fault_fails_on_its_own_row(pool: Pool, fault: str, piece: str
 
 
 @pytest.mark.parametrize("exchange", [ExchangeConfig(), ONEBIT], ids=["dense", "onebit"])
-def test_every_property_holds_without_a_fault(pool: Pool, exchange: ExchangeConfig) -> None:
-    report = check(config(exchange=exchange), model=faults.Net, data=faults.Pairs, pool=pool)
+def test_every_property_holds_without_a_fault(check_pool: Pool, exchange: ExchangeConfig) -> None:
+    report = check(config(exchange=exchange), model=faults.Net, data=faults.Pairs, pool=check_pool)
     assert [row.name for row in report.rows] == NAMES
     assert {row.name: row.status for row in report.rows} == dict.fromkeys(NAMES, "pass"), report.cause
     assert ("onebit quantises per rank" in report.row("path of P ranks = of one").words) == (exchange is ONEBIT)
 
 
 @pytest.mark.parametrize("recipe", ["sony", "onebit"])
-def test_recipes_pass(pool: Pool, recipe: str) -> None:
+def test_recipes_pass(check_pool: Pool, recipe: str) -> None:
     kept = [name for name in NAMES if name != "resume on other ranks"]
-    report = check(recipes.load(recipe, "mini"), ranks=(1, 2), only=kept, pool=pool)
+    report = check(recipes.load(recipe, "mini"), ranks=(1, 2), only=kept, pool=check_pool)
     assert report.passed, report.cause
     words = report.row("accumulation = big batch").words
     assert "each worker normalises by its own samples" in words
 
 
-def test_own_pieces_need_no_configuration(pool: Pool) -> None:
-    report = check(model=faults.Net(), data=faults.Pairs(), optimizer=torch.optim.Adam, ranks=(1, 2), pool=pool)
+def test_own_pieces_need_no_configuration(check_pool: Pool) -> None:
+    report = check(model=faults.Net(), data=faults.Pairs(), optimizer=torch.optim.Adam, ranks=(1, 2), pool=check_pool)
     assert report.passed, report.cause
     assert report.title == "your own"
     assert "give the function that builds it" in report.row("same start on every rank").words
@@ -134,8 +127,8 @@ def test_the_path_that_is_checked_is_the_one_that_train_takes(tmp_path: Path) ->
     assert result.facts["eval_loss"] == seen.evaluation.loss
 
 
-def test_a_loop_that_is_not_bigsteps_can_be_checked(pool: Pool) -> None:
-    report = check(config(), subject=textbook_loop.TEXTBOOK, ranks=(1, 2), pool=pool)
+def test_a_loop_that_is_not_bigsteps_can_be_checked(check_pool: Pool) -> None:
+    report = check(config(), subject=textbook_loop.TEXTBOOK, ranks=(1, 2), pool=check_pool)
     assert report.cause is not None
     assert report.cause.name == "each sample once an epoch"
     assert "come twice" in report.cause.words, "DistributedSampler pads"
@@ -151,17 +144,17 @@ def mean_over_tokens(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor
     return losses.sum() / counted.sum().clamp(min=1)
 
 
-def test_a_loss_that_is_no_mean_over_samples_is_found_by_accumulation(pool: Pool) -> None:
+def test_a_loss_that_is_no_mean_over_samples_is_found_by_accumulation(check_pool: Pool) -> None:
     report = check(
-        config(), model=faults.Net, data=faults.Pairs, loss=mean_over_tokens, pool=pool, ranks=[1],
+        config(), model=faults.Net, data=faults.Pairs, loss=mean_over_tokens, pool=check_pool, ranks=[1],
         only=["accumulation = big batch"],
     )  # fmt: skip
     assert report.cause is not None
     assert "mean over samples" in report.cause.remedy
 
 
-def test_a_model_whose_constructor_draws_without_the_seed_is_named(pool: Pool) -> None:
-    report = check(config(), model=unseeded, data=faults.Pairs, ranks=(1, 2), pool=pool, only=NAMES[:2])
+def test_a_model_whose_constructor_draws_without_the_seed_is_named(check_pool: Pool) -> None:
+    report = check(config(), model=unseeded, data=faults.Pairs, ranks=(1, 2), pool=check_pool, only=NAMES[:2])
     assert report.cause is not None
     assert report.cause.name == "same start on every rank"
     assert report.rows[1].status == "not run"
@@ -172,10 +165,10 @@ def unseeded() -> torch.nn.Module:
     return faults.Net()
 
 
-def test_mistakes_are_told_in_one_sentence(pool: Pool) -> None:
+def test_mistakes_are_told_in_one_sentence(check_pool: Pool) -> None:
     with pytest.raises(ConfigError, match="cannot be pickled"):
-        check(config(), model=lambda: faults.Net(), pool=pool)
+        check(config(), model=lambda: faults.Net(), pool=check_pool)
     with pytest.raises(ConfigError, match="did you mean 'same start on every rank'"):
-        check(config(), only=["same start on every rnk"], pool=pool)
+        check(config(), only=["same start on every rnk"], pool=check_pool)
     with pytest.raises(ConfigError, match="between 1 and 16"):
-        check(config(), ranks=[0], pool=pool)
+        check(config(), ranks=[0], pool=check_pool)

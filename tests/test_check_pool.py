@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,13 +14,8 @@ import torch
 import torch.distributed as dist
 
 from bigstep.check import Pool
+from bigstep.cli import main
 from bigstep.errors import RunError
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    with Pool(call_timeout_s=120) as shared:
-        yield shared
 
 
 def total() -> float:
@@ -45,10 +39,10 @@ def misbehave(rank: int, how: str) -> float:
     ("how", "words"),
     [("raise", "Rank 1 of 2: ZeroDivisionError: one over nothing"), ("die", "Rank 1 of 2: ended with status 7")],
 )
-def test_a_rank_that_fails_is_named_and_the_pool_goes_on(pool: Pool, how: str, words: str) -> None:
+def test_a_rank_that_fails_is_named_and_the_pool_goes_on(check_pool: Pool, how: str, words: str) -> None:
     with pytest.raises(RunError, match=words):
-        pool.run(2, misbehave, 1, how)
-    assert pool.run(2, total) == [2.0, 2.0]
+        check_pool.run(2, misbehave, 1, how)
+    assert check_pool.run(2, total) == [2.0, 2.0]
 
 
 def test_a_rank_that_hangs_is_ended_after_the_timeout() -> None:
@@ -87,10 +81,15 @@ def _gone(pid: int) -> bool:
     return state in "ZX"
 
 
-def test_the_command_fails_where_a_property_does() -> None:
+def test_the_command_fails_where_a_property_does(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     arguments = ["check", "onebit", "--ranks", "1,2", "--set", "exchange.error_feedback=false", "--json"]
-    done = subprocess.run([sys.executable, "-m", "bigstep", *arguments], capture_output=True, text=True, timeout=600)
-    assert done.returncode == 1, done.stderr
-    report = json.loads(done.stdout)
+    monkeypatch.setattr(sys, "argv", ["bigstep", *arguments])
+    with pytest.raises(SystemExit) as ending:
+        main()
+    said = capsys.readouterr()
+    assert ending.value.code == 1, said.err
+    report = json.loads(said.out)
     assert [row["name"] for row in report["rows"] if row["status"] == "fail"] == ["exchange = no exchange"]
-    assert "15/15" in done.stderr, "progress is told while it works"
+    assert "15/15" in said.err, "progress is told while it works"

@@ -38,6 +38,7 @@ from bigstep.records import read_run
 from test_async import ADAGRAD, Ninety, network, serial
 from test_async import SHARES as SERIAL_SHARES
 from test_async import order as serial_order
+from worlds import forked_context
 
 PATIENCE_S = 50
 
@@ -331,7 +332,7 @@ def test_a_run_killed_as_a_whole_goes_on_with_the_bits_of_one_that_was_not(
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the bits of a sum depend on the number of threads
     folder, model, data = tmp_path / "run", network(), Ninety()
-    run = multiprocessing.get_context("spawn").Process(target=run_to_the_gate, args=(folder, tmp_path / "gate"))
+    run = forked_context().Process(target=run_to_the_gate, args=(folder, tmp_path / "gate"))
     run.start()
     until(lambda: list(tmp_path.glob("waiting-*")))
     run.kill()
