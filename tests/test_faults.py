@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from bigstep import recipes
+from bigstep.config_text import apply_settings
 from bigstep.records import read_run
-from programs import STEPS, arguments, environment, rank_processes, sentences, start, wait_for_rows
+from bigstep.train import fit
+from programs import SETTINGS, STEPS, arguments, environment, rank_processes, sentences, start, wait_for_rows
+from worlds import World
 
 
 def finish(process: subprocess.Popen[str], seconds: float = 200) -> tuple[int, str, str]:
@@ -23,11 +31,17 @@ def finish(process: subprocess.Popen[str], seconds: float = 200) -> tuple[int, s
     return process.returncode, out, err
 
 
+def fit_whole(folder: Path, settings: list[str]) -> str:
+    """The run that nobody touches, on the ranks that call this."""
+    config = apply_settings(recipes.load("plain", "mini"), settings)
+    return fit(config, out=folder, device="cpu").weights_sha256
+
+
 @pytest.mark.timeout(400)
-def test_signals_to_the_launcher_save_and_the_resumed_run_has_the_same_bits(tmp_path: Path) -> None:
-    status, out, _ = finish(start(tmp_path / "whole", "--procs", "2"))
-    assert status == 0
-    whole = json.loads(out)
+def test_signals_to_the_launcher_save_and_the_resumed_run_has_the_same_bits(
+    world: Callable[[int], World], tmp_path: Path
+) -> None:
+    whole = world(2).run(fit_whole, tmp_path / "whole", SETTINGS)
     folder = tmp_path / "parts"
     for number, rows, more in ((signal.SIGINT, 15, []), (signal.SIGTERM, 45, ["--resume"])):
         process = start(folder, "--procs", "2", *more)
@@ -41,32 +55,12 @@ def test_signals_to_the_launcher_save_and_the_resumed_run_has_the_same_bits(tmp_
         assert said.endswith("; its state is saved: go on with --resume.")
     status, out, err = finish(start(folder, "--procs", "2", "--resume"))
     assert status == 0, err
-    assert json.loads(out)["weights_sha256"] == whole["weights_sha256"]
+    assert [json.loads(out)["weights_sha256"]] * 2 == whole
     losses = [(row["step"], row["loss"]) for row in read_run(folder).train]
     assert losses == [(row["step"], row["loss"]) for row in read_run(tmp_path / "whole").train]
 
 
-@pytest.mark.timeout(400)
-@pytest.mark.parametrize("stopped", [0, 1])
-def test_a_stopped_rank_is_named_with_its_step_and_the_exchange(tmp_path: Path, stopped: int) -> None:
-    timeout_s = 3
-    folder = tmp_path / "run"
-    process = start(folder, "--procs", "2", "--timeout", str(timeout_s))
-    wait_for_rows(process, folder, 10)
-    pid = rank_processes(process.pid)[stopped]
-    os.kill(pid, signal.SIGSTOP)
-    began = time.monotonic()
-    status, _, err = finish(process)
-    assert status == 1
-    (said,) = sentences(err)
-    assert f"rank {stopped} is silent, last heard of at step " in said
-    assert re.search(
-        r"exchange \(none\) of step \d+ failed|failed at step \d+ in (the sum of losses|a checkpoint)", said
-    )
-    # 2 s to look for dead processes, 2.5 s for signs of life, 10 s for a rank 0 that does not answer
-    assert time.monotonic() - began < timeout_s + 12 + 10 * (stopped == 0)
-    assert not Path(f"/proc/{pid}").exists(), "the stopped rank was left behind"
-
+TIMEOUT_S = 3
 
 STUCK = """
 import os, time
@@ -90,15 +84,65 @@ def pair():
 """
 
 
+@dataclass
+class Ending:
+    """How a run ended that had lost a rank, and when, counted from the loss."""
+
+    status: int
+    err: str
+    seconds: float
+    rank_is_left: bool
+
+
+def ending(process: subprocess.Popen[str], pid: int | None = None) -> Ending:
+    began = time.monotonic()
+    status, _, err = finish(process)
+    seconds = time.monotonic() - began
+    return Ending(status, err, seconds, pid is not None and Path(f"/proc/{pid}").exists())
+
+
+@pytest.fixture(scope="module")
+def endings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Ending]]:
+    """Runs of two ranks that lose one; each is started while those before it wait out their timeouts."""
+    place = tmp_path_factory.mktemp("lost")
+    more = ["--procs", "2", "--timeout", str(TIMEOUT_S)]
+    with ThreadPoolExecutor() as watchers:
+        watched = {}
+        for stopped in (0, 1):
+            folder = place / f"stopped-{stopped}"
+            process = start(folder, *more)
+            wait_for_rows(process, folder, 10)
+            pid = rank_processes(process.pid)[stopped]
+            os.kill(pid, signal.SIGSTOP)
+            watched[folder.name] = watchers.submit(ending, process, pid)
+        (place / "stuck.py").write_text(STUCK)
+        for setting in ("workers.count=4", "workers.local_batch=2", "data.loaders=0", "epochs=9"):
+            more += ["--set", setting]
+        stuck = start(place / "stuck", *more, "--data", "stuck:pair", cwd=place)
+        watched["stuck"] = watchers.submit(ending, stuck)
+        yield lambda name: watched[name].result()
+
+
 @pytest.mark.timeout(400)
-def test_a_stuck_rank_is_named_with_the_place_where_it_stands(tmp_path: Path) -> None:
-    (tmp_path / "stuck.py").write_text(STUCK)
-    more = ["--procs", "2", "--timeout", "3", "--data", "stuck:pair"]
-    for setting in ("workers.count=4", "workers.local_batch=2", "data.loaders=0", "epochs=9"):
-        more += ["--set", setting]
-    status, _, err = finish(start(tmp_path / "run", *more, cwd=tmp_path))
-    assert status == 1
-    (said,) = sentences(err)
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_stopped_rank_is_named_with_its_step_and_the_exchange(endings: Callable[[str], Ending], stopped: int) -> None:
+    ended = endings(f"stopped-{stopped}")
+    assert ended.status == 1
+    (said,) = sentences(ended.err)
+    assert f"rank {stopped} is silent, last heard of at step " in said
+    assert re.search(
+        r"exchange \(none\) of step \d+ failed|failed at step \d+ in (the sum of losses|a checkpoint)", said
+    )
+    # 2 s to look for dead processes, 2.5 s for signs of life, 10 s for a rank 0 that does not answer
+    assert ended.seconds < TIMEOUT_S + 12 + 10 * (stopped == 0)
+    assert not ended.rank_is_left, "the stopped rank was left behind"
+
+
+@pytest.mark.timeout(400)
+def test_a_stuck_rank_is_named_with_the_place_where_it_stands(endings: Callable[[str], Ending]) -> None:
+    ended = endings("stuck")
+    assert ended.status == 1
+    (said,) = sentences(ended.err)
     assert "rank 1 stands at step " in said
     assert "__getitem__ line " in said
 
@@ -126,14 +170,17 @@ def test_a_second_run_on_a_folder_gets_one_sentence_and_the_first_is_unharmed(tm
 
 
 @pytest.mark.timeout(400)
-def test_three_killed_ranks_do_not_stop_an_elastic_run_nor_change_its_path(tmp_path: Path) -> None:
-    script = Path(__file__).parent.parent / "benchmarks" / "faults" / "kills.py"
-    command = [sys.executable, str(script), "--kills", "3", "--a-run", "3", "--ranks", "2", "--out", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=380, env=environment())
-    assert done.returncode == 0, done.stdout + done.stderr
-    results = json.loads((tmp_path / "kills.json").read_text())
-    assert results["kills"] == 3
-    assert all(run["fault"] is None for run in results["runs"]), results
+def test_three_killed_ranks_do_not_stop_an_elastic_run_nor_change_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parent.parent / "benchmarks" / "faults")
+    import kills
+
+    fit_whole(tmp_path / "whole", kills.SETTINGS)
+    whole = kills.Whole(tmp_path / "whole", seconds=0.0)
+    run = kills.run_with_kills(tmp_path / "run", ranks=2, kills=3, whole=whole, chance=random.Random(0))
+    assert len(run["kills"]) == 3
+    assert run["fault"] is None, run
 
 
 @pytest.mark.timeout(400)

@@ -6,10 +6,12 @@ import hashlib
 import io
 import json
 import os
+import resource
 import subprocess
 import sys
 import tarfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,7 @@ from bigstep.errors import ConfigError, DataError
 from bigstep.records import locked, write_atomically
 from bigstep.train.checkpoint import load_checkpoint, save_checkpoint
 from programs import environment
+from worlds import World
 
 MUTATIONS = Path(__file__).parent.parent / "benchmarks" / "faults" / "mutations.py"
 
@@ -50,20 +53,27 @@ def test_a_checkpoint_that_would_unpack_to_more_than_it_is_is_refused(tmp_path: 
         load_checkpoint(sealed(tmp_path / "bomb.ckpt", packed.getvalue()))
 
 
-def test_a_checkpoint_as_large_as_the_disk_takes_no_memory(tmp_path: Path) -> None:
+def refusal_with_little_memory(path: Path, room_bytes: int) -> str:
+    held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (held + room_bytes, before[1]))
+    try:
+        with pytest.raises(MemoryError):
+            bytearray(path.stat().st_size)
+        with pytest.raises(DataError) as refusal:
+            load_checkpoint(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    return str(refusal.value)
+
+
+def test_a_checkpoint_as_large_as_the_disk_takes_no_memory(world: Callable[[int], World], tmp_path: Path) -> None:
     path = tmp_path / "step-000000001.ckpt"
     with open(path, "wb") as file:
         file.write(b"bigstep1" + bytes(32))
         file.truncate(2**30)  # a hole: nothing is written
-    program = (
-        "import resource, sys; from pathlib import Path; from bigstep.train.checkpoint import load_checkpoint\n"
-        "import bigstep.errors\n"
-        "held = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
-        "resource.setrlimit(resource.RLIMIT_AS, (held + 2**28, held + 2**28))\n"
-        "try:\n    load_checkpoint(Path(sys.argv[1]))\nexcept bigstep.errors.DataError as error:\n    print(error)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, timeout=60)
-    assert "its checksum does not match" in done.stdout, done.stderr
+    (said,) = world(1).run(refusal_with_little_memory, path, 2**28)
+    assert "its checksum does not match" in said
 
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(

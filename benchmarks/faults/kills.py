@@ -34,7 +34,7 @@ SETTINGS = [
 
 def command(folder: Path, *more: str) -> list[str]:
     settings = [part for setting in SETTINGS for part in ("--set", setting)]
-    program = [sys.executable, "-m", "bigstep", "train", "--device", "cpu", "--json"]
+    program = [sys.executable, "-m", "bigstep", "train", "--device", "cpu", "--json", "--no-report"]
     return [*program, "--out", str(folder), *settings, *more]
 
 
@@ -105,17 +105,21 @@ def run_with_kills(folder: Path, ranks: int, kills: int, whole: Whole, chance: r
 
 
 class Whole:
-    """The run that nobody touched, on one rank."""
+    """A finished run that nobody touched, on one rank."""
 
-    def __init__(self, folder: Path) -> None:
-        began = time.monotonic()
-        process = start(folder, folder.with_suffix(".log"))
-        out, _ = process.communicate(timeout=300)
-        assert process.returncode == 0, folder.with_suffix(".log").read_text()
-        self.seconds = time.monotonic() - began
-        self.result = json.loads(out)
-        self.losses = [row["loss"] for row in read_run(folder).train]
+    def __init__(self, folder: Path, seconds: float) -> None:
+        run = read_run(folder)
+        self.seconds, self.result = seconds, run.result
+        self.losses = [row["loss"] for row in run.train]
         self.weights = load_checkpoint(checkpoints(folder)[-1])["model"]
+
+
+def run_whole(folder: Path) -> Whole:
+    began = time.monotonic()
+    process = start(folder, folder.with_suffix(".log"))
+    process.communicate(timeout=300)
+    assert process.returncode == 0, folder.with_suffix(".log").read_text()
+    return Whole(folder, time.monotonic() - began)
 
 
 def wrong(status: int, out: str, folder: Path, whole: Whole) -> str | None:
@@ -168,7 +172,7 @@ def main() -> int:
     options = parser.parse_args()
     chance, sizes, runs = random.Random(options.seed), [int(size) for size in options.ranks.split(",")], []
     with tempfile.TemporaryDirectory(prefix="bigstep-kills-") as scratch:
-        whole = Whole(Path(scratch) / "whole")
+        whole = run_whole(Path(scratch) / "whole")
         done, tries = 0, 0
         while done < options.kills and tries < 2 * options.kills:
             size, folder = sizes[tries % len(sizes)], Path(scratch) / f"run-{tries}"

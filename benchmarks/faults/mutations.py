@@ -293,7 +293,8 @@ def judge(command: list[str], folder: Path) -> dict[str, Any]:
     return {"fault": None, "status": status, "said": sentence[0][:300] if sentence else "", "peak_mib": peak}
 
 
-def in_own_process(command: list[str], folder: Path) -> dict[str, Any]:
+def begin(command: list[str], folder: Path) -> tuple[int, int]:
+    """Start a case in a process of its own; return its number and where its judgement will come from."""
     receive, send = os.pipe()
     child = os.fork()
     if child == 0:
@@ -304,6 +305,11 @@ def in_own_process(command: list[str], folder: Path) -> dict[str, Any]:
             json.dump(judge(command, folder), pipe)
         os._exit(0)
     os.close(send)
+    return child, receive
+
+
+def end(child: int, receive: int) -> dict[str, Any]:
+    """Wait for a case and return its judgement."""
     with os.fdopen(receive) as pipe:
         text = pipe.read()
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -342,17 +348,21 @@ def main() -> int:
         base = Path(scratch) / "base"
         base.mkdir()
         lay_out(base)
-        kinds = [options.kind] if options.kind else list(CASES)
-        for number in range(options.cases):
-            kind, chance = kinds[number % len(kinds)], random.Random(options.seed * 1_000_000 + number)
-            folder = Path(scratch) / f"case-{number}"
-            folder.mkdir()
-            command, mutation = CASES[kind](base, folder, chance)
-            result = in_own_process(command, folder)
-            cases.append({"case": number, "kind": kind, "mutation": mutation, **result})
-            if result["fault"]:
-                print(f"case {number}, {kind}, {mutation}: {' '.join(command)}\n{result['fault']}", flush=True)
-            shutil.rmtree(folder)
+        kinds, at_once = [options.kind] if options.kind else list(CASES), len(os.sched_getaffinity(0))
+        for first in range(0, options.cases, at_once):
+            begun = []
+            for number in range(first, min(first + at_once, options.cases)):
+                kind, chance = kinds[number % len(kinds)], random.Random(options.seed * 1_000_000 + number)
+                folder = Path(scratch) / f"case-{number}"
+                folder.mkdir()
+                command, mutation = CASES[kind](base, folder, chance)
+                begun.append((number, kind, mutation, command, folder, begin(command, folder)))
+            for number, kind, mutation, command, folder, process in begun:
+                result = end(*process)
+                cases.append({"case": number, "kind": kind, "mutation": mutation, **result})
+                if result["fault"]:
+                    print(f"case {number}, {kind}, {mutation}: {' '.join(command)}\n{result['fault']}", flush=True)
+                shutil.rmtree(folder)
     faults = sum(case["fault"] is not None for case in cases)
     results = {"faults": faults, "seconds": time.monotonic() - began, "machine": describe_machine(), "cases": cases}
     options.out.mkdir(parents=True, exist_ok=True)
