@@ -100,6 +100,16 @@ def test_everything_that_was_recorded_is_drawn(tmp_path: Path) -> None:
     assert page.unpack("packed-plotly").startswith("/**\n* plotly.js")
 
 
+def test_a_study_of_batches_opens_with_accuracy_against_batch(tmp_path: Path) -> None:
+    for recipe, batches in {"plain": (16, 64, 128), "fujitsu": (15, 65, 130)}.items():
+        for batch in batches:
+            write_run(tmp_path / f"{recipe}-{batch}", recipe=recipe, local_batch=batch)
+    first = charts_of(study_of(gather([tmp_path])))[0]
+    assert first.key == "against-batch"
+    assert first.wide
+    assert first.figure["layout"]["xaxis"]["ticktext"] == ["120", "512", "1,024"]  # 128 would be written over 120
+
+
 def test_ranks_give_a_scaling_chart(tmp_path: Path) -> None:
     for ranks in (1, 2):
         write_run(tmp_path / str(ranks), ranks=ranks)

@@ -43,6 +43,7 @@ def charts_of(study: Study) -> list[Chart]:
                 "The batch, in images, that needs twice the fewest possible steps; far above it samples are wasted."),
     ]  # fmt: skip
     charts = [chart for chart in [*found, *more_charts(study)] if chart is not None]
+    charts.sort(key=lambda chart: not (chart.key == "against-batch" and chart.wide))  # what such a study is about
     narrow = [position for position, chart in enumerate(charts) if not chart.wide]
     if len(narrow) % 2:  # two stand side by side; the odd one takes the whole row
         charts[narrow[-1]] = replace(charts[narrow[-1]], wide=True)

@@ -118,10 +118,25 @@ def _against_batch(study: Study) -> Chart | None:
             line={"color": color, "dash": dash, "width": 2},
             hovertemplate=f"{safe(recipe)}<br>batch %{{x:,}}<br>%{{y:.2f}} %<extra></extra>",
         )
-    shown = sorted(ticks)[:: max(1, len(ticks) // 8)]
+    shown = _apart(sorted(ticks))
     made.update_xaxes(type="log", tickvals=shown, ticktext=[f"{tick:,.0f}" for tick in shown])
     caption = "How far each system can grow its batch before accuracy falls; whiskers span the seeds."
-    return Chart("against-batch", "Accuracy against batch", caption, made.to_plotly_json())
+    study_of_batches = len(shown) > 2  # then this is what the study is about
+    return Chart("against-batch", "Accuracy against batch", caption, made.to_plotly_json(), wide=study_of_batches)
+
+
+def _apart(values: list[float]) -> list[float]:
+    """Those of rising values whose labels do not run into one another on a logarithmic axis.
+
+    >>> _apart([120, 128, 512, 520, 1024])
+    [120, 512, 1024]
+    """
+    least = max(1.25, (values[-1] / values[0]) ** (1 / 12))
+    kept = values[:1]
+    for value in values[1:]:
+        if value >= least * kept[-1]:
+            kept.append(value)
+    return kept
 
 
 def _against_bytes(study: Study) -> Chart | None:
