@@ -31,9 +31,10 @@ from bigstep.report.table import to_markdown
 from bigstep.train import fit
 from bigstep.train.assemble import learning_rate
 
-# a network without batch norm on 2,400 images, 256 a step: a fraction of a second
+# a network without batch norm on 2,400 images, 256 a step in two forwards: a fraction of a second
 TINY = (
-    "model=mlp", "data.holdout=0.8", "data.augment=none", "workers.count=8", "lr.base=0.05", "evaluate_every=100",
+    "model=mlp", "data.holdout=0.8", "data.augment=none", "workers.count=2", "workers.local_batch=128", "lr.base=0.05",
+    "evaluate_every=100",
 )  # fmt: skip
 
 
@@ -70,6 +71,17 @@ def test_recipes_and_settings_narrow_a_suite() -> None:
     assert all((run.config().model, run.config().epochs) == ("mlp", 3) for run in runs)
     with pytest.raises(ConfigError, match="did you mean 'sony'"):
         planned_runs(SUITES["seeds"], Options(recipes=("sonny",)))
+
+
+def test_a_larger_preset_takes_the_recipes_that_have_it_with_batches_of_its_own() -> None:
+    options = Options(seeds=1, preset="cifar10")
+    assert {run.recipe for run in planned_runs(SUITES["seeds"], options)} == set(recipes.SYNCHRONOUS)
+    for run in planned_runs(SUITES["batch"], options):
+        config = run.config()
+        largest = max(stage.count * stage.local_batch for stage in (config.workers, *config.plan))
+        assert f"batch {largest}" == run.variant
+    with pytest.raises(ConfigError, match="no recipe of seeds has: cifar10, mini"):
+        planned_runs(SUITES["seeds"], Options(preset="cifar"))
 
 
 @pytest.mark.parametrize("recipe", recipes.SYNCHRONOUS)
@@ -208,7 +220,7 @@ def unfinish(folder: Path) -> None:
 
 def test_finished_runs_stay_an_unfinished_one_goes_on_and_a_crash_is_a_row(tmp_path: Path) -> None:
     done, cut = tiny("done"), tiny("cut", seed=1)
-    crash = tiny("crash", "workers.count=500")
+    crash = tiny("crash", "workers.count=125")
     fit(done.config(), out=tmp_path / done.name)
     fit(cut.config(), out=tmp_path / cut.name, max_steps=20)
     unfinish(tmp_path / cut.name)

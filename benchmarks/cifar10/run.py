@@ -69,9 +69,10 @@ LATER = "lr.schedule=[{shape: warmup, until: 2, start: 0.0, end: 1.0}, {shape: s
 LARGER, LIGHTER = "lr.saturation=8192", "optimizer.weight_decay=0.0001"
 TUNED = 14720
 """Workers of 32 that take 45,000 images in as many steps as 16,384 takes 50,000: three an epoch."""
+COUNT = TUNED // 32
 GROWING = (
-    f"workers.count={TUNED // 32}", "workers.local_batch=8",
-    f"plan=[{{epoch: 10, count: {TUNED // 32}, local_batch: 16}}, {{epoch: 20, count: {TUNED // 32}, local_batch: 32}}]",
+    f"workers.count={COUNT}", "workers.local_batch=8",
+    f"plan=[{{epoch: 10, count: {COUNT}, local_batch: 16}}, {{epoch: 20, count: {COUNT}, local_batch: 32}}]",
 )  # fmt: skip
 """How the presets of sony and google are now; in the search and in the other trials the number of workers grew."""
 TRIALS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -81,7 +82,7 @@ TRIALS: dict[str, dict[str, tuple[str, ...]]] = {
     "fujitsu": {"larger": (LARGER,), "warm-up 2": (_warmed(2, LINE),), "lighter": (LIGHTER,)},
     "fastai": {
         "larger": ("lr.saturation=4096",),
-        "grows once": (f"plan=[{{epoch: 21, count: {TUNED // 32}, local_batch: 32}}]",),
+        "grows once": (f"plan=[{{epoch: 21, count: {COUNT}, local_batch: 32}}]",),
         "lighter": (LIGHTER,),
     },
     "plain": {"warm-up 2": (_warmed(2, LINE),), "warm-up 10": (_warmed(10, LINE),), "lighter": (LIGHTER,)},

@@ -182,7 +182,7 @@ def bench(
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds for each setting; 3 unless --quick.")] = None,
     epochs: Annotated[float | None, typer.Option(help="Passes over the training set, the same for all.")] = None,
     recipes: Annotated[str, typer.Option(help="Only these, as in plain,sony.")] = "",
-    preset: Annotated[str, typer.Option(help="The preset of every recipe.")] = "mini",
+    preset: Annotated[str, typer.Option(help="The preset of every recipe; cifar10 for one GPU.")] = "mini",
     settings: Settings = None,
     tune: Annotated[int, typer.Option(min=0, help="Trials for each recipe first, judged on held-out images.")] = 0,
     procs: Annotated[int | None, typer.Option(min=1, help="Ranks of a synchronous run; one a GPU, or two.")] = None,
@@ -199,6 +199,7 @@ def bench(
         bigstep bench --quick                     # every recipe once, a few minutes on two cores
         bigstep bench seeds                       # three seeds each: medians, spread, what is sure
         bigstep bench ablation --recipes sony     # what each of its techniques brings
+        bigstep bench batch --preset cifar10      # on a GPU: larger network, images, batches
         bigstep bench mine.yaml                   # a list of {recipe, preset, set, seeds}
     """
     from bigstep.bench.command import bench_command, ranks_here

@@ -34,6 +34,23 @@ class Options:
     """By recipe, the settings that tuning chose."""
 
 
+@dataclass(frozen=True)
+class Scale:
+    """How large the runs of a preset are."""
+
+    epochs: float = 1.0
+    """Times the epochs of a suite."""
+    batches: tuple[int, ...] = (128, 512, 1024, 2048, 4096)
+    quick_batches: tuple[int, ...] = (256, 1024, 4096)
+    of_largest: bool = False
+    """Whether those are batches of a plan's largest stage, which must fit the data, and not of its first."""
+
+
+MINI = Scale()
+SCALES = {"cifar10": Scale(2.5, (512, 2048, 8192, 16384, 24992), (512, 4096, 16384), of_largest=True)}
+"""By preset, where not that of the embedded data: as many epochs as the preset has, and the batches of its images."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Suite:
     """A question, and the runs that answer it."""
@@ -60,7 +77,8 @@ def planned_runs(suite: Suite, options: Options) -> list[Planned]:
 
 def _run(suite: Suite, options: Options, recipe: str, label: str = "", *more: str, **fields: object) -> Planned:
     """One run under the suite's terms: the same samples for all, and the settings that were asked for."""
-    epochs = options.epochs or (suite.quick_epochs if options.quick else suite.epochs)
+    usual = suite.quick_epochs if options.quick else suite.epochs
+    epochs = options.epochs or usual * _scale(options).epochs
     asynchronous = recipe in recipes.ASYNCHRONOUS
     run = Planned(
         label=label or recipe,
@@ -77,8 +95,19 @@ def _base(suite: Suite, options: Options, recipe: str) -> RunConfig:
     return _run(suite, options, recipe).config()
 
 
+def _scale(options: Options) -> Scale:
+    return SCALES.get(options.preset, MINI)
+
+
 def _chosen(suite: Suite, options: Options) -> Iterable[str]:
-    return options.recipes or suite.recipes
+    """The recipes that were named, else those of the suite that have the preset."""
+    if options.recipes:
+        return options.recipes
+    found = [name for name in suite.recipes if options.preset in recipes.describe(name).presets]
+    if not found:
+        known = sorted({preset for name in suite.recipes for preset in recipes.describe(name).presets})
+        raise ConfigError(f"--preset is {options.preset!r}, which no recipe of {suite.name} has: {', '.join(known)}.")
+    return found
 
 
 def _seeds(suite: Suite, options: Options) -> list[Planned]:
@@ -90,31 +119,32 @@ def _seeds(suite: Suite, options: Options) -> list[Planned]:
 
 
 def _batch(suite: Suite, options: Options) -> list[Planned]:
-    batches = (256, 1024, 4096) if options.quick else (128, 512, 1024, 2048, 4096)
+    batches = _scale(options).quick_batches if options.quick else _scale(options).batches
     runs = []
     for recipe in _chosen(suite, options):
         base = _base(suite, options, recipe)
         runs += [
-            _run(suite, options, recipe, "", *batch_settings(base, batch), variant=f"batch {batch}")
+            _run(suite, options, recipe, "", *batch_settings(base, batch, _scale(options)), variant=f"batch {batch}")
             for batch in batches
         ]
     return runs
 
 
-def batch_settings(base: RunConfig, batch: int) -> list[str]:
+def batch_settings(base: RunConfig, batch: int, scale: Scale = MINI) -> list[str]:
     """Return the settings that give a recipe another batch, with its rate following by the rule of its optimizer.
 
     The local batch stays, since it decides the batch-norm statistics; workers are added. SGD's rate follows the batch
     linearly (Goyal et al. 2017), that of LARS and AdaGrad by the square root; at the recipe's own batch nothing
     changes.
     """
-    local, factor = base.workers.local_batch, batch / base.batch
-    settings = [f"workers.count={max(1, round(batch / local))}"]
+    stages = [base.workers, *base.plan] if scale.of_largest else [base.workers]
+    factor = batch / max(stage.count * stage.local_batch for stage in stages)
+    settings = [f"workers.count={max(1, round(base.workers.count * factor))}"]
     if base.plan:
-        stages = [dataclasses.asdict(stage) for stage in base.plan]
-        for stage in stages:
+        plan = [dataclasses.asdict(stage) for stage in base.plan]
+        for stage in plan:
             stage["count"] = max(1, round(stage["count"] * factor))
-        settings.append(f"plan={json.dumps(stages)}")
+        settings.append(f"plan={json.dumps(plan)}")
     if base.lr.scaling == "none":
         scaled = base.optimizer.name in ("lars", "adagrad") or base.optimizer.adagrad != "none"
         rule = "sqrt" if scaled else "linear"

@@ -35,9 +35,7 @@ class _Landing:
             place.copy_(copy)
 
 
-def post(
-    receives: Sequence[Letter], sends: Sequence[Letter], group: dist.ProcessGroup, tag: int
-) -> Sequence[Waitable]:
+def post(receives: Sequence[Letter], sends: Sequence[Letter], group: dist.ProcessGroup, tag: int) -> Sequence[Waitable]:
     """Start these messages and return what to wait for; empty tensors are not sent.
 
     Every receive is posted before the first send: Gloo tells a peer that it may send in the same stream that carries
