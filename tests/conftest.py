@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 
 # before torch is imported, here and in every process that a test starts: two spinning threads a process would make a
@@ -17,6 +19,12 @@ from worlds import Pool, World
 
 if TYPE_CHECKING:
     from bigstep.check import Pool as CheckPool
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported, which lives as long as the session, out of every later garbage collection."""
+    gc.freeze()
+    atexit.register(gc.unfreeze)  # else extension modules tell of what they find not taken apart
 
 
 @pytest.fixture(scope="session")

@@ -84,7 +84,9 @@ def _gone(pid: int) -> bool:
 def test_the_command_fails_where_a_property_does(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["check", "onebit", "--ranks", "1,2", "--set", "exchange.error_feedback=false", "--json"]
+    arguments = ["check", "onebit", "--ranks", "1,2", "--json"]
+    for setting in ("exchange.error_feedback=false", "model=mlp"):
+        arguments += ["--set", setting]
     monkeypatch.setattr(sys, "argv", ["bigstep", *arguments])
     with pytest.raises(SystemExit) as ending:
         main()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import gc
 import json
 import os
@@ -187,5 +186,3 @@ def test_the_collector_rests_while_a_command_imports_torch(monkeypatch: pytest.M
         assert not gc.isenabled()
     assert gc.isenabled()
     assert gc.get_freeze_count() > before
-    atexit.unregister(gc.unfreeze)
-    gc.unfreeze()
