@@ -37,7 +37,7 @@ FREE, LOCKED, ROUND_ROBIN = 0, 1, 2
 
 # places in the control block, 128 bytes apart so that no two share a cache line or its prefetched neighbour
 LOCK, TICKET, TURN, MERGE, CONTROL_SIZE = 0, 16, 32, 48, 64
-CHUNK = 512  # examples that a free-running thread claims at once: 30 to 130 us between two merges, which take a few
+CHUNK = 2048  # examples that a free-running thread claims at once: 100 to 500 us between two merges, which take a few
 WATCH_EVERY = 64  # every 64th position is watched for conflicts
 LARGE = 1e250  # 2 more factors than this would still be a float64
 AHEAD = 4  # examples between prefetch and use: about 400 ns, a few times the latency of memory

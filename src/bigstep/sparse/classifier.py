@@ -68,7 +68,7 @@ class HogwildClassifier(Estimator):
     the order alone and so needs no shared state, where the paper divides each coordinate's decay by its degree and
     applies it when the coordinate is met; both have the same mean. Additions to shared weights are plain ones (one may
     be lost), where the paper asks for compare-exchange. The intercept and the most frequent features, which nearly
-    every example would fight for, are added to the shared weights once in 512 examples; on small sets more often, 16
+    every example would fight for, are added to the shared weights once in 2,048 examples; on small sets more often, 32
     times an epoch and thread.
     """
 
