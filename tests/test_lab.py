@@ -92,6 +92,15 @@ def test_links_are_as_fast_as_asked(tmp_path: Path, uplink: Any) -> None:
     assert 14e6 < between < 23e6
 
 
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_links_change_their_speed_while_hosts_are_at_work(tmp_path: Path, nodes: int) -> None:
+    with Lab(2, "10mbit", nodes=nodes, rate_between="10mbit" if nodes > 1 else "") as lab:
+        for command in (each for host in lab.commands_for("100mbit", "100mbit") for each in host):
+            subprocess.run(command, check=True)
+        # headers cost 4-5 %, and the machine may be busy
+        assert 50e6 < stream(lab, tmp_path, to=1, size=6_000_000) < 108e6
+
+
 def test_collectives_put_the_bytes_of_the_wire_table_on_real_links(tmp_path: Path) -> None:
     script = tmp_path / "exchange.py"
     script.write_text(EXCHANGE)

@@ -120,6 +120,32 @@ def test_a_slow_network_leaves_only_the_first_bucket_waiting() -> None:
     assert max(end for _, end in run_tasks(tasks)) == pytest.approx(first_ready + links + tasks[-1].seconds)
 
 
+@pytest.mark.parametrize("collective", ["ring", "halving", "gather"])
+@pytest.mark.parametrize("bandwidth", [1e7, 1e8, 1e10])
+def test_buckets_in_flight_equal_their_closed_form(collective: str, bandwidth: float) -> None:
+    cluster = flat(8).with_bandwidth(bandwidth)
+    codec = "onebit" if collective == "gather" else "none"
+    for bucket in (0.1, 4, 1000):
+        method = Method(collective=collective, codec=codec, bucket_mb=bucket, in_flight=True)
+        slowest = 1 + cluster.jitter * expected_maximum(8)
+        expected = closed_form(RESNET, cluster, devices=8, local_batch=8, method=method, slowest=slowest)
+        found = predict(RESNET, cluster, devices=8, local_batch=8, method=method)
+        assert found.step_s == pytest.approx(expected, rel=1e-12)
+
+
+def test_buckets_in_flight_wait_for_the_rounds_of_the_last_one_only() -> None:
+    cluster = flat(8).with_bandwidth(1e7)
+    in_turn, together = (
+        Method(collective="halving", bucket_mb=4),
+        Method(collective="halving", bucket_mb=4, in_flight=True),
+    )
+    phases = [exchange_phases("halving", 4 * bucket.values, cluster, 8) for bucket in make_buckets(RESNET, 4)]
+    rounds = [sum(phase.rounds_s for phase in bucket) for bucket in phases]
+    assert rounds[0] == pytest.approx(6 * 20e-6)  # 2 log2 8 rounds of 20 us
+    steps = [predict(RESNET, cluster, devices=8, local_batch=8, method=method).step_s for method in (in_turn, together)]
+    assert steps[0] - steps[1] == pytest.approx(sum(rounds[:-1]), rel=1e-6)
+
+
 def test_pipelined_levels_are_never_slower_and_never_faster_than_the_busier_one() -> None:
     cluster = flat(8, devices_per_node=4, inside={"bandwidth_gbyte_s": 2, "latency_us": 3})
     serial = Method(collective="torus", bucket_mb=4, grid=(4, 8))

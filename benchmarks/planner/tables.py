@@ -84,6 +84,27 @@ def local_table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def crossover_table(result: dict[str, Any]) -> str:
+    lines = [
+        "| 1-bit against | model | hosts | buckets | dense, 1-bit ms at Mbit/s | measured Mbit/s | predicted | error |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for found in result["crossovers"]:
+        curve = "; ".join(
+            f"{dense:.1f}, {onebit:.1f} at {rate:g}"
+            for rate, dense, onebit in zip(found["rates_mbit_s"], found["dense_ms"], found["onebit_ms"], strict=True)
+        )
+        measured, predicted = (
+            f"{found[key]:.0f}" if found[key] else "none" for key in ("measured_mbit_s", "predicted_mbit_s")
+        )
+        error = f"{100 * found['error']:+.1f} %" if found["error"] is not None else ""
+        lines.append(
+            f"| {found['dense']} | {found['model']} | {found['world']} | {found['bucket_mb']:g} MB | {curve} | "
+            f"{measured} | {predicted} | {error} |"
+        )
+    return "\n".join(lines)
+
+
 def fill(text: str, tables: dict[str, str]) -> str:
     for name, table in tables.items():
         start, end = f"<!-- generated: {name} -->", f"<!-- end: {name} -->"
@@ -95,12 +116,14 @@ def fill(text: str, tables: dict[str, str]) -> str:
 
 def main() -> None:
     rows = check_rows()
+    local = json.loads(LOCAL.read_text(encoding="utf-8"))
     tables = {
         "summary": summary_table(rows),
         "validation": validation_table(rows),
         "sensitivity": sensitivity_table(),
         "constants": constants_table(),
-        "local": local_table(json.loads(LOCAL.read_text(encoding="utf-8"))),
+        "local": local_table(local),
+        "crossover": crossover_table(local),
     }
     DOCUMENT.write_text(fill(DOCUMENT.read_text(encoding="utf-8"), tables), encoding="utf-8")
 

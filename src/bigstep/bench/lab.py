@@ -170,7 +170,7 @@ class Lab:
                 _run("ip", "-n", switch, "link", "add", f"up{node}", "type", "veth", "peer", "name", f"down{node}")
                 for end, master in ((f"up{node}", bridge), (f"down{node}", "core")):
                     _run("ip", "-n", switch, "link", "set", end, "master", master, "up")
-                    _limit(switch, end, self.rate_between)
+                    _run(*_limit(switch, end, self.rate_between))
         for host in range(self.hosts):
             self._build_host(host, switch, bridges[host // self.hosts_per_node if shared else 0])
 
@@ -182,13 +182,33 @@ class Lab:
         _run("ip", "-n", space, "addr", "add", f"{self.addresses[host]}/16", "dev", "eth0")
         _run("ip", "-n", space, "link", "set", "lo", "up")
         _run("ip", "-n", space, "link", "set", "eth0", "up")
-        if self.nodes > 1 and self.uplink == "own":
+        commands = self._speed(host, self.rate, self.rate_between)
+        if self._two_levels:
             own_node = f"10.77.{host // self.hosts_per_node}.0/24"
-            _limit_two_levels(space, "eth0", ("dst", own_node), self.rate, self.rate_between)
-            _limit_two_levels(switch, port, ("src", own_node), self.rate, self.rate_between)
-        else:
-            _limit(space, "eth0", self.rate)
-            _limit(switch, port, self.rate)
+            for place, match in (((space, "eth0"), ("dst", own_node)), ((switch, port), ("src", own_node))):
+                before, after = _two_levels(*place, match)
+                commands = [before, *commands, after]
+        for command in commands:
+            _run(*command)
+
+    @property
+    def _two_levels(self) -> bool:
+        return self.nodes > 1 and self.uplink == "own"
+
+    def commands_for(self, rate: str, rate_between: str = "") -> list[list[list[str]]]:
+        """For each host the commands that give its link other speeds, in both directions; root may run them anywhere.
+
+        With a shared uplink only `rate` can change.
+        """
+        return [self._speed(host, rate, rate_between) for host in range(self.hosts)]
+
+    def _speed(self, host: int, rate: str, rate_between: str) -> list[list[str]]:
+        """What sets a host's link to these speeds, and may be run again with others."""
+        ends = ((self._host(host), "eth0"), (f"{self._name}-switch", f"p{host}"))
+        if not self._two_levels:
+            return [_limit(*end, rate) for end in ends]
+        classes = (("1:10", rate), ("1:20", rate_between))
+        return [_limit_class(*end, number, speed) for end in ends for number, speed in classes]
 
 
 def bits_per_second(rate: str) -> float:
@@ -220,21 +240,28 @@ def burst_bytes(rate: str) -> int:
     return max(65536, int(bits_per_second(rate) / 8 * 0.002))
 
 
-def _limit(space: str, device: str, rate: str) -> None:
+def _limit(space: str, device: str, rate: str) -> list[str]:
     """One rate for everything that leaves by this device; 100 ms of queue."""
     shaper = ("tbf", "rate", rate, "burst", str(burst_bytes(rate)), "latency", "100ms")
-    _run("tc", "-n", space, "qdisc", "add", "dev", device, "root", *shaper)
+    return ["tc", "-n", space, "qdisc", "replace", "dev", device, "root", *shaper]
 
 
-def _limit_two_levels(space: str, device: str, near: tuple[str, str], rate: str, rate_between: str) -> None:
-    """`rate` for what goes to (dst) or comes from (src) the own node, `rate_between` for everything else."""
-    tc = ("tc", "-n", space)
-    _run(*tc, "qdisc", "add", "dev", device, "root", "handle", "1:", "htb", "default", "20")
-    for number, speed in (("1:10", rate), ("1:20", rate_between)):
-        burst = ("burst", str(burst_bytes(speed)), "cburst", str(burst_bytes(speed)), "quantum", "60000")
-        _run(*tc, "class", "add", "dev", device, "parent", "1:", "classid", number, "htb", "rate", speed, *burst)
+def _limit_class(space: str, device: str, number: str, rate: str) -> list[str]:
+    """One rate for what belongs to a class of this device."""
+    burst = str(burst_bytes(rate))
+    shaper = ("htb", "rate", rate, "burst", burst, "cburst", burst, "quantum", "60000")
+    return ["tc", "-n", space, "class", "replace", "dev", device, "parent", "1:", "classid", number, *shaper]
+
+
+def _two_levels(space: str, device: str, near: tuple[str, str]) -> tuple[list[str], list[str]]:
+    """Two classes: 1:10 for what goes to (dst) or comes from (src) the own node, 1:20 for everything else.
+
+    Returns:
+        What makes room for the classes, and what sorts packets into them once they are there.
+    """
+    root = ["tc", "-n", space, "qdisc", "add", "dev", device, "root", "handle", "1:", "htb", "default", "20"]
     match = ("protocol", "ip", "u32", "match", "ip", *near, "flowid", "1:10")
-    _run(*tc, "filter", "add", "dev", device, "parent", "1:", *match)
+    return root, ["tc", "-n", space, "filter", "add", "dev", device, "parent", "1:", *match]
 
 
 def _wait(processes: Sequence[subprocess.Popen[bytes]], timeout: float) -> tuple[int, str] | None:

@@ -6,32 +6,30 @@ All ranks share the machine's cores, so everything is measured with all of them 
 from __future__ import annotations
 
 import json
+import os
+import statistics
 from typing import Any
 
 from bigstep.bench import lab_host
 from bigstep.bench.lab import Lab, bits_per_second, burst_bytes
-from bigstep.bench.local_grid import Network, case
+from bigstep.bench.local_grid import Network
 from bigstep.bench.probe_links import fit_cost, without_codec
 from bigstep.plan.cluster import Cluster
-from bigstep.plan.local import predict_run
+from bigstep.plan.local import last_exchange_s
 
-__all__ = ["PAYLOAD", "as_cluster", "describe_run", "layout", "measure_machine", "run_in_lab", "with_constants"]
+__all__ = ["PAYLOAD", "as_cluster", "describe_run", "layout", "measure_world", "own_times", "relief", "with_constants"]
 
 FREE = "20gbit"
 """A rate that no rank of one machine reaches."""
 UNLIMITED = {"rate_mbit_s": 1e6, "inside_mbit_s": 1e6, "burst_byte": 0.0, "inside_burst_byte": 0.0}
 """How that rate is predicted: what it lets through at once is more than any message."""
-FREE_STEPS = {"mlp": 40, "resnet9": 20}
 HALVES = ("fp16", "bf16")
 PAYLOAD = 1448 / 1514
 """Share of an Ethernet frame that TCP with time stamps carries, as shapers count frames."""
-
-
-def run_in_lab(network: dict[str, Any], cases: list[dict[str, Any]]) -> list[Any]:
-    """What the first host of a laboratory says of each case."""
-    with Lab(**network) as lab:
-        answers: list[list[Any]] = lab.run(lab_host.__file__, json.dumps(cases), timeout=300)
-    return answers[0]
+TURNS = 6
+"""How often all runs of a world are repeated, in turns."""
+FREE_STEPS = 8
+"""Steps of each turn on unlimited links: more than at any other speed, since all predictions rest on them."""
 
 
 def layout(network: dict[str, Any]) -> str:
@@ -39,62 +37,111 @@ def layout(network: dict[str, Any]) -> str:
     return f"{network['hosts']}x{network.get('nodes', 1)}"
 
 
-def measure_machine(name: str, networks: list[Network], quick: bool) -> dict[str, Any]:
-    """Costs of collectives, codecs and models in one world, and one step of each model and method, unlimited.
+def measure_world(networks: list[Network], quick: bool) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Measure the machine and all runs of the networks of one world.
+
+    One laboratory serves all of them. First come the costs of collectives, codecs and models on links that limit
+    nothing. Then all runs take turns, at one speed after another, and with them the same steps on unlimited links.
 
     Args:
-        name: Of the world, as `layout` gives it.
-        networks: Of the grid; those of this world say which models and methods are needed.
-        quick: Fewer repetitions.
+        networks: Of one world, hence with the same hosts and nodes.
+        quick: One turn.
 
     Returns:
-        `collectives` and `codecs` as a cluster file has them, `workloads` as a workload file has them, and `own_s`: the
-        seconds of a step that are not the network's, by model and method. `own_s` is what makes the prediction for
-        unlimited links equal the step measured there; it covers compute, hooks, threads and whatever of the codec and
-        of the copying competes with compute for the cores.
+        The machine, and the runs as `describe_run` has them. The machine has `collectives` and `codecs` as a cluster
+        file has them, `workloads` as a workload file has them, and in `free` the steps on unlimited links, by model
+        and method.
     """
-    mine = [(network, cases) for network, cases in networks if layout(network) == name]
-    wanted = {_method(each): each for _, cases in mine for each in cases if each["codec"] not in HALVES}
-    models = sorted({each["model"] for each in wanted.values() if each["kind"] == "sync"})
-    probes: list[dict[str, Any]] = [{"kind": "codecs"}, {"kind": "collectives", "repeats": 3 if quick else 9}]
-    probes += [{**case("ring", "none", model), "kind": "workload"} for model in models]
-    probes += [{**each, "steps": 5 if quick else FREE_STEPS.get(each["model"], 15)} for each in wanted.values()]
-    free = {"hosts": mine[0][0]["hosts"], "rate": FREE}
-    if mine[0][0].get("nodes", 1) > 1:
-        free |= {"nodes": mine[0][0]["nodes"], "rate_between": FREE}
-    codecs, points, *found = run_in_lab(free, probes)
+    free = {"hosts": networks[0][0]["hosts"], "rate": FREE}
+    if networks[0][0].get("nodes", 1) > 1:
+        free |= {"nodes": networks[0][0]["nodes"], "rate_between": FREE}
+    wanted = {_method(each): each for _, cases in networks for each in cases if each["codec"] not in HALVES}
+    models = {_model(each): each for each in wanted.values() if each["kind"] == "sync"}
+    probes: list[dict[str, Any]] = [{"kind": "codecs"}, {"kind": "collectives", "repeats": 3 if quick else 15}]
+    probes += [{**each, "kind": "workload", "steps": 5 if quick else 15} for each in models.values()]
+    unlimited = [
+        each | {"steps": each["steps"] if quick else max(FREE_STEPS, each["steps"])} for each in wanted.values()
+    ]
+    turns = [(free, unlimited), *networks]
+    with Lab(**free) as lab:
+        groups = [
+            [{"kind": "links", "commands": lab.commands_for(net["rate"], net.get("rate_between", ""))}, *cases]
+            for net, cases in turns
+        ]
+        probes.append({"kind": "turns", "groups": groups, "count": 1 if quick else TURNS})
+        answers = lab.run(lab_host.__file__, json.dumps(probes), timeout=600)
+    codecs, points, *workloads, steps = answers[0]
     points["gather"] = without_codec(points["gather"], codecs["onebit"])
     machine: dict[str, Any] = {
+        "cores": os.cpu_count() or 1,
+        "ranks": free["hosts"],
         "collectives": {name: fit_cost(name, timed, free["hosts"]) for name, timed in points.items()},
         "codecs": codecs,
-        "workloads": dict(zip(models, found, strict=False)),
-        "free_s": {key: step["seconds"] for key, step in zip(wanted, found[len(models) :], strict=True)},
-        "own_s": {},
+        "workloads": dict(zip(models, workloads, strict=True)),
+        "free": {
+            key: describe_run(free, each, found) | UNLIMITED | {"exposed_s": quartiles([s[-1] for s in found])[0]}
+            for (key, each), found in zip(wanted.items(), steps[0][1:], strict=True)
+        },
     }
-    for key, each in wanted.items():
-        seconds = machine["free_s"][key]
-        run = with_constants(describe_run(free, each, seconds) | UNLIMITED, machine)
-        machine["own_s"][key] = _own_seconds(run, as_cluster(machine), seconds)
-    return machine
+    runs = [
+        describe_run(network, each, its_steps)
+        for (network, cases), (_, *found) in zip(networks, steps[1:], strict=True)
+        for each, its_steps in zip(cases, found, strict=True)
+    ]
+    return machine, runs
+
+
+def _model(each: dict[str, Any]) -> str:
+    """What the layers' times depend on."""
+    return f"{each['model']}, {each['bucket_mb']:g} MB"
 
 
 def _method(each: dict[str, Any]) -> str:
     """What a rank's own time depends on; half precision has it from float32, and its casts from the codec's speed."""
-    codec = "none" if each["codec"] in HALVES else each["codec"]
-    return f"{each['model']} {each.get('collective', 'server')} {codec}"
+    if each["kind"] == "server":
+        return f"{each['model']}, server"
+    return f"{_model(each)}, {each['collective']} {'none' if each['codec'] in HALVES else each['codec']}"
 
 
-def _own_seconds(run: dict[str, Any], machine: Cluster, seconds: float) -> float:
-    """The rank's own time at which a run is predicted to take `seconds`; the prediction grows with it."""
-    low, high = 0.0, seconds
-    for _ in range(40):
-        middle = (low + high) / 2
-        low, high = (middle, high) if predict_run(run | {"compute_s": middle}, machine) < seconds else (low, middle)
-    return high
+def own_times(machine: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """What a step takes beside the network, by model and method, from the steps on unlimited links.
+
+    Until the last gradient, `free_s - exposed_s - after`: the measured layers, and what of the exchange competed with
+    them for the cores; `after` is what followed the last gradient where buckets came back at once. Behind the last
+    exchange, `after` and what that exchange took beyond its prediction: its codec and its threads wait for cores too.
+
+    Returns:
+        `compute_s` (all of it), `after_s` (what is behind the last exchange), `free_s` (the step on unlimited links).
+    """
+    cluster, found = as_cluster(machine), {}
+    for key, run in machine["free"].items():
+        found[key] = {"free_s": run["seconds"], "compute_s": 0.0}
+        if run["kind"] == "sync":
+            given = with_constants(run, machine, {})
+            after = given["workload"]["optimizer_us"] / 1e6
+            beyond = max(0.0, run["exposed_s"] * relief(machine) - last_exchange_s(given, cluster))
+            own = max(0.0, run["seconds"] - run["exposed_s"]) + beyond
+            found[key] |= {"compute_s": own, "after_s": after + beyond}
+    return found
 
 
-def describe_run(network: dict[str, Any], each: dict[str, Any], seconds: float, spread: float = 0.0) -> dict[str, Any]:
-    """A run as `bigstep.plan.local` reads it, still without the machine's constants."""
+def relief(machine: dict[str, Any]) -> float:
+    """How much cheaper the exchange's software is where links are the bottleneck: cores / ranks, at most 1.
+
+    It was measured while all ranks wanted the cores. Ranks that wait for bytes leave the cores to one another.
+    """
+    return min(1.0, float(machine["cores"]) / float(machine["ranks"]))
+
+
+def quartiles(values: list[float]) -> list[float]:
+    """The three; a run is judged by the first, since other programs and TCP's tests of a link only lengthen steps."""
+    return statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
+
+
+def describe_run(network: dict[str, Any], each: dict[str, Any], steps: list[list[float]]) -> dict[str, Any]:
+    """A run as `bigstep.plan.local` reads it, still without the machine's constants; `steps` as a host returns them."""
+    times = [step[0] for step in steps]
+    first, _, third = quartiles(times)
     nodes = network.get("nodes", 1)
     rate = network.get("rate_between") or network["rate"]
     server = each["kind"] == "server"
@@ -112,20 +159,25 @@ def describe_run(network: dict[str, Any], each: dict[str, Any], seconds: float, 
         "inside_mbit_s": bits_per_second(network["rate"]) / 1e6 if nodes > 1 else 0,
         "burst_byte": burst_bytes(rate),
         "inside_burst_byte": burst_bytes(network["rate"]),
-        "seconds": seconds,
-        "spread": spread,
+        "seconds": first,
+        "spread": third - first,
+        "steps_ms": [round(1e3 * seconds, 2) for seconds in times],
     }
 
 
-def with_constants(run: dict[str, Any], machine: dict[str, Any]) -> dict[str, Any]:
-    """The run with the layers of its model and the rank's own time, as measured on this machine."""
-    layers = machine["workloads"].get(run["model"]) if run["kind"] == "sync" else None
-    return run | {"workload": layers, "compute_s": machine["own_s"].get(_method(run), 0.0)}
+def with_constants(run: dict[str, Any], machine: dict[str, Any], own: dict[str, dict[str, float]]) -> dict[str, Any]:
+    """The run with the layers of its model and the rank's own times (`own_times`), as measured on this machine."""
+    layers = machine["workloads"].get(_model(run)) if run["kind"] == "sync" else None
+    return run | {"workload": layers} | own.get(_method(run), {"compute_s": 0.0})
 
 
 def as_cluster(machine: dict[str, Any]) -> Cluster:
     """The machine as the planner reads one; runs bring the rates of their links."""
-    link = {"bandwidth_gbit_s": 1, "efficiency": PAYLOAD, "gap_us": 0, **machine["collectives"]["ring"]}
+    collectives = {
+        name: cost | {"latency_us": cost["latency_us"] * relief(machine)}
+        for name, cost in machine["collectives"].items()
+    }
+    link = {"bandwidth_gbit_s": 1, "efficiency": PAYLOAD, "gap_us": 0, **collectives["ring"]}
     mapping = {
         "nodes": 1,
         "devices_per_node": 1,
@@ -133,7 +185,7 @@ def as_cluster(machine: dict[str, Any]) -> Cluster:
         "device": {"memory_gib": 16, "memory_bandwidth_gbyte_s": 10, "sustained_tflop_s": 0.01},
         "inside": link,
         "between": dict(link),
-        "collectives": machine["collectives"],
+        "collectives": collectives,
         "codecs": machine["codecs"],
     }
     return Cluster.from_mapping(mapping, "laboratory")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bigstep.plan.workload import Layer, Workload
 
-__all__ = ["measure_workload"]
+__all__ = ["as_it_is_trained", "measure_workload"]
 
 
 @dataclass
@@ -72,6 +72,27 @@ def measure_workload(model: nn.Module, sample: Tensor, *, name: str, samples: in
                 backward_s=last.backward_s + own.backward_s,
             )
     return Workload(name=name, layers=tuple(layers), samples=samples, measured_batch=batch, optimizer_s=update)
+
+
+def as_it_is_trained(workload: Workload, forward_s: float, backward_s: float, after_s: float) -> Workload:
+    """Scale the layers' times to those of whole steps under DDP; `after_s` is all that follows the last gradient.
+
+    DDP copies gradients into its buckets as they come and out of them at the end. The former lengthens the backward
+    pass; the latter waits for the exchange, as the update does, and is counted with it.
+
+    >>> layers = (Layer(name="a", shapes=((8, 8),), forward_s=1.0, backward_s=3.0),
+    ...           Layer(name="b", shapes=((8, 8),), forward_s=3.0, backward_s=3.0))
+    >>> trained = as_it_is_trained(Workload(name="two", layers=layers, optimizer_s=0.1), 8.0, 9.0, 2.0)
+    >>> [(layer.forward_s, layer.backward_s) for layer in trained.layers], trained.optimizer_s
+    ([(2.0, 4.5), (6.0, 4.5)], 2.0)
+    """
+    forward = forward_s / sum(layer.forward_s for layer in workload.layers)
+    backward = backward_s / sum(layer.backward_s for layer in workload.layers)
+    layers = tuple(
+        replace(layer, forward_s=layer.forward_s * forward, backward_s=layer.backward_s * backward)
+        for layer in workload.layers
+    )
+    return replace(workload, layers=layers, optimizer_s=after_s)
 
 
 def _record(model: nn.Module, sample: Tensor) -> list[_Leaf]:

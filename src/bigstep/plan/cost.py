@@ -6,7 +6,7 @@ share their rate. By symmetry one rank (or one leader) stands for all, so 65,536
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from bigstep.errors import ConfigError, nearest
@@ -27,6 +27,8 @@ class Phase:
     rounds: int
     bytes_sent: float
     seconds: float
+    rounds_s: float
+    """Those of the seconds in which messages wait for one another and no byte holds the links."""
 
 
 def exchange_seconds(
@@ -108,8 +110,9 @@ def exchange_phases(
     return [phase for phase in phases if phase.rounds]
 
 
-def _seconds(link: Link, rounds: float, bytes_sent: float, rate: float) -> float:
-    return link.start_s + rounds * link.latency_s + bytes_sent / min(rate, link.copy_byte_s)
+def _phase(level: Literal["inside", "between"], link: Link, rounds: int, bytes_sent: float, rate: float) -> Phase:
+    waiting = link.start_s + rounds * link.latency_s
+    return Phase(level, rounds, bytes_sent, waiting + bytes_sent / min(rate, link.copy_byte_s), waiting)
 
 
 def _ring(n: float, ranks: int, per_node: int, cluster: Cluster, *, flows: int, senders: int, nodes: int = 0) -> Phase:
@@ -117,15 +120,19 @@ def _ring(n: float, ranks: int, per_node: int, cluster: Cluster, *, flows: int, 
     traffic = collective_traffic("ring", n, ranks)
     crossed = -(-ranks // per_node) if ranks > 1 else 1
     if crossed == 1:
-        return Phase("inside", traffic.messages, traffic.bytes_sent,
-                     _seconds(cluster.inside, traffic.messages, traffic.bytes_sent, cluster.inside.rate))  # fmt: skip
+        return _phase("inside", cluster.inside, traffic.messages, traffic.bytes_sent, cluster.inside.rate)
     rate = cluster.node_rate(nodes or crossed, senders) / flows
     outer = min(traffic.messages, 2 * crossed) if per_node > 1 else traffic.messages
     if per_node > 1:
         rate = min(rate, cluster.inside.rate)
-    seconds = _seconds(cluster.between, outer, traffic.bytes_sent, rate)
-    return Phase("between", traffic.messages, traffic.bytes_sent,
-                 seconds + (traffic.messages - outer) * cluster.inside.latency_s)  # fmt: skip
+    crossing = _phase("between", cluster.between, outer, traffic.bytes_sent, rate)
+    within = (traffic.messages - outer) * cluster.inside.latency_s
+    return replace(
+        crossing,
+        rounds=traffic.messages,
+        seconds=crossing.seconds + within,
+        rounds_s=crossing.rounds_s + within,
+    )
 
 
 def _hierarchical(n: float, k: int, m: int, cluster: Cluster) -> list[Phase]:
@@ -134,31 +141,26 @@ def _hierarchical(n: float, k: int, m: int, cluster: Cluster) -> list[Phase]:
     assert inner is not None
     assert outer is not None
     # the leader also receives n(k-1)/k when its group gathers: every round of the four moves n/k
-    inside = _seconds(cluster.inside, inner.messages, inner.messages * n / k, cluster.inside.rate)
-    between = _seconds(cluster.between, outer.messages, outer.bytes_sent, cluster.between.rate)
+    inside = _phase("inside", cluster.inside, inner.messages, inner.messages * n / k, cluster.inside.rate)
     return [
-        Phase("inside", inner.messages, inner.bytes_sent, inside),
-        Phase("between", outer.messages, outer.bytes_sent, between),
+        replace(inside, bytes_sent=inner.bytes_sent),
+        _phase("between", cluster.between, outer.messages, outer.bytes_sent, cluster.between.rate),
     ]
 
 
 def _halving(n: float, k: int, m: int, cluster: Cluster) -> list[Phase]:
     """Neighbours first, so that only 1/(nodes of a rack) of the bytes leave a rack."""
     inner, outer = collective_traffic("halving", n, k), collective_traffic("halving", n / k, m)
-    inside = _seconds(cluster.inside, inner.messages, inner.bytes_sent, cluster.inside.rate)
     rack = cluster.nodes_per_rack or m
     near = min(m, 1 << (rack.bit_length() - 1))
     far_bytes = 2 * n / k * max(0.0, 1 / near - 1 / m)
     near_rate = min(cluster.node_rate(1, 0) / k, cluster.between.copy_byte_s)
     far_rate = min(cluster.node_rate(m, cluster.nodes_per_rack) / k, cluster.between.copy_byte_s)
-    between = (
-        _seconds(cluster.between, outer.messages, 0.0, 1.0)
-        + max(0.0, outer.bytes_sent - far_bytes) / near_rate
-        + far_bytes / far_rate
-    )
+    between = _phase("between", cluster.between, outer.messages, 0.0, 1.0)
+    held = max(0.0, outer.bytes_sent - far_bytes) / near_rate + far_bytes / far_rate
     return [
-        Phase("inside", inner.messages, inner.bytes_sent, inside),
-        Phase("between", outer.messages, outer.bytes_sent, between),
+        _phase("inside", cluster.inside, inner.messages, inner.bytes_sent, cluster.inside.rate),
+        replace(between, bytes_sent=outer.bytes_sent, seconds=between.seconds + held),
     ]
 
 
@@ -169,22 +171,15 @@ def _gather(n: float, devices: int, k: int, m: int, cluster: Cluster) -> Phase:
     wire = (traffic.bytes_sent - outside) / cluster.inside.rate
     if m > 1:
         wire = max(wire, outside * k / cluster.node_rate(m, cluster.nodes_per_rack))
-    seconds = (
-        link.start_s
-        + traffic.messages * link.latency_s
-        + 2 * (devices - 1) * link.gap_s
-        + max(wire, traffic.bytes_sent / link.copy_byte_s)
-    )
-    return Phase("between" if m > 1 else "inside", traffic.messages, traffic.bytes_sent, seconds)
+    waiting = link.start_s + traffic.messages * link.latency_s + 2 * (devices - 1) * link.gap_s
+    seconds = waiting + max(wire, traffic.bytes_sent / link.copy_byte_s)
+    return Phase("between" if m > 1 else "inside", traffic.messages, traffic.bytes_sent, seconds, waiting)
 
 
 def _switch(n: float, k: int, m: int, cluster: Cluster) -> list[Phase]:
     """Each device sends its 1/k of the sum up the tree of switches once, and receives it once, at the same time."""
     inner = collective_traffic("ring", n, k)
-    inside = _seconds(cluster.inside, inner.messages, inner.bytes_sent, cluster.inside.rate)
-    phases = [Phase("inside", inner.messages, inner.bytes_sent, inside)]
+    phases = [_phase("inside", cluster.inside, inner.messages, inner.bytes_sent, cluster.inside.rate)]
     if m > 1:
-        share = n / k
-        between = _seconds(cluster.between, 2, share, cluster.node_rate(m, 1) / k)
-        phases.append(Phase("between", 2, share, between))
+        phases.append(_phase("between", cluster.between, 2, n / k, cluster.node_rate(m, 1) / k))
     return phases

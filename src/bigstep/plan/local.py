@@ -1,28 +1,30 @@
 """Hold the planner to measured runs on shaped links: the constants of the machine from a probe, nothing from the runs.
 
 A measured run is a mapping: `name`, `kind` (sync or server), `model` (or a workload file), `world`, `rate_mbit_s` and
-`seconds` (median of a step, or of one update of the server), and where they apply `ranks_per_node`, `inside_mbit_s`,
+`seconds` (of a step, or of one update of the server), and where they apply `ranks_per_node`, `inside_mbit_s`,
 `collective`, `codec`, `grid`, `bucket_mb`, `overlap`, `local_batch`, `servers`, `workload` (a measured one, as in a
-workload file), `compute_s` (all of a step that is the rank's own, over which the workload's times are spread) and
-`burst_byte`, `inside_burst_byte` (what a shaper lets through at once after a pause).
+workload file), `compute_s` (all of a step that is the rank's own, over which the workload's times are spread),
+`after_s` (the part of it that follows the exchange; by default the workload's update), `free_s` (the step on links that
+limit nothing, which no slower link can beat) and `burst_byte`, `inside_burst_byte` (what a shaper lets through at once
+after a pause).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bigstep.errors import DataError
 from bigstep.plan.cluster import Cluster
 from bigstep.plan.cost import Phase
-from bigstep.plan.method import Method
+from bigstep.plan.method import Method, codec_seconds, make_buckets
 from bigstep.plan.server import predict_server
 from bigstep.plan.simulate import Prediction, exchanges, predict
 from bigstep.plan.workload import Workload
 
-__all__ = ["compare_runs", "crossing_rate", "predict_run"]
+__all__ = ["compare_runs", "crossing_rate", "last_exchange_s", "meeting_rate", "predict_run"]
 
 _REQUIRED = ("name", "model", "world", "rate_mbit_s", "seconds")
 
@@ -37,61 +39,89 @@ def predict_run(run: Mapping[str, Any], machine: Cluster) -> float:
     missing = [field for field in _REQUIRED if field not in run]
     if missing:
         raise DataError(f"The measured run {run.get('name', '')!r} lacks {missing[0]!r}; measure it again.")
-    per_node = int(run.get("ranks_per_node", 1))
-    world = int(run["world"])
-    inside = machine.inside
-    if run.get("inside_mbit_s"):
-        inside = dataclasses.replace(inside, bandwidth_byte_s=run["inside_mbit_s"] * 1e6 / 8)
-    cluster = dataclasses.replace(
-        machine.with_bandwidth(run["rate_mbit_s"] * 1e6 / 8),
-        nodes=-(-world // per_node),
-        devices_per_node=per_node,
-        adapters_per_node=int(run.get("adapters_per_node", 1)),
-        inside=inside,
-    )
-    local_batch = float(run.get("local_batch", 1))
-    workload = Workload.load(str(run["model"]))
-    if run.get("workload"):
-        workload = _scaled(Workload.from_mapping(dict(run["workload"]), str(run["name"])), float(run["compute_s"]))
-    elif "compute_s" in run:
-        compute_s = max(float(run["compute_s"]), 1e-9)
-        speed = workload.step_flops * local_batch / compute_s
-        cluster = dataclasses.replace(cluster, device=dataclasses.replace(cluster.device, flop_s=speed, launch_s=0.0))
-        workload = dataclasses.replace(workload, measured_batch=0, optimizer_s=1e-9)
+    workload, cluster = _given(run, machine)
+    world, local_batch = int(run["world"]), float(run.get("local_batch", 1))
     if run.get("kind") == "server":
         found = predict_server(workload, cluster, workers=world, local_batch=local_batch,
                                servers=int(run.get("servers", 1)), codec=str(run.get("codec", "none")))  # fmt: skip
         return 1 / found.updates_s
+    method = _method(run)
+    step = predict(workload, cluster, devices=world, local_batch=local_batch, method=method)
+    bursts = {"between": float(run.get("burst_byte", 0.0)), "inside": float(run.get("inside_burst_byte", 0.0))}
+    saved = _burst_seconds(step, exchanges(workload, cluster, world, method), cluster, bursts)
+    fastest = predict(workload, _unlimited(cluster), devices=world, local_batch=local_batch, method=method)
+    return max(step.step_s - saved, fastest.step_s, float(run.get("free_s", 0.0)))
+
+
+def last_exchange_s(run: Mapping[str, Any], machine: Cluster) -> float:
+    """Predict what the last bucket's exchange takes, decoding included: what follows the last gradient at least."""
+    workload, cluster = _given(run, machine)
+    method, world = _method(run), int(run["world"])
+    last = make_buckets(workload, method.bucket_mb)[-1]
+    _, decode = codec_seconds(method.codec, last.values, cluster, world)
+    return decode + sum(phase.seconds for phase in exchanges(workload, cluster, world, method)[-1])
+
+
+def _method(run: Mapping[str, Any]) -> Method:
     grid = run.get("grid")
-    method = Method(
+    return Method(
         collective=str(run.get("collective", "ring")),
         codec=str(run.get("codec", "none")),
         grid=(int(grid[0]), int(grid[1])) if grid else None,
         bucket_mb=float(run.get("bucket_mb", 25)),
         overlap=bool(run.get("overlap", True)),
         pipelined=bool(run.get("pipelined", False)),
+        in_flight=bool(run.get("in_flight", False)),
     )
-    step = predict(workload, cluster, devices=world, local_batch=local_batch, method=method)
-    bursts = {"between": float(run.get("burst_byte", 0.0)), "inside": float(run.get("inside_burst_byte", 0.0))}
-    saved = _burst_seconds(step, exchanges(workload, cluster, world, method), cluster, bursts)
-    return step.step_s - min(saved, step.split["exchange"])  # what compute hides cannot be saved as well
 
 
-def _scaled(workload: Workload, own_s: float) -> Workload:
-    """The same workload with times that add up to `own_s`, the update's among them.
+def _given(run: Mapping[str, Any], machine: Cluster) -> tuple[Workload, Cluster]:
+    """The run's model with the times it has on this machine, and the machine with the run's links."""
+    per_node = int(run.get("ranks_per_node", 1))
+    inside = machine.inside
+    if run.get("inside_mbit_s"):
+        inside = dataclasses.replace(inside, bandwidth_byte_s=run["inside_mbit_s"] * 1e6 / 8)
+    cluster = dataclasses.replace(
+        machine.with_bandwidth(run["rate_mbit_s"] * 1e6 / 8),
+        nodes=-(-int(run["world"]) // per_node),
+        devices_per_node=per_node,
+        adapters_per_node=int(run.get("adapters_per_node", 1)),
+        inside=inside,
+    )
+    if run.get("workload"):
+        workload = Workload.from_mapping(dict(run["workload"]), str(run["name"]))
+        return _scaled(workload, float(run["compute_s"]), float(run.get("after_s", workload.optimizer_s))), cluster
+    workload = Workload.load(str(run["model"]))
+    if "compute_s" in run:
+        compute_s = max(float(run["compute_s"]), 1e-9)
+        speed = workload.step_flops * float(run.get("local_batch", 1)) / compute_s
+        cluster = dataclasses.replace(cluster, device=dataclasses.replace(cluster.device, flop_s=speed, launch_s=0.0))
+        workload = dataclasses.replace(workload, measured_batch=0, optimizer_s=1e-9)
+    return workload, cluster
+
+
+def _unlimited(cluster: Cluster) -> Cluster:
+    fast = {
+        name: dataclasses.replace(getattr(cluster, name), bandwidth_byte_s=math.inf) for name in ("inside", "between")
+    }
+    return dataclasses.replace(cluster, **fast)
+
+
+def _scaled(workload: Workload, own_s: float, after_s: float) -> Workload:
+    """The same workload with times that add up to `own_s`, `after_s` of them after the exchange.
 
     What goes beyond the measured layers comes with the exchange, and no exchange is under way in the forward pass: it
     lengthens the backward pass. Where `own_s` is less, all times shrink alike.
     """
     forward, backward = (sum(getattr(layer, name) for layer in workload.layers) for name in ("forward_s", "backward_s"))
-    measured = forward + backward + workload.optimizer_s
+    measured = forward + backward + after_s
     shrunk = min(1.0, max(own_s, 1e-9) / measured)
     longer = 1 + max(0.0, own_s - measured) / backward
     layers = tuple(
         dataclasses.replace(layer, forward_s=layer.forward_s * shrunk, backward_s=layer.backward_s * shrunk * longer)
         for layer in workload.layers
     )
-    return dataclasses.replace(workload, layers=layers, optimizer_s=workload.optimizer_s * shrunk)
+    return dataclasses.replace(workload, layers=layers, optimizer_s=after_s * shrunk)
 
 
 def _burst_seconds(
@@ -106,7 +136,7 @@ def _burst_seconds(
     """
     busy = {"inside": 0.0, "between": 0.0}
     for phase in (phase for bucket in buckets for phase in bucket):
-        busy[phase.level] += phase.seconds
+        busy[phase.level] += phase.seconds - phase.rounds_s
     pauses = {
         "between": [step.step_s - busy["between"]],
         "inside": [step.step_s - step.exchange_s, busy["between"]] if busy["inside"] else [],
@@ -164,3 +194,19 @@ def crossing_rate(rates: Sequence[float], plain: Sequence[float], compressed: Se
         return None
     (low, high), (first, second) = rates[count - 1 : count + 1], gaps[count - 1 : count + 1]
     return math.exp(math.log(low) + (math.log(high) - math.log(low)) * first / (first - second))
+
+
+def meeting_rate(saved: Callable[[float], float], low: float = 1.0, high: float = 1e6) -> float | None:
+    """The rate at which what compression saves, a function of the rate, comes down to nothing; None if it does not.
+
+    >>> round(meeting_rate(lambda rate: 100 / rate - 0.25), 3)
+    400.0
+    >>> meeting_rate(lambda rate: 100 / rate + 0.25) is None
+    True
+    """
+    if not saved(low) > 0 > saved(high):
+        return None
+    for _ in range(50):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if saved(middle) > 0 else (low, middle)
+    return math.sqrt(low * high)

@@ -164,8 +164,12 @@ def step_tasks(
         after = start if method.overlap else backward_end
         for phase in exchange_phases(method.collective, bucket.encoded(method.codec), cluster, devices, method.grid):
             resource = phase.level if method.pipelined else "links"
-            tasks.append(Task("exchange", resource, phase.seconds, (after,)))
+            apart = phase.rounds_s if method.in_flight else 0.0
+            tasks.append(Task("exchange", resource, phase.seconds - apart, (after,)))
             after = len(tasks) - 1
+            if apart:  # a resource of its own: nothing else waits for these rounds
+                tasks.append(Task("rounds", f"rounds {after}", apart, (after,)))
+                after += 1
         if decode:  # results are unpacked after the backward pass, in order
             tasks.append(Task("codec", "device", decode, (after, *finals[-1:], backward_end)))
             after = len(tasks) - 1
@@ -184,6 +188,9 @@ def closed_form(
 
         e_j = max(e_{j-1}, r_j) + c_j        f_j = max(f_{j-1}, e_j, backward) + d_j        step = f_last + update
 
+    Buckets in flight together hold the links for their bytes alone: c_j is then without the seconds a_j of rounds, and
+    f_j = max(f_{j-1}, e_j + a_j, backward) + d_j.
+
     Without decoding that is max over j of (r_j + c_j + c_{j+1} + ...), and never less than the backward pass.
     """
     times = [(f * slowest, b * slowest) for f, b in workload.times(cluster.device, local_batch)]
@@ -194,12 +201,13 @@ def closed_form(
         now += sum(backward for _, backward in times[bucket.layer : above]) + encode
         above = bucket.layer
         phases = exchange_phases(method.collective, bucket.encoded(method.codec), cluster, devices, method.grid)
-        links.append((now, sum(phase.seconds for phase in phases), decode))
+        rounds = sum(phase.rounds_s for phase in phases) if method.in_flight else 0.0
+        links.append((now, sum(phase.seconds for phase in phases) - rounds, rounds, decode))
     backward = now + sum(backward for _, backward in times[:above])
     end, done = 0.0, backward
-    for ready, seconds, decode in links:
+    for ready, seconds, rounds, decode in links:
         end = max(end, ready if method.overlap else backward) + seconds
-        done = max(done, end) + decode
+        done = max(done, end + rounds) + decode
     return done + optimizer_seconds(workload, cluster.device, method.optimizer)
 
 

@@ -146,11 +146,16 @@ def _render_local(result: dict[str, Any], console: Console) -> None:
         f"{100 * summary['worst_error']:.1f} %[/bold]"
     )
     for found in result.get("crossovers", []):
-        measured, predicted = (
-            f"{found[key]:.0f} Mbit/s" if found[key] else "no crossing"
-            for key in ("measured_mbit_s", "predicted_mbit_s")
-        )
-        console.print(
-            f"1-bit against the float32 ring, {found['model']} on {found['hosts']} hosts: measured {measured}, "
-            f"predicted {predicted}"
-        )
+        console.print(local_crossover_sentence(found))
+
+
+def local_crossover_sentence(found: dict[str, Any]) -> str:
+    """Where 1-bit and a dense exchange take equally long on shaped links, measured and predicted."""
+    measured, predicted = (
+        f"{found[key]:.0f} Mbit/s" if found[key] else "none" for key in ("measured_mbit_s", "predicted_mbit_s")
+    )
+    error = f" ({100 * found['error']:+.1f} %)" if found["error"] is not None else ""
+    return (
+        f"Crossover of 1-bit and the {found['dense']} exchange, {found['model']} on {found['world']} hosts, buckets of "
+        f"{found['bucket_mb']:g} MB: measured {measured}, predicted {predicted}{error}"
+    )
