@@ -1,17 +1,21 @@
-"""Tables from the book of runs: `python benchmarks/cifar10/summary.py` writes results/summary.md.
+"""Tables and the figure from the book of runs: `python benchmarks/cifar10/summary.py` writes results/summary.md.
 
 Only what was run stands in them; a cell without a run is empty, and the number of seeds stands beside each figure.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import statistics
 from pathlib import Path
 from typing import Any
 
+from figure import draw
 from runs import BATCHES
 
+from bigstep.plan.accuracy import fit_law
 from bigstep.recipes import SYNCHRONOUS
 
 HERE = Path(__file__).parent / "results"
@@ -55,10 +59,60 @@ def accuracy_table(rows: list[dict[str, Any]]) -> list[str]:
     """The table of systems and batches on the test set."""
     lines = ["| system | " + " | ".join(f"{batch:,}" for batch in BATCHES) + " |", "|---" * (len(BATCHES) + 1) + "|"]
     for recipe in SYNCHRONOUS:
-        cells = [percent(named(rows, "table", recipe, str(batch))) for batch in BATCHES]
+        same = "lars" if recipe == "tencent" else recipe  # one rank exchanges nothing, and that is where they differ
+        cells = [percent(named(rows, "table", same, str(batch))) for batch in BATCHES]
         if any(cells):
             lines.append(f"| {recipe} | " + " | ".join(cells) + " |")
     return lines
+
+
+def tune_list(rows: list[dict[str, Any]]) -> list[str]:
+    """The second look: three other settings at three steps an epoch, one after the other."""
+    found = [row for row in named(rows, "tune") if row["accuracy"] is not None]
+    return [f"- {row['name'][5:].rsplit(' seed ', 1)[0]}: {100 * row['accuracy']:.2f}" for row in found]
+
+
+def codes_list(rows: list[dict[str, Any]]) -> list[str]:
+    """1-bit codes on four ranks beside the dense runs of the table."""
+    lines = []
+    for recipe in ("plain", "onebit"):
+        coded, dense = named(rows, "codes", recipe, "2048"), named(rows, "table", recipe, "2048")
+        if coded and dense:
+            lines.append(f"- {recipe}: {percent(coded)} with codes, {percent(dense)} dense")
+    return lines
+
+
+def epochs_to(rows: list[dict[str, Any]], target: float) -> list[tuple[int, float]]:
+    """Batch and epochs at which `lars` reaches the target, read on logarithmic scales of epochs and error.
+
+    Between the two lengths around the target, or beyond the longest where it is missed by less than half a point.
+    """
+    lengths: dict[int, dict[float, float]] = {}
+    for row in (*named(rows, "law", "lars"), *named(rows, "table", "lars")):
+        if row["seed"] == 0:
+            lengths.setdefault(int(row["name"].split()[2]), {})[row["epochs"]] = row["accuracy"]
+    points = []
+    for batch, reached in sorted(lengths.items()):
+        errors = [(math.log(epochs), math.log(1 - reached[epochs])) for epochs in sorted(reached)]
+        goal = math.log(1 - target)
+        for (x0, y0), (x1, y1) in itertools.pairwise(errors):
+            if y0 >= goal >= y1 or (x1 == errors[-1][0] and math.exp(y1) < 1 - target + 0.005):
+                points.append((batch, math.exp(x0 + (x1 - x0) * (y0 - goal) / (y0 - y1))))
+                break
+    return points
+
+
+def law_list(rows: list[dict[str, Any]]) -> list[str]:
+    """The law of epochs against batch, and the noise scale beside its critical batch."""
+    points = epochs_to(rows, 0.9)
+    law = fit_law(points, 90.0, "lars")
+    ends = [(row["name"], row["noise"][-1][1]) for row in named(rows, "law", "lars") if "512 " not in row["name"]]
+    return [
+        "- epochs to 90 %: " + ", ".join(f"{epochs:.1f} at {batch:,}" for batch, epochs in points),
+        f"- E = {law.base_epochs:.2f} + {law.slope:.5f} B, off by {law.worst_residual:.1f} epochs at most; "
+        f"critical batch {law.critical_batch:,.0f}",
+        "- noise scale at the end: " + ", ".join(f"{scale:,} ({name})" for name, scale in ends),
+    ]
 
 
 def main() -> None:
@@ -80,6 +134,17 @@ def main() -> None:
         if kinds:
             text += ["", f"## {title}", ""]
             text += [f"- {kind}: {percent(named(rows, kind, 'seed'))}" for kind in kinds]
+    if named(rows, "tune"):
+        text += [
+            "",
+            "## A second look at 14,720: three steps an epoch of 45,000 images, percent of held-out images",
+            "",
+        ]
+        text += tune_list(rows)
+    text += ["", "## 1-bit codes, four ranks that share the GPU, batch 2,048", "", *codes_list(rows)]
+    if named(rows, "law"):
+        text += ["", "## Epochs against batch (`lars`, one seed)", "", *law_list(rows)]
+    draw(rows, HERE.parents[2] / "docs" / "tour" / "cifar10.svg")
     (HERE / "summary.md").write_text("\n".join(text) + "\n")
 
 

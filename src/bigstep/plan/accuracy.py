@@ -15,7 +15,7 @@ from statistics import fmean, geometric_mean
 from bigstep.errors import ConfigError
 from bigstep.records import Run, read_run
 
-__all__ = ["IMAGENET_LARS", "ConvergenceLaw", "fit_law", "law_from_noise", "law_from_runs"]
+__all__ = ["IMAGENET_LARS", "LAWS", "ConvergenceLaw", "fit_law", "law_from_noise", "law_from_runs"]
 
 NOISE_LAW_REACH = 4.0
 """How far from the noise scale, up and down, a law drawn from it alone may be used: beyond it steps hardly change."""
@@ -150,11 +150,10 @@ def law_from_runs(folders: Iterable[Path], target: float) -> ConvergenceLaw:
 
 
 def _noise_scale(run: Run) -> float | None:
-    """The gradient noise scale over a whole run; None where it was not recorded."""
-    told = run.result.get("noise_scale")
-    recorded = [told] if told is not None else [row.get("noise_scale") for row in run.train]
+    """The gradient noise scale at the end of a run; None where it was not recorded."""
+    recorded = [row.get("noise_scale") for row in run.train] + [run.result.get("noise_scale")]
     scales = [scale for scale in recorded if isinstance(scale, int | float) and scale > 0]
-    return geometric_mean(scales) if scales else None
+    return scales[-1] if scales else None
 
 
 def _run_folders(folder: Path) -> list[Path]:
@@ -169,5 +168,12 @@ MLPERF_EPOCHS = (
 )  # fmt: skip
 """Batch and epochs to 75.9 % of NVIDIA's closed-division ResNet-50 submissions, MLPerf Training v2.0 to v4.0."""
 
+CIFAR10_EPOCHS = ((512, 6.5), (2048, 10.7), (8192, 26.7), (16384, 49.1))
+"""Batch and epochs to 90 % of the test images: recipe lars, preset cifar10, read between runs of two lengths each."""
+
 IMAGENET_LARS = fit_law(MLPERF_EPOCHS, 75.9, "MLPerf Training v2.0-v4.0 logs, tuned LARS, ResNet-50 on ImageNet")
 """The frontier of tuned LARS: momentum, warm-up and decay were tuned anew for each batch."""
+CIFAR10_LARS = fit_law(CIFAR10_EPOCHS, 90.0, "benchmarks/cifar10, recipe lars on CIFAR-10, one H200")
+"""One rule of the batch for all of them, one seed."""
+LAWS = {"resnet50": IMAGENET_LARS, "resnet9": CIFAR10_LARS}
+"""The laws that ship, by workload."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bigstep.errors import ConfigError, nearest
-from bigstep.plan.accuracy import IMAGENET_LARS, ConvergenceLaw, law_from_runs
+from bigstep.plan.accuracy import LAWS, ConvergenceLaw, law_from_runs
 from bigstep.plan.cluster import Cluster
 from bigstep.plan.cost import PLANNED_COLLECTIVES
 from bigstep.plan.crossover import find_crossover
@@ -114,19 +114,20 @@ def choose_law(workload: Workload, target: float, runs: Sequence[Path]) -> Conve
         if not target:
             raise ConfigError("A law fitted to own runs needs --target, the accuracy in percent they are read at.")
         return law_from_runs(runs, target)
-    if workload.name != "resnet50":
+    law = LAWS.get(workload.name)
+    if law is None:
         if target:
             raise ConfigError(
                 f"No law of epochs against batch is known for {workload.name}; give run folders with --runs, or drop "
                 "--target."
             )
         return None
-    if target > IMAGENET_LARS.target:
+    if target > law.target:
         raise ConfigError(
-            f"target is {target:g}, but the law for resnet50 ends at {IMAGENET_LARS.target} %; lower it, or fit your "
+            f"target is {target:g}, but the law for {workload.name} ends at {law.target} %; lower it, or fit your "
             "own runs with --runs."
         )
-    return IMAGENET_LARS
+    return law
 
 
 def _within_budget(

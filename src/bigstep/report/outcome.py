@@ -51,7 +51,7 @@ class Outcome:
     """Seconds that 1,000 images take, by part."""
     bytes_sent: float | None
     noise_scale: float | None
-    """Gradient noise scale over the run, in samples."""
+    """Gradient noise scale at the end of the run, in samples."""
     hardware: str
     evaluations: list[dict[str, Any]]
     train: list[dict[str, Any]]

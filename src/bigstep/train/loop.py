@@ -197,12 +197,10 @@ def _advise(parts: Parts, step: Step, where: dict[str, Any], is_last: bool, list
     unasked = noise.told or where["epoch"] < parts.config.epochs / 4
     if not noise.settled or (unasked and not is_last):
         return
-    # where the batch changes on the way, what counts is how far the scale has come by now
-    scale = noise.value if parts.config.plan else noise.typical
-    sentence = advice(scale, step.workers, step.local_batch)
+    sentence = advice(noise.value, step.workers, step.local_batch)
     if sentence is not None:
         noise.told = True
-        listener.note(sentence, step=where["step"], noise_scale=scale)
+        listener.note(sentence, step=where["step"], noise_scale=noise.value)
 
 
 def set_rates(parts: Parts, step: Step) -> float:

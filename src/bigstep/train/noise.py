@@ -47,14 +47,13 @@ class NoiseScale:
 
     Reference: McCandlish et al., An Empirical Model of Large-Batch Training, 2018, appendix A.1.
 
-    Differs from the paper: `typical` sums a run up in one number.
+    Differs from the paper: none known.
     """
 
     def __init__(self) -> None:
         self.count = 0
         """Measurements so far."""
         self._signal = self._noise = 0.0
-        self._logs, self._known = 0.0, 0
         self.told = False
         """Whether advice was given during the run."""
 
@@ -74,19 +73,11 @@ class NoiseScale:
         self._signal = DECAY * self._signal + (1 - DECAY) * signal
         self._noise = DECAY * self._noise + (1 - DECAY) * noise
         self.count += 1
-        if self.value is not None:
-            self._logs += math.log(max(self.value, 1.0))  # no batch is smaller than one sample
-            self._known += 1
 
     @property
     def value(self) -> float | None:
         """The noise scale now, in samples; None as long as noise hides the gradient, or nothing was measured."""
         return max(self._noise, 0.0) / self._signal if self._signal > 0 else None
-
-    @property
-    def typical(self) -> float | None:
-        """The geometric mean of `value` over the run, which grows by orders of magnitude as the loss falls."""
-        return math.exp(self._logs / self._known) if self._known else None
 
     @property
     def settled(self) -> bool:
@@ -99,15 +90,13 @@ class NoiseScale:
             "count": self.count,
             "signal": self._signal,
             "noise": self._noise,
-            "logs": self._logs,
-            "known": self._known,
             "told": self.told,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Carry on from `state_dict`."""
-        self.count, self._known, self.told = int(state["count"]), int(state["known"]), bool(state["told"])
-        self._signal, self._noise, self._logs = float(state["signal"]), float(state["noise"]), float(state["logs"])
+        self.count, self.told = int(state["count"]), bool(state["told"])
+        self._signal, self._noise = float(state["signal"]), float(state["noise"])
 
 
 def advice(noise_scale: float | None, workers: int, local_batch: int) -> str | None:

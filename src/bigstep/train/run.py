@@ -320,7 +320,7 @@ def _result(parts: Parts, ending: Ending, order: Order) -> dict[str, Any]:
         "weights_sha256": digest,
         "run": str(order.folder),
         "skipped_steps": parts.skipped,
-        "noise_scale": parts.noise.typical,
+        "noise_scale": None if parts.noise.value is None else max(parts.noise.value, 1.0),  # a sample at least
     }
 
 
