@@ -182,6 +182,22 @@ def test_more_ranks_than_workers_is_refused(
         assemble(config, Ranks(rank=0, size=3, device=torch.device("cpu")))
 
 
+def test_a_gpu_is_given_to_several_ranks_only_if_they_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from bigstep.errors import ConfigError
+    from bigstep.train.ranks import joined_ranks
+
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match="--device shared was given, but torch sees no GPU"), joined_ranks("shared"):
+        pass
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ConfigError, match="has 1 GPU.* or use --device shared or cpu"), joined_ranks("cuda"):
+        pass
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_without_permission_is_refused(bigstep: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
     (tmp_path / "locked").mkdir(mode=0o500)

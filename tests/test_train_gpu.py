@@ -98,7 +98,7 @@ def test_ranks_that_share_a_gpu_train_as_they_do_on_the_cpu(settings, tmp_path) 
     import subprocess
     import sys
 
-    sets = [word for setting in ("model=mlp", "checkpoint.every=9", *settings) for word in ("--set", setting)]
+    sets = [word for setting in ("model=mlp", "lr.base=0.02", *settings) for word in ("--set", setting)]
     for device in ("cpu", "shared"):
         command = [sys.executable, "-m", "bigstep", "train", "plain", "--procs", "2", "--device", device, *sets]
         subprocess.run([*command, "--epochs", "1", "--json", "--out", tmp_path / device], check=True, timeout=120)

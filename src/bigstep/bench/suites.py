@@ -137,8 +137,8 @@ def batch_settings(base: RunConfig, batch: int, scale: Scale = MINI) -> list[str
     linearly (Goyal et al. 2017), that of LARS and AdaGrad by the square root; at the recipe's own batch nothing
     changes.
     """
-    stages = [base.workers, *base.plan] if scale.of_largest else [base.workers]
-    factor = batch / max(stage.count * stage.local_batch for stage in stages)
+    stages = [stage.count * stage.local_batch for stage in base.plan] if scale.of_largest else []
+    factor = batch / max([base.batch, *stages])
     settings = [f"workers.count={max(1, round(base.workers.count * factor))}"]
     if base.plan:
         plan = [dataclasses.asdict(stage) for stage in base.plan]
