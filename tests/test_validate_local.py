@@ -167,7 +167,8 @@ def take_turns() -> Any:
 def test_cases_are_repeated_in_turns(world: Any) -> None:
     for found in world(2).run(take_turns):
         assert [[len(steps) for steps in group] for group in found] == [[6], [6, 0]]
-        assert all(0 < exposed < seconds for seconds, exposed in found[0][0])
+        # the end of an exchange may be noted a moment after the step has gone on, hence in the next one
+        assert 0 < sum(exposed for _, exposed in found[0][0]) < sum(seconds for seconds, _ in found[0][0])
 
 
 def test_what_was_measured_is_predicted_again_from_the_file(tmp_path: Path) -> None:

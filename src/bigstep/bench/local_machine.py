@@ -15,7 +15,7 @@ from bigstep.bench.lab import Lab, bits_per_second, burst_bytes
 from bigstep.bench.local_grid import Network
 from bigstep.bench.probe_links import fit_cost, without_codec
 from bigstep.plan.cluster import Cluster
-from bigstep.plan.local import last_exchange_s
+from bigstep.plan.local import encoding_s, last_exchange_s
 
 __all__ = ["PAYLOAD", "as_cluster", "describe_run", "layout", "measure_world", "own_times", "relief", "with_constants"]
 
@@ -106,9 +106,10 @@ def _method(each: dict[str, Any]) -> str:
 def own_times(machine: dict[str, Any]) -> dict[str, dict[str, float]]:
     """What a step takes beside the network, by model and method, from the steps on unlimited links.
 
-    Until the last gradient, `free_s - exposed_s - after`: the measured layers, and what of the exchange competed with
-    them for the cores; `after` is what followed the last gradient where buckets came back at once. Behind the last
-    exchange, `after` and what that exchange took beyond its prediction: its codec and its threads wait for cores too.
+    Until the last gradient, `free_s - exposed_s - after - encoding`: the measured layers, and what of the exchange
+    competed with them for the cores; encoding is predicted by itself, and `after` is what followed the last gradient
+    where buckets came back at once. Behind the last exchange, `after` and what that exchange took beyond its
+    prediction: its codec and its threads wait for cores too.
 
     Returns:
         `compute_s` (all of it), `after_s` (what is behind the last exchange), `free_s` (the step on unlimited links).
@@ -120,7 +121,7 @@ def own_times(machine: dict[str, Any]) -> dict[str, dict[str, float]]:
             given = with_constants(run, machine, {})
             after = given["workload"]["optimizer_us"] / 1e6
             beyond = max(0.0, run["exposed_s"] * relief(machine) - last_exchange_s(given, cluster))
-            own = max(0.0, run["seconds"] - run["exposed_s"]) + beyond
+            own = max(0.0, run["seconds"] - run["exposed_s"] - encoding_s(given, cluster)) + beyond
             found[key] |= {"compute_s": own, "after_s": after + beyond}
     return found
 
@@ -141,7 +142,7 @@ def quartiles(values: list[float]) -> list[float]:
 def describe_run(network: dict[str, Any], each: dict[str, Any], steps: list[list[float]]) -> dict[str, Any]:
     """A run as `bigstep.plan.local` reads it, still without the machine's constants; `steps` as a host returns them."""
     times = [step[0] for step in steps]
-    first, _, third = quartiles(times)
+    first, median, third = quartiles(times)
     nodes = network.get("nodes", 1)
     rate = network.get("rate_between") or network["rate"]
     server = each["kind"] == "server"
@@ -161,7 +162,8 @@ def describe_run(network: dict[str, Any], each: dict[str, Any], steps: list[list
         "inside_burst_byte": burst_bytes(network["rate"]),
         "seconds": first,
         "spread": third - first,
-        "steps_ms": [round(1e3 * seconds, 2) for seconds in times],
+        "median_s": median,
+        "timed": len(times),
     }
 
 

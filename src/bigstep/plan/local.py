@@ -24,7 +24,7 @@ from bigstep.plan.server import predict_server
 from bigstep.plan.simulate import Prediction, exchanges, predict
 from bigstep.plan.workload import Workload
 
-__all__ = ["compare_runs", "crossing_rate", "last_exchange_s", "meeting_rate", "predict_run"]
+__all__ = ["compare_runs", "crossing_rate", "encoding_s", "last_exchange_s", "meeting_rate", "predict_run"]
 
 _REQUIRED = ("name", "model", "world", "rate_mbit_s", "seconds")
 
@@ -60,6 +60,14 @@ def last_exchange_s(run: Mapping[str, Any], machine: Cluster) -> float:
     last = make_buckets(workload, method.bucket_mb)[-1]
     _, decode = codec_seconds(method.codec, last.values, cluster, world)
     return decode + sum(phase.seconds for phase in exchanges(workload, cluster, world, method)[-1])
+
+
+def encoding_s(run: Mapping[str, Any], machine: Cluster) -> float:
+    """Predict what encoding all buckets of a step takes."""
+    workload, cluster = _given(run, machine)
+    method = _method(run)
+    buckets = make_buckets(workload, method.bucket_mb)
+    return sum(codec_seconds(method.codec, bucket.values, cluster, int(run["world"]))[0] for bucket in buckets)
 
 
 def _method(run: Mapping[str, Any]) -> Method:
