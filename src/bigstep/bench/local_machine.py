@@ -26,7 +26,7 @@ UNLIMITED = {"rate_mbit_s": 1e6, "inside_mbit_s": 1e6, "burst_byte": 0.0, "insid
 HALVES = ("fp16", "bf16")
 PAYLOAD = 1448 / 1514
 """Share of an Ethernet frame that TCP with time stamps carries, as shapers count frames."""
-TURNS = 6
+TURNS = 9
 """How often all runs of a world are repeated, in turns."""
 FREE_STEPS = 8
 """Steps of each turn on unlimited links: more than at any other speed, since all predictions rest on them."""
