@@ -172,3 +172,14 @@ def test_mistakes_are_told_in_one_sentence(check_pool: Pool) -> None:
         check(config(), only=["same start on every rnk"], pool=check_pool)
     with pytest.raises(ConfigError, match="between 1 and 16"):
         check(config(), ranks=[0], pool=check_pool)
+
+
+def test_one_check_after_another_in_a_pool_has_a_place_of_its_own(check_pool: Pool) -> None:
+    from bigstep.check import Own, bigstep_loop
+    from bigstep.check.laboratory import Laboratory
+
+    trial = shrunk(config(), 4)
+    places = set()
+    for _ in range(5):  # each is gone before the next is made, and its address in memory free
+        places.add(Laboratory(check_pool, bigstep_loop(), Own(faults.Net), trial, (1,), "float32").folder(trial, 1))
+    assert len(places) == 5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import pickle
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,9 @@ class Laboratory:
         """Sizes of the worlds, rising, from 1."""
         self._pool = pool
         self._seen: dict[tuple[Any, ...], list[Any]] = {}
-        self._prefix = pool.folder / f"check-{id(self)}"
-        self._context = self._prefix.with_suffix(".pickle")
+        # a name that is never used again: ranks remember what they loaded by it
+        self._prefix = Path(tempfile.mkdtemp(prefix="check-", dir=pool.folder))
+        self._context = self._prefix / "subject.pickle"
         try:
             self._context.write_bytes(pickle.dumps((subject, own)))
         except (pickle.PicklingError, AttributeError, TypeError) as error:
