@@ -9,6 +9,8 @@ import os
 # before torch is imported, here and in every process that a test starts: two spinning threads a process would make a
 # test of four ranks on two cores wait for its own threads
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# some hundred processes start, and each would compile this package again
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
