@@ -114,6 +114,17 @@ def test_no_example_is_skipped_or_taken_twice(threads: int) -> None:
         np.testing.assert_array_equal(run(mode, threads, X, y, 2, 0.0, 0.0), run("serial", 1, X, y, 2, 0.0, 0.0))
 
 
+@two_cores
+def test_threads_are_started_where_they_pay() -> None:
+    def threads(count: int, **settings: Any) -> int:
+        X, y = problem(count)
+        return HogwildClassifier(epochs=1, **settings).fit(X, y).fit_report_.n_threads
+
+    assert threads(8191) == 1
+    assert threads(8192) == 2
+    assert threads(100, n_threads=2) == 2  # who asks for two gets two
+
+
 def test_twenty_partial_fits_equal_one_fit() -> None:
     X, y = problem(500, classes=3)
     whole = HogwildClassifier(mode="serial", epochs=4).fit(X, y)

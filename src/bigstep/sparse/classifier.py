@@ -40,7 +40,7 @@ class HogwildClassifier(Estimator):
         fit_intercept: Learn b. Its step is 100 times smaller, because every example changes it.
         mode: "hogwild": no locks; "locked": one lock around read, gradient and update; "round_robin": gradients in
             parallel, updates in the fixed order of the threads; "serial": one thread.
-        n_threads: Threads; -1 means every core.
+        n_threads: Threads; -1 means every core, or fewer where each would have under 4,096 examples an epoch.
         random_state: Seed of the order, which is a function of (seed, epoch) alone.
 
     Attributes:
@@ -201,7 +201,7 @@ class HogwildClassifier(Estimator):
         outputs = len(self.coef_)
         if outputs == 1:
             targets = 1 - targets  # the only output, 0, is positive for classes_[1]
-        n_threads = threads_of(self.n_threads, self.mode)
+        n_threads = threads_of(self.n_threads, self.mode, rows.n_rows)
         with Crew(n_threads) as crew:
             began = time.perf_counter()
             counts = survey(rows, crew)

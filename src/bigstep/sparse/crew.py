@@ -18,14 +18,21 @@ __all__ = ["Crew", "cores", "epoch_order", "threads_of"]
 
 T = TypeVar("T")
 
+WORTH_A_THREAD = 4096
+"""Examples an epoch below which starting one more thread takes longer than it saves, as measured."""
+
 
 def cores() -> int:
     """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def threads_of(n_threads: int, mode: str) -> int:
-    """Resolve `n_threads` (-1: every core; serial: one) and refuse more threads than cores."""
+def threads_of(n_threads: int, mode: str, examples: int) -> int:
+    """Resolve `n_threads` (-1: every core that has enough to do; serial: one) and refuse more threads than cores.
+
+    >>> threads_of(-1, "hogwild", examples=100)
+    1
+    """
     if n_threads != -1 and n_threads < 1:
         raise ConfigError(
             f"n_threads={n_threads} is not allowed; give a number from 1 to {cores()}, or -1 for every core."
@@ -37,7 +44,7 @@ def threads_of(n_threads: int, mode: str) -> int:
         )
     if mode == "serial":
         return 1
-    return cores() if n_threads == -1 else n_threads
+    return max(1, min(cores(), examples // WORTH_A_THREAD)) if n_threads == -1 else n_threads
 
 
 class Crew:

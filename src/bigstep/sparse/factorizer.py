@@ -38,7 +38,7 @@ class HogwildFactorizer(Estimator):
         beta: Factor on the step size after each epoch.
         epochs: Passes over the entries in `fit`.
         mode: As in `HogwildClassifier`.
-        n_threads: Threads; -1 means every core.
+        n_threads: Threads; -1 means every core, or fewer where each would have under 4,096 entries an epoch.
         random_state: Seed of the start and of the order.
 
     Attributes:
@@ -154,7 +154,7 @@ class HogwildFactorizer(Estimator):
             )
 
     def _learn(self, pairs: NDArray[np.int32], values: NDArray[np.float64], epochs: int) -> Self:
-        n_threads = threads_of(self.n_threads, self.mode)
+        n_threads = threads_of(self.n_threads, self.mode, len(values))
         began = time.perf_counter()
         stride = -(-(self.rank + 1) // LINE) * LINE
         left = _padded(self.row_bias_, self.row_factors_, stride)

@@ -33,7 +33,7 @@ def train_sparse(
         test: Examples to measure accuracy on; None measures on the training examples only.
         loss: "hinge" or "logistic".
         mode: "hogwild", "locked", "round_robin" or "serial".
-        n_threads: Threads; -1 means every core.
+        n_threads: As in `HogwildClassifier`.
         epochs: Passes over the data.
         seed: Seed of the order.
         progress: Called after each epoch with epoch, epochs, loss, rate, examples_per_s and seconds.
