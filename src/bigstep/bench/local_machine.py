@@ -69,7 +69,7 @@ def measure_world(networks: list[Network], quick: bool) -> tuple[dict[str, Any],
             for net, cases in turns
         ]
         probes.append({"kind": "turns", "groups": groups, "count": 1 if quick else TURNS})
-        answers = lab.run(lab_host.__file__, json.dumps(probes), timeout=600)
+        answers = lab.run(lab_host.__file__, json.dumps(probes), timeout=1800)
     codecs, points, *workloads, steps = answers[0]
     points["gather"] = without_codec(points["gather"], codecs["onebit"])
     machine: dict[str, Any] = {

@@ -26,7 +26,7 @@ Tell = Callable[[str], object]
 
 
 def measure(*, quick: bool = False, only: str = "", tell: Tell = lambda line: None) -> dict[str, Any]:
-    """Measure the machine and every run; needs root and `ip netns`. About 5 minutes, 1 where it has to be quick."""
+    """Measure the machine and every run; needs root and `ip netns`. About 15 minutes, 1 where it has to be quick."""
     started = time.monotonic()
     grid = [(network, cases) for network, cases in networks(quick) if only in json.dumps(network)]
     machines, runs = {}, []

@@ -72,7 +72,7 @@ def fit(
         out: The run folder; None keeps no records.
         resume: Go on with the run in `out`.
         max_steps: Stop after this many steps in all.
-        device: cpu, cuda, or auto for a GPU where there is one.
+        device: cpu, cuda, shared (several ranks on one GPU), or auto for a GPU where there is one.
         progress: Show a live line.
 
     Returns:
