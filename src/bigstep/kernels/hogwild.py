@@ -29,8 +29,20 @@ from bigstep.kernels.atomics import (
 )
 from bigstep.kernels.sparse_rows import PAD
 
-__all__ = ["CHUNK", "CONTROL_SIZE", "FREE", "HINGE", "LOCK", "LOCKED", "LOGISTIC", "ROUND_ROBIN", "TICKET", "TURN"]
-__all__ += ["WATCH_EVERY", "fill_order", "linear_worker"]
+__all__ = [
+    "CHUNK",
+    "CONTROL_SIZE",
+    "FREE",
+    "HINGE",
+    "LOCK",
+    "LOCKED",
+    "LOGISTIC",
+    "ROUND",
+    "ROUND_ROBIN",
+    "TICKET",
+    "TURN",
+]
+__all__ += ["WATCH_EVERY", "draw_order", "linear_worker"]
 
 HINGE, LOGISTIC = 0, 1
 FREE, LOCKED, ROUND_ROBIN = 0, 1, 2
@@ -38,40 +50,26 @@ FREE, LOCKED, ROUND_ROBIN = 0, 1, 2
 # places in the control block, 128 bytes apart so that no two share a cache line or its prefetched neighbour
 LOCK, TICKET, TURN, MERGE, CONTROL_SIZE = 0, 16, 32, 48, 64
 CHUNK = 2048  # examples that a free-running thread claims at once: 100 to 500 us between two merges, which take a few
+TOP, ROUND = 1024, 16  # of its copy it then merges the first TOP weights and one part in ROUND of the others,
+TOP_COLUMNS = 256  # but of no fewer columns than these: where outputs are many, weights that each example meets
 WATCH_EVERY = 64  # every 64th position is watched for conflicts
 LARGE = 1e250  # 2 more factors than this would still be a float64
 AHEAD = 4  # examples between prefetch and use: about 400 ns, a few times the latency of memory
 
 
-@inlined
-def _permute(x: Any, key: Any, mask: Any, shift: Any) -> Any:
-    """Permute [0, 2^bits) by rounds of multiply and xor-shift."""
-    for word in key:
-        x = (x * (word | np.uint64(1)) + (word >> np.uint64(32))) & mask
-        x ^= x >> shift
-    return x
-
-
 @compiled
-def fill_order(order: Any, begin: int, end: int, key: Any) -> None:
-    """Write `order[begin:end]` of the permutation of `range(len(order))` that the words of a tuple choose.
-
-    Places whose value falls outside the range are walked on until it falls inside: in a second pass, since the first
-    then has no branch and becomes vector code.
-    """
-    n = np.uint64(len(order))
-    bits = np.uint64(1)
-    while (np.uint64(1) << bits) < n:
-        bits += np.uint64(1)
-    mask = (np.uint64(1) << bits) - np.uint64(1)
-    shift = (bits + np.uint64(1)) >> np.uint64(1)
-    for t in range(np.uint64(begin), np.uint64(end)):
-        order[t] = _permute(t, key, mask, shift)
-    for t in range(np.uint64(begin), np.uint64(end)):
-        x = np.uint64(order[t])
-        while x >= n:
-            x = _permute(x, key, mask, shift)
-        order[t] = x
+def draw_order(order: Any, seed: Any) -> None:
+    """Fill `order` with a random permutation (Fisher and Yates, inside out) from the words of splitmix64."""
+    state = np.uint64(seed)
+    for i in range(np.uint64(len(order))):
+        state += np.uint64(0x9E3779B97F4A7C15)
+        word = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        word ^= word >> np.uint64(31)
+        # one of 0..i, by the high half of a product: even to one part in 2^32 / i
+        j = ((word >> np.uint64(32)) * (i + np.uint64(1))) >> np.uint64(32)
+        order[i] = order[j]
+        order[j] = i
 
 
 @inlined
@@ -140,8 +138,10 @@ def _pull(loss: int, margin: Any, target: Any) -> Any:
 @inlined
 def _prefetch_row(indices: Any, values: Any, start: int, stop: int) -> None:
     """Ask for a row: up to 96 columns without a branch that would be guessed wrong, but for no line beyond the row."""
-    for ahead in range(0, 96, 16):
+    line = 64 // indices.itemsize
+    for ahead in range(0, 96, line):
         prefetch(indices, min(start + ahead, stop - 1))
+    for ahead in range(0, 96, 16):
         prefetch(values, min(start + ahead, stop - 1))
     for j in range(start + 96, stop, 16):
         prefetch(indices, j)
@@ -162,9 +162,9 @@ def _watch(indices: Any, start: Any, stop: Any, outputs: int, k: int, weights: A
 
 
 @compiled
-def _merge(weights: Any, local: Any, base: Any) -> None:
+def _merge(weights: Any, local: Any, base: Any, begin: int, end: int) -> None:
     """Add what this thread did to its copy since the last merge; where nobody else did anything, exactly."""
-    for v in range(len(local)):
+    for v in range(np.uint64(begin), np.uint64(end)):
         now = weights[v]
         new = local[v] if now == base[v] else now + (local[v] - base[v])
         weights[v] = new
@@ -198,9 +198,10 @@ def linear_worker(
 ) -> Any:
     """Take one thread's part of the positions `begin..end` of the order.
 
-    Column 0 of the weights is the intercept; columns `1..hot-1` are those that occur about once a chunk or more. Were
-    they written by every example, their cache lines would travel between the cores with every example; a free-running
-    thread works on its own copy of them and adds its part to the shared ones once a chunk. All others are shared.
+    Column 0 of the weights is the intercept; columns `1..hot-1` are the more frequent ones. Were they written by every
+    example, their cache lines would travel between the cores with every example; a free-running thread works on its own
+    copy of them and adds its part to the shared ones: the most frequent once a chunk, others once in ROUND chunks, in
+    which they are met no oftener. All other columns are shared.
 
     Args:
         mode: FREE, LOCKED or ROUND_ROBIN; serial is FREE with one thread.
@@ -211,8 +212,8 @@ def linear_worker(
         end: One past the last position.
         order: Example at each position.
         indptr: Row starts, int64; rows as `bigstep.kernels.sparse_rows.arrange_rows` writes them.
-        split: Where in each row the columns below `hot` end, int64.
-        indices: Columns as uint32: unsigned, so that no code for negative indices is made.
+        split: Where in each row the columns below `hot` end, int64; only FREE threads that are several read it.
+        indices: Columns as uint16 or uint32: unsigned, so that no code for negative indices is made.
         values: Values, float32.
         labels: Output for which each example is positive, int32; all other outputs take it as negative.
         weights: Shared, float32, flat, columns x outputs.
@@ -245,7 +246,7 @@ def linear_worker(
     active = np.empty(outputs, np.int64)
     seen = np.empty(longest, np.float32)
     total, product, updates, watched, conflicts = 0.0, 1.0, 0, 0, 0
-    own = begin + thread
+    own, turn = begin + thread, 0
     while True:
         if mode == LOCKED:
             acquire(control, LOCK)
@@ -257,15 +258,18 @@ def linear_worker(
         if first >= end:
             break
         for t in range(first, min(first + size, end)):
-            if t + AHEAD < len(order):
-                later = order[t + AHEAD]
-                _prefetch_row(indices, values, indptr[later], indptr[later + 1])
-            if t + 2 * AHEAD < len(order):
-                prefetch(indptr, order[t + 2 * AHEAD])
-                prefetch(split, order[t + 2 * AHEAD])
-                prefetch(labels, order[t + 2 * AHEAD])
-            row = order[t]
-            start, stop = np.uint64(indptr[row]), np.uint64(indptr[row + 1])
+            at = np.uint64(t)
+            if at + np.uint64(AHEAD) < len(order):
+                soon = np.uint64(order[at + np.uint64(AHEAD)])
+                _prefetch_row(indices, values, indptr[soon], indptr[soon + np.uint64(1)])
+            if at + np.uint64(2 * AHEAD) < len(order):
+                later = np.uint64(order[at + np.uint64(2 * AHEAD)])
+                prefetch(indptr, later)
+                prefetch(labels, later)
+                if apart:
+                    prefetch(split, later)
+            row = np.uint64(order[at])
+            start, stop = np.uint64(indptr[row]), np.uint64(indptr[row + np.uint64(1)])
             middle = np.uint64(split[row]) if apart else start  # where the shared weights begin
             label = labels[row]
             place = t - begin
@@ -325,12 +329,16 @@ def linear_worker(
         if mode == LOCKED:
             release(control, LOCK)
         elif apart and try_acquire(control, MERGE):  # when another thread merges now, go on and merge later
-            _merge(weights, local, base)
+            top = min(max(TOP, TOP_COLUMNS * outputs), len(local))
+            _merge(weights, local, base, 0, top)
+            rest = len(local) - top
+            _merge(weights, local, base, top + rest * turn // ROUND, top + rest * (turn + 1) // ROUND)
+            turn = (turn + 1) % ROUND
             release(control, MERGE)
     if mode == LOCKED:
         release(control, LOCK)
     elif apart:
         acquire(control, MERGE)
-        _merge(weights, local, base)
+        _merge(weights, local, base, 0, len(local))
         release(control, MERGE)
     return total + math.log(product), updates, watched, conflicts

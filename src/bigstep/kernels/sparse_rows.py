@@ -12,7 +12,7 @@ import numpy as np
 from bigstep.kernels.atomics import compiled
 
 __all__ = ["BAD_ORDER", "BAD_RANGE", "BAD_VALUE", "add_shares", "arrange_rows", "count_meetings"]
-__all__ += ["PAD", "measure_rows", "multiply", "sum_of_squares", "survey_rows"]
+__all__ += ["PAD", "mark_rows", "measure_rows", "multiply", "rename_rows", "sum_of_squares", "survey_rows"]
 
 BAD_VALUE, BAD_RANGE, BAD_ORDER = 1, 2, 3
 PAD = 4
@@ -22,17 +22,17 @@ PAD = 4
 def survey_rows(indptr: Any, indices: Any, values: Any, begin: int, end: int, n_features: int, counts: Any) -> Any:
     """Count in how many rows each column occurs; return (row, fault) of the first bad row, or (-1, 0)."""
     for row in range(begin, end):
-        before = -1
-        for j in range(np.uint64(indptr[row]), np.uint64(indptr[row + 1])):
-            column = indices[j]
-            if column < 0 or column >= n_features:
-                return row, BAD_RANGE
-            if column <= before:
-                return row, BAD_ORDER
-            if not np.isfinite(values[j]):
-                return row, BAD_VALUE
-            before = column
-            counts[np.uint32(column)] += 1
+        start, stop = np.uint64(indptr[row]), np.uint64(indptr[row + 1])
+        finite, inside, rising = True, True, True  # without a branch, so that it becomes vector code
+        for j in range(start, stop):
+            finite &= np.isfinite(values[j])
+            inside &= (indices[j] >= 0) & (indices[j] < n_features)
+        for j in range(start + np.uint64(1), stop):
+            rising &= indices[j] > indices[j - np.uint64(1)]
+        if not (finite and inside and rising):
+            return row, BAD_VALUE if not finite else BAD_RANGE if not inside else BAD_ORDER
+        for j in range(start, stop):
+            counts[np.uint32(indices[j])] += 1
     return -1, 0
 
 
@@ -42,12 +42,12 @@ def _padded(count: int) -> int:
 
 
 @compiled
-def measure_rows(indptr: Any, indices: Any, begin: int, end: int, place: Any, hot: int, split: Any, sizes: Any) -> None:
+def measure_rows(indptr: Any, indices: Any, begin: int, end: int, is_hot: Any, split: Any, sizes: Any) -> None:
     """Count each row's hot columns (`split`) and all its columns (`sizes`), both padded as `arrange_rows` does."""
     for row in range(begin, end):
         count = 0
         for j in range(np.uint64(indptr[row]), np.uint64(indptr[row + 1])):
-            count += place[np.uint32(indices[j])] < hot
+            count += is_hot[np.uint32(indices[j])]
         split[row] = _padded(count)
         sizes[row] = _padded(count) + _padded(indptr[row + 1] - indptr[row] - count)
 
@@ -89,6 +89,38 @@ def arrange_rows(
             new_indices[other] = new_indices[other - np.uint64(1)]
             new_values[other] = 0
             other += np.uint64(1)
+
+
+@compiled
+def rename_rows(
+    indptr: Any,
+    indices: Any,
+    values: Any,
+    begin: int,
+    end: int,
+    place: Any,
+    starts: Any,
+    new_indices: Any,
+    new_values: Any,
+) -> None:
+    """Do what `arrange_rows` does where no column is hot, in half the time."""
+    for row in range(begin, end):
+        start, to = np.uint64(indptr[row]), np.uint64(starts[row])
+        count = np.uint64(indptr[row + 1]) - start
+        for j in range(count):
+            new_indices[to + j] = place[np.uint32(indices[start + j])]
+            new_values[to + j] = values[start + j]
+        for j in range(to + count, np.uint64(starts[row + 1])):
+            new_indices[j] = new_indices[j - np.uint64(1)]
+            new_values[j] = 0
+
+
+@compiled
+def mark_rows(indptr: Any, indices: Any, rows: Any, masks: Any) -> None:
+    """Set bit i in the masks of all columns of the i-th of the rows."""
+    for i in range(len(rows)):
+        for j in range(np.uint64(indptr[rows[i]]), np.uint64(indptr[rows[i] + 1])):
+            masks[np.uint32(indices[j])] |= np.uint64(1) << np.uint64(i)
 
 
 @compiled

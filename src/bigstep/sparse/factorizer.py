@@ -168,7 +168,7 @@ class HogwildFactorizer(Estimator):
             for epoch in range(self.n_iter_, self.n_iter_ + epochs):
                 began = time.perf_counter()
                 rate = self.gamma0 * self.beta**epoch
-                order = epoch_order(len(targets), self._seed, epoch, crew)
+                order = epoch_order(len(targets), self._seed, epoch)
                 control = np.zeros(CONTROL_SIZE, np.int64)
 
                 def work(

@@ -75,11 +75,11 @@ def run_epochs(
     Returns:
         What was counted and timed.
     """
-    n = len(labels)
+    n, last = len(labels), first_epoch + len(rates) - 1
     tally = Tally()
+    began = time.perf_counter()
+    order, following = epoch_order(n, seed, first_epoch), np.empty(n, np.uint32)
     for epoch, rate in enumerate(rates, first_epoch):
-        began = time.perf_counter()
-        order = epoch_order(n, seed, epoch, crew)
         decay = math.log1p(rate * alpha)
         stretch = n if decay == 0 else max(1, min(n, int(-math.log(SMALLEST_SCALE) / decay)))
         outer = np.exp(-decay * CHUNK * np.arange(stretch // CHUNK + 1)).astype(np.float32)
@@ -97,9 +97,13 @@ def run_epochs(
                 control: NDArray[np.int64] = control,
                 rate: float = rate,
                 order: NDArray[np.uint32] = order,
+                upcoming: NDArray[np.uint32] | None = None if begin or epoch == last else following,
+                epoch: int = epoch,
                 outer: NDArray[np.float32] = outer,
                 inner: NDArray[np.float32] = inner,
             ) -> tuple[float, int, int, int]:
+                if thread == 0 and upcoming is not None:  # the other threads need not wait for it
+                    epoch_order(n, seed, epoch + 1, upcoming)
                 result: tuple[float, int, int, int] = linear_worker(
                     MODES[mode],
                     LOSSES[loss],
@@ -127,6 +131,7 @@ def run_epochs(
 
             parts += crew.run(work)
             weights[outputs:] *= np.float32(math.exp(-decay * (end - begin)))
+        order, following = following, order
         tally.add(parts, n, time.perf_counter() - began)
         if not (math.isfinite(tally.losses[-1]) and np.isfinite(weights).all()):
             raise RunError(
@@ -144,4 +149,5 @@ def run_epochs(
                     "seconds": tally.seconds,
                 }
             )
+        began = time.perf_counter()
     return tally

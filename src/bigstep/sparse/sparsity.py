@@ -8,7 +8,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from bigstep.kernels.sparse_rows import add_shares, count_meetings
+from bigstep.kernels.sparse_rows import add_shares, count_meetings, mark_rows
 from bigstep.sparse.rows import Rows
 
 __all__ = ["Sparsity", "measure_sparsity"]
@@ -71,10 +71,9 @@ def measure_sparsity(rows: Rows, counts: NDArray[np.int64], seed: int = 0) -> Sp
     sample = np.arange(rows.n_rows) if few else rng.choice(rows.n_rows, SAMPLE, replace=False, shuffle=False)
     sums = np.zeros(len(sample))
     add_shares(rows.indptr, rows.indices, sample, shares, sums)
-    chosen = sample[np.argsort(-sums, kind="stable")[:CANDIDATES]]
+    chosen = sample[np.argpartition(-sums, min(CANDIDATES, len(sums)) - 1)[:CANDIDATES]]
     masks = np.zeros(rows.n_features, np.uint64)
-    for bit, row in enumerate(chosen):
-        masks[rows.indices[rows.indptr[row] : rows.indptr[row + 1]]] |= np.uint64(1 << bit)
+    mark_rows(rows.indptr, rows.indices, chosen, masks)
     meetings = np.zeros(len(chosen), np.int64)
     count_meetings(rows.indptr, rows.indices, sample, masks, meetings)
     return Sparsity(
