@@ -57,17 +57,22 @@ LARGE = 1e250  # 2 more factors than this would still be a float64
 AHEAD = 4  # examples between prefetch and use: about 400 ns, a few times the latency of memory
 
 
+@inlined
+def _mix(word: Any) -> Any:
+    """The finalizer of splitmix64: a bijection in which each bit of the input changes half of the output."""
+    word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return word ^ (word >> np.uint64(31))
+
+
 @compiled
-def draw_order(order: Any, seed: Any) -> None:
-    """Fill `order` with a random permutation (Fisher and Yates, inside out) from the words of splitmix64."""
-    state = np.uint64(seed)
+def draw_order(order: Any, seed: Any, epoch: Any) -> None:
+    """Fill `order` with a random permutation (Fisher and Yates, inside out), drawn by splitmix64."""
+    state = _mix(_mix(np.uint64(seed)) + np.uint64(epoch))
     for i in range(np.uint64(len(order))):
         state += np.uint64(0x9E3779B97F4A7C15)
-        word = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        word ^= word >> np.uint64(31)
         # one of 0..i, by the high half of a product: even to one part in 2^32 / i
-        j = ((word >> np.uint64(32)) * (i + np.uint64(1))) >> np.uint64(32)
+        j = ((_mix(state) >> np.uint64(32)) * (i + np.uint64(1))) >> np.uint64(32)
         order[i] = order[j]
         order[j] = i
 

@@ -84,7 +84,7 @@ def epoch_order(n: int, seed: int, epoch: int, out: NDArray[np.uint32] | None = 
     [0, 1, 2, 3, 4, 5]
     """
     order = np.empty(n, np.uint32) if out is None else out
-    draw_order(order, np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)[0])
+    draw_order(order, np.uint64(seed % 2**64), np.uint64(epoch))
     return order
 
 

@@ -32,6 +32,7 @@ __all__ = ["LOSSES", "MODES", "run_epochs"]
 LOSSES = {"hinge": HINGE, "logistic": LOGISTIC}
 MODES = {"hogwild": FREE, "locked": LOCKED, "round_robin": ROUND_ROBIN, "serial": FREE}
 
+_PLACES = np.arange(CHUNK, dtype=np.float32)
 SMALLEST_SCALE = 1e-4  # far from float32's limits, and few enough folds that they cost nothing
 BIAS_SHARE = 0.01  # the intercept is in every example; on sparse data its step is this much smaller
 
@@ -83,7 +84,7 @@ def run_epochs(
         decay = math.log1p(rate * alpha)
         stretch = n if decay == 0 else max(1, min(n, int(-math.log(SMALLEST_SCALE) / decay)))
         outer = np.exp(-decay * CHUNK * np.arange(stretch // CHUNK + 1)).astype(np.float32)
-        inner = np.exp(-decay * np.arange(CHUNK)).astype(np.float32)
+        inner = np.exp(np.float32(-decay) * _PLACES)  # float32 throughout: exponents are small here
         parts: list[tuple[float, int, int, int]] = []
         for begin in range(0, n, stretch):
             end = min(begin + stretch, n)

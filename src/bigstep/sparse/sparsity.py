@@ -57,18 +57,17 @@ class Sparsity:
         )
 
 
-def measure_sparsity(rows: Rows, counts: NDArray[np.int64], seed: int = 0) -> Sparsity:
+def measure_sparsity(rows: Rows, counts: NDArray[np.int64]) -> Sparsity:
     """Measure Omega and Delta exactly and rho by sampling (exactly it is quadratic in the examples).
 
-    Of a sample of 2,000 examples (all, when there are fewer) the 32 with the largest sum of coordinate shares are
-    held against the whole sample; the largest share that one of them meets is `rho`. It can only be too low, by what
-    another example would meet beyond these 32.
+    Of a sample of 2,000 examples spread evenly over all of them (all, when there are fewer) the 32 with the largest sum
+    of coordinate shares are held against the whole sample; the largest share that one of them meets is `rho`. It can
+    only be too low, by what another example would meet beyond these 32.
     """
     lengths = np.diff(rows.indptr)
     shares = counts / rows.n_rows
-    rng = np.random.default_rng(seed)
     few = rows.n_rows <= SAMPLE
-    sample = np.arange(rows.n_rows) if few else rng.choice(rows.n_rows, SAMPLE, replace=False, shuffle=False)
+    sample = np.arange(rows.n_rows) if few else np.linspace(0, rows.n_rows - 1, SAMPLE).astype(np.int64)
     sums = np.zeros(len(sample))
     add_shares(rows.indptr, rows.indices, sample, shares, sums)
     chosen = sample[np.argpartition(-sums, min(CANDIDATES, len(sums)) - 1)[:CANDIDATES]]
