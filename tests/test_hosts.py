@@ -37,7 +37,7 @@ def test_three_hosts_take_the_path_of_one_rank(tmp_path: Path) -> None:
     with Lab(3, "1gbit") as lab:
         addresses = {"ADDRESSES": " ".join(lab.addresses)}
         lab.run(script, *arguments(tmp_path / "three", *short), timeout=200, environment=addresses)
-        sent = lab.sent_bytes()
+        sent = [each["bytes"] for each in lab.sent()]
     run = read_run(tmp_path / "three")
     assert run.result["ranks"] == 3
     assert run.result["steps"] == 20

@@ -92,6 +92,14 @@ def test_links_are_as_fast_as_asked(tmp_path: Path, uplink: Any) -> None:
     assert 14e6 < between < 23e6
 
 
+def test_shapers_do_not_cut_the_packets_that_the_kernel_sends_whole(tmp_path: Path) -> None:
+    with Lab(2, "200mbit") as lab:
+        stream(lab, tmp_path, to=1, size=4_000_000)
+        sent = lab.sent()[0]
+    # seen: 47,000 bytes a packet, and 6,000 where a shaper let 65,536 bytes through at once and so cut the largest
+    assert sent["bytes"] / sent["packets"] > 20_000
+
+
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_links_change_their_speed_while_hosts_are_at_work(tmp_path: Path, nodes: int) -> None:
     with Lab(2, "10mbit", nodes=nodes, rate_between="10mbit" if nodes > 1 else "") as lab:

@@ -77,9 +77,9 @@ def measure(rate: str, megabytes: float, replicas: int, seconds: float) -> dict[
 
     case = json.dumps([megabytes, replicas, seconds])
     with Lab(hosts=2, rate=rate) as lab:
-        before = lab.sent_bytes()
+        before = [each["bytes"] for each in lab.sent()]
         server, told = lab.run(__file__, timeout=seconds + 120, environment={"LINK_CASE": case})
-        sent = [after - start for start, after in zip(before, lab.sent_bytes(), strict=True)]
+        sent = [after - start for start, after in zip(before, [each["bytes"] for each in lab.sent()], strict=True)]
     speed, bound = told["bytes_each_way"] / told["seconds"], bits_per_second(rate) / 8
     print(f"{replicas} replicas: {speed / 1e6:.1f} MB/s each way of {bound / 1e6:.1f}: {speed / bound:.1%}", flush=True)
     return {
