@@ -66,7 +66,7 @@ def test_a_pause_of_each_level_saves_a_burst() -> None:
     run = next(r for r in measured_runs() if r["name"] == "mlp, 4 hosts, torus none, 50mbit 200mbit inside")
     smooth = predict_run(run | {"burst_byte": 0, "inside_burst_byte": 0}, as_cluster(MACHINE))
     # between nodes once a step; inside while the other level works, and again during 2 ms of compute and 0.8 of rounds
-    saved = 65536 / (50e6 / 8) + 2 * 65536 / (200e6 / 8)
+    saved = 69_000 / (50e6 / 8) + 2 * 69_000 / (200e6 / 8)
     assert smooth - predict_run(run, as_cluster(MACHINE)) == pytest.approx(saved, rel=1e-3)
 
 
