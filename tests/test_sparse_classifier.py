@@ -106,13 +106,13 @@ def test_threads_that_race_reach_the_accuracy_of_a_serial_run(mode: Any) -> None
 
 
 @pytest.mark.parametrize("threads", [2, 4])
-def test_no_example_is_skipped_or_taken_twice(threads: int) -> None:
-    # disjoint examples with alpha 0 and no intercept do not interact: each weight is touched by its own example alone
-    # half of the columns are copied by each thread, 1,024 weights merged with each claim and the rest in turns
-    X = csr_matrix((np.ones(5000, np.float32), np.arange(5000), np.arange(5001)), shape=(5000, 5000))
-    y = np.arange(5000) % 2
-    for mode in ("hogwild", "round_robin"):
-        np.testing.assert_array_equal(run(mode, threads, X, y, 2, 0.0, 0.0), run("serial", 1, X, y, 2, 0.0, 0.0))
+@pytest.mark.parametrize(("mode", "count"), [("hogwild", 5000), ("round_robin", 700)])
+def test_no_example_is_skipped_or_taken_twice(mode: str, count: int, threads: int) -> None:
+    # disjoint examples with alpha 0 and no intercept do not interact: each weight is touched by its own example alone.
+    # Of 5,000 columns each free thread copies 2,500: 1,024 weights are merged with each claim, the others in turns
+    X = csr_matrix((np.ones(count, np.float32), np.arange(count), np.arange(count + 1)), shape=(count, count))
+    y = np.arange(count) % 2
+    np.testing.assert_array_equal(run(mode, threads, X, y, 2, 0.0, 0.0), run("serial", 1, X, y, 2, 0.0, 0.0))
 
 
 def test_long_indices_change_no_bit() -> None:
