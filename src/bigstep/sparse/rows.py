@@ -201,9 +201,9 @@ def arrange(rows: Rows, counts: NDArray[np.int64], outputs: int, crew: Crew, *, 
     block = np.empty(total * (4 + kind().itemsize), np.uint8)
     values = block[: 4 * total].view(np.float32)
     indices: NDArray[np.unsignedinteger[Any]] = block[4 * total :].view(kind)
-    source = (rows.indptr, rows.indices, rows.values)
+    source, names = (rows.indptr, rows.indices, rows.values), place.astype(kind)
     if apart:
-        crew.run(lambda thread: arrange_rows(*source, *parts[thread], place, hot, starts, split, indices, values))
+        crew.run(lambda thread: arrange_rows(*source, *parts[thread], names, hot, starts, split, indices, values))
     else:
-        crew.run(lambda thread: rename_rows(*source, *parts[thread], place, starts, indices, values))
+        crew.run(lambda thread: rename_rows(*source, *parts[thread], names, starts, indices, values))
     return Arranged(starts, split, indices, values, place, hot, int(sizes.max()))
