@@ -161,8 +161,8 @@ def markdown(document: dict[str, Any]) -> str:
         "# Hogwild! on sparse problems",
         "",
         f"{machine['hardware']['processor']}, {machine['hardware']['cores']} cores; {document['repeats']} repeats or "
-        f"more, each fitting all contenders in turn; {EPOCHS} epochs; commit {machine['commit']}. Examples a second: median "
-        "over the whole `fit` (lowest to highest); beside it over the epochs alone. Accuracy: mean on held-out "
+        f"more, each fitting all contenders in turn; {EPOCHS} epochs; commit {machine['commit']}. Examples a second: "
+        "median over the whole `fit` (lowest to highest); beside it over the epochs alone. Accuracy: mean on held-out "
         "examples (lowest to highest). Cores: processor time over time, median.",
     ]
     for result in document["results"]:
