@@ -187,6 +187,8 @@ BAD_ROWS = {
     "unsorted": (([1.0, 1.0], [1, 0], [0, 2, 2], 2), "Row 0 .*unsorted or duplicate"),
     "duplicate": (([1.0, 1.0], [1, 1], [0, 2, 2], 2), "Row 0 .*unsorted or duplicate"),
     "outside": (([1.0, 1.0], [0, 2], [0, 1, 2], 2), "index is 2, but there are 2 features"),
+    "outside, 32 bits": (([1.0, 1.0], np.array([0, 2], np.int32), [0, 1, 2], 2), "Row 1 .*outside 0..1"),
+    "too wide": (([1.0, 1.0], np.array([0, 2], np.int32), [0, 1, 2], 2**31), "at most 2147483646 are allowed"),
     "negative": (([1.0, 1.0], [-1, 0], [0, 1, 2], 2), "outside 0..1"),
     "lengths": (([1.0], [0, 1], [0, 1, 2], 2), "do not fit together"),
     "indptr": (([1.0, 1.0], [0, 1], [0, 2, 1], 2), "never fall"),

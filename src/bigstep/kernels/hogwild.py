@@ -29,20 +29,8 @@ from bigstep.kernels.atomics import (
 )
 from bigstep.kernels.sparse_rows import PAD
 
-__all__ = [
-    "CHUNK",
-    "CONTROL_SIZE",
-    "FREE",
-    "HINGE",
-    "LOCK",
-    "LOCKED",
-    "LOGISTIC",
-    "ROUND",
-    "ROUND_ROBIN",
-    "TICKET",
-    "TURN",
-]
-__all__ += ["WATCH_EVERY", "draw_order", "linear_worker"]
+__all__ = ["CHUNK", "CONTROL_SIZE", "FREE", "HINGE", "LOCK", "LOCKED", "LOGISTIC", "ROUND_ROBIN", "TICKET", "TURN"]
+__all__ += ["ROUND", "WATCH_EVERY", "draw_order", "linear_worker"]
 
 HINGE, LOGISTIC = 0, 1
 FREE, LOCKED, ROUND_ROBIN = 0, 1, 2

@@ -103,7 +103,7 @@ def rename_rows(
     new_indices: Any,
     new_values: Any,
 ) -> None:
-    """Do what `arrange_rows` does where no column is hot, in half the time."""
+    """Do what `arrange_rows` does where no column is hot: without a choice at each value, hence faster."""
     for row in range(begin, end):
         start, to = np.uint64(indptr[row]), np.uint64(starts[row])
         count = np.uint64(indptr[row + 1]) - start

@@ -101,8 +101,10 @@ def _checked(data: Any, indices: Any, indptr: Any, n_features: int) -> Rows:
             f"{indptr[-1]}; all three must agree."
         )
     _check_shape(len(indptr) - 1, n_features)
-    # a smaller type holds no index that would be cut here, and `survey` names the row of one that is too large
-    if len(indices) and indices.dtype != np.int32 and (n_features > 2**31 - 2 or int(indices.max()) >= n_features):
+    if n_features > 2**31 - 2:
+        raise DataError(f"There are {n_features} features, but at most {2**31 - 2} are allowed; hash or drop some.")
+    # what is 32 bits wide is not cut below, and `survey` names the row of an index that is too large
+    if len(indices) and indices.dtype != np.int32 and int(indices.max()) >= n_features:
         raise DataError(f"A column index is {int(indices.max())}, but there are {n_features} features, counted from 0.")
     with np.errstate(over="ignore"):  # what does not fit becomes infinite and is named by `survey`
         values = np.ascontiguousarray(data, dtype=np.float32)
