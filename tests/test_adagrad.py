@@ -123,6 +123,23 @@ def test_without_momentum_it_is_the_adagrad_of_torch() -> None:
     torch.testing.assert_close(list(ours.parameters()), list(theirs.parameters()), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_rate_on_the_device_and_state_made_beforehand_change_nothing(momentum: float) -> None:
+    by_number, by_tensor = network(), network()
+    first = AdaGradSGD(parameter_groups(by_number, DECAY), LR, momentum, eps=EPS)
+    second = AdaGradSGD(parameter_groups(by_tensor, DECAY), torch.tensor(LR, dtype=torch.float64), momentum, eps=EPS)
+    second.create_state()
+    made = {id(value) for state in second.state.values() for value in state.values()}
+    for step in range(5):
+        for model, optimizer in ((by_number, first), (by_tensor, second)):
+            optimizer.zero_grad()
+            loss_of(model, images_of(0, step)).backward()
+            optimizer.step()
+    torch.testing.assert_close(list(by_tensor.parameters()), list(by_number.parameters()), rtol=1e-12, atol=1e-12)
+    assert made == {id(value) for state in second.state.values() for value in state.values()}
+    assert len(made) == len(list(by_tensor.parameters())) * (2 if momentum else 1)
+
+
 def test_a_gradient_that_is_not_finite_is_passed_on_but_not_remembered() -> None:
     model = nn.Linear(2, 1, bias=False)
     adagrad = RankAdaGrad(model, parameter_groups(model, 0.0), eps=0.0)

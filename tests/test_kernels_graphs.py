@@ -11,10 +11,11 @@ from torch import nn
 from bigstep.errors import ConfigError
 from bigstep.kernels import GraphedStep, optimize, set_groups
 from bigstep.models.resnet import BasicBlock, ResNet
-from bigstep.optim import LARS, parameter_groups
+from bigstep.optim import LARS, AdaGradSGD, RMSpropWarmup, parameter_groups
 
 gpu = pytest.mark.gpu
 LOSS = nn.CrossEntropyLoss(label_smoothing=0.1)
+RATES = {"lars": 0.5, "sgd": 0.05, "rmsprop_warmup": 0.05, "adagrad": 0.01}
 
 
 def model_and_batch(size: int = 16) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
@@ -25,12 +26,16 @@ def model_and_batch(size: int = 16) -> tuple[nn.Module, torch.Tensor, torch.Tens
 
 def optimizer_of(kind: str, model: nn.Module) -> torch.optim.Optimizer:
     if kind == "lars":
-        return LARS(parameter_groups(model, 1e-4), lr=0.5, trust_coefficient=0.01)
-    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, fused=True)
+        return LARS(parameter_groups(model, 1e-4), lr=RATES[kind], trust_coefficient=0.01)
+    if kind == "rmsprop_warmup":
+        return RMSpropWarmup(parameter_groups(model, 1e-4), lr=RATES[kind])
+    if kind == "adagrad":
+        return AdaGradSGD(parameter_groups(model, 1e-4), lr=RATES[kind])
+    return torch.optim.SGD(model.parameters(), lr=RATES[kind], momentum=0.9, fused=True)
 
 
 @gpu
-@pytest.mark.parametrize("kind", ["lars", "sgd"])
+@pytest.mark.parametrize("kind", RATES)
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_graph_follows_fp32_training(kind, precision) -> None:
     model, images, labels = model_and_batch()
@@ -42,7 +47,9 @@ def test_graph_follows_fp32_training(kind, precision) -> None:
         rate = 0.5 ** (index // 2)  # rates change under the graph
         for optimizer in (graphed, reference):
             for group in optimizer.param_groups:
-                group["lr"] = rate * (0.5 if kind == "lars" else 0.05)
+                group["lr"] = rate * RATES[kind]
+                if kind == "rmsprop_warmup":
+                    group["blend"] = 0.25 * (index // 2)
         want = LOSS(plain(images), labels)
         reference.zero_grad()
         want.backward()
@@ -70,19 +77,21 @@ def test_other_shapes_and_groups_make_other_graphs_of_the_same_weights() -> None
 
 
 @gpu
-@pytest.mark.parametrize("kind", ["lars", "sgd"])
+@pytest.mark.parametrize("kind", RATES)
 def test_a_step_that_is_not_finite_changes_nothing_and_halves_the_scale(kind) -> None:
     model, images, labels = model_and_batch()
     optimize(model)
     step = GraphedStep(model, LOSS, optimizer_of(kind, model))
     step(images, labels)
-    before = [p.detach().clone() for p in model.parameters()]
+    optimizer = step.optimizer
+    kept = [*model.parameters(), *(value for state in optimizer.state.values() for value in state.values())]
+    before = [tensor.detach().clone() for tensor in kept]
     bad = images.clone()
     bad[0, 0, 0, 0] = float("inf")
     step(bad, labels)
     assert float(step.skipped) == 1
     assert float(step.scale) == 512
-    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(before, kept, strict=True))
 
 
 @gpu

@@ -156,6 +156,14 @@ def test_rmsprop_warmup_at_blend_1_is_momentum_sgd_and_that_is_the_default() -> 
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
+def test_rmsprop_warmup_at_blend_1_takes_a_rate_of_0_from_the_device_too() -> None:
+    (weight,) = tensors(0)[:1]
+    before, grads, zeros = weight.clone(), [torch.ones_like(weight)], [torch.zeros_like(weight)]
+    settings = {"momentum": 0.9, "rms_decay": 0.9, "rms_lr": 0.01, "eps": 0.0, "weight_decay": 0.0}
+    rmsprop_warmup([weight], grads, zeros, [weight.abs()], lr=torch.tensor(0.0), blend=torch.tensor(1.0), **settings)
+    assert torch.equal(weight, before)
+
+
 def test_rmsprop_warmup_at_blend_0_does_not_depend_on_lr() -> None:
     ends = []
     for lr in (0.1, 12.8):

@@ -19,6 +19,8 @@ __all__ = ["GraphedStep"]
 PRECISIONS = {"fp16": torch.float16, "bf16": torch.bfloat16, "float32": torch.float32}
 WARM_UP = 3
 """Runs before a capture: libraries choose their algorithms, kernels are compiled."""
+CHANGING = ("lr", "blend")
+"""Settings of a parameter group that may change from step to step; a graph reads them from the device."""
 
 
 @dataclass
@@ -41,15 +43,15 @@ class GraphedStep:
     the scale. All of it is decided on the device.
 
     `step(images, labels)` takes a step. A batch in parts is a call of `add` for each part, without graphs, and one of
-    `update`. The rate may change between steps as usual, through `optimizer.param_groups[i]["lr"]`. Other settings of
-    an optimizer that is in the graph are fixed there, and so are the groups of `set_groups` (another number makes
-    another graph). After loading a state dict call `refresh()`.
+    `update`. The rate (and the `blend` of RMSprop warm-up) may change between steps as usual, through
+    `optimizer.param_groups[i]["lr"]`. Other settings of an optimizer that is in the graph are fixed there, and so are
+    the groups of `set_groups` (another number makes another graph). After loading a state dict call `refresh()`.
 
     Args:
         model: On a CUDA device, in training mode; best after `bigstep.kernels.optimize`.
         loss: loss(outputs, labels) -> 0-dim tensor.
-        optimizer: `bigstep.optim.LARS` or a torch optimizer with `fused=True` become part of the graph; any other
-            updates after it.
+        optimizer: Those of `bigstep.optim` and torch's with `fused=True` become part of the graph; any other updates
+            after it, and fp16 then makes the host wait for each step.
         precision: "fp16", "bf16" or "float32".
         scale: First loss scale of fp16.
         growth_interval: Good steps after which the scale is doubled.
@@ -76,19 +78,24 @@ class GraphedStep:
             raise ConfigError("GraphedStep needs a model on a CUDA device; move it with model.cuda() first.")
         self.is_lars = "trust_coefficient" in optimizer.defaults
         # fused optimizers of torch read the rate, and whether to skip the step, on the device
-        self.updates_in_graph = self.is_lars or bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+        self.skips_by_itself = bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+        self.updates_in_graph = self.is_lars or self.skips_by_itself or hasattr(optimizer, "create_state")
         self.params: list[Tensor] = params
         self.device = params[0].device
         self.copies = self._low_precision_copies()
         self.names = {id(p): name for name, p in model.named_parameters()}
-        self.rates = torch.zeros(len(optimizer.param_groups), dtype=torch.float32, device=self.device)
+        self.settings = {
+            name: torch.zeros(len(optimizer.param_groups), dtype=torch.float32, device=self.device)
+            for name in CHANGING
+            if name in optimizer.defaults
+        }
         self.scale = torch.tensor(scale if precision == "fp16" else 1.0, dtype=torch.float32, device=self.device)
         self.good_steps = torch.zeros((), dtype=torch.int32, device=self.device)
         self.skipped = torch.zeros((), dtype=torch.float32, device=self.device)
         self._prepare_optimizer()
         self._graphs: dict[tuple[object, ...], _Graph] = {}
         self._pool = torch.cuda.graph_pool_handle()
-        self._last_rates: list[float] = []
+        self._last_settings: dict[str, list[float]] = {}
         self._sums: list[Tensor] = []  # made once, so that the table of their addresses is written once
         self._parts = 0
         self._kernels_of_sums: LarsKernels | None = None
@@ -109,7 +116,7 @@ class GraphedStep:
         captured = self._graphs[key]
         captured.images.copy_(images, non_blocking=True)
         captured.labels.copy_(labels, non_blocking=True)
-        self._set_rates()
+        self._set_settings()
         captured.graph.replay()
         if not self.updates_in_graph:
             self._torch_update(captured.gradients)
@@ -141,7 +148,7 @@ class GraphedStep:
         """Update the weights with what `add` gathered."""
         assert self._parts, "a batch in parts needs at least one"
         self._parts = 0
-        self._set_rates()
+        self._set_settings()
         if self.is_lars:
             if self._kernels_of_sums is None:  # of its own: a table that graphs read must keep their gradients
                 self._kernels_of_sums = self._lars_kernels()
@@ -197,10 +204,13 @@ class GraphedStep:
     def _prepare_optimizer(self) -> None:
         if not self.updates_in_graph:
             return
+        # A buffer that a first step would create could not be created inside a graph.
+        if hasattr(self.optimizer, "create_state"):
+            self.optimizer.create_state()
+            return
         for group in self.optimizer.param_groups:
             for param in group["params"]:
                 state = self.optimizer.state[param]
-                # A buffer that a first step would create could not be created inside a graph.
                 if (group.get("momentum") or self.is_lars) and state.get("momentum_buffer") is None:
                     state["momentum_buffer"] = torch.zeros_like(param, memory_format=torch.preserve_format)
         if self.is_lars:
@@ -213,12 +223,13 @@ class GraphedStep:
     def _velocities(self) -> list[Tensor]:
         return [self.optimizer.state[param]["momentum_buffer"] for param in self.params]
 
-    def _set_rates(self) -> None:
-        rates = [float(group["lr"]) for group in self.optimizer.param_groups]
-        if rates != self._last_rates:
-            for index, rate in enumerate(rates):
-                self.rates[index].fill_(rate)  # a kernel argument: no copy that the host would have to keep alive
-            self._last_rates = rates
+    def _set_settings(self) -> None:
+        for name, on_device in self.settings.items():
+            values = [float(group[name]) for group in self.optimizer.param_groups]
+            if values != self._last_settings.get(name):
+                for index, value in enumerate(values):
+                    on_device[index].fill_(value)  # a kernel argument: no copy that the host would have to keep alive
+                self._last_settings[name] = values
 
     def _lars_kernels(self) -> LarsKernels:
         settings = [
@@ -302,7 +313,7 @@ class GraphedStep:
             scale = torch.full_like(scale, float("nan"))  # makes every norm nan: the step is skipped
             good_steps = None if good_steps is None else good_steps.clone()
         interval = self.growth_interval
-        kernels.launch(self.rates, scale=scale, good_steps=good_steps, growth_interval=interval, aligned=True)
+        kernels.launch(self.settings["lr"], scale=scale, good_steps=good_steps, growth_interval=interval, aligned=True)
         self.skipped.copy_(kernels.skipped)
 
     @torch.no_grad()
@@ -315,7 +326,7 @@ class GraphedStep:
         for param, gradient in zip(self.params, wide, strict=True):
             param.grad = gradient
         if self.updates_in_graph:
-            self._fused_optimizer_step()
+            self._step_on_device()
         elif self.dtype != torch.float16 or not float(self.skipped):  # only a scaled loss may overflow by design
             self.optimizer.step()
         for param in self.params:
@@ -326,19 +337,27 @@ class GraphedStep:
         if self.dtype == torch.float16 and not warm_up:
             torch._amp_update_scale_(self.scale, self.good_steps, self.skipped, 2.0, 0.5, self.growth_interval)
 
-    def _fused_optimizer_step(self) -> None:
-        """Let an optimizer of torch read the rates, and whether to skip the step, from the device."""
+    def _step_on_device(self) -> None:
+        """Let the optimizer read what changes from step to step, and whether to skip this one, from the device."""
         optimizer: Any = self.optimizer
-        rates = [group["lr"] for group in optimizer.param_groups]
-        optimizer.grad_scale, optimizer.found_inf = None, self.skipped
+        on_host = [{name: group[name] for name in self.settings} for group in optimizer.param_groups]
         for index, group in enumerate(optimizer.param_groups):
-            group["lr"] = self.rates[index]
+            group.update({name: values[index] for name, values in self.settings.items()})
+        if self.skips_by_itself:
+            optimizer.grad_scale, optimizer.found_inf = None, self.skipped
+            changed = []
+        else:
+            changed = self.params + [value for param in self.params for value in optimizer.state[param].values()]
+        before = [tensor.clone() for tensor in changed]
         try:
             optimizer.step()
         finally:
-            for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate
-            del optimizer.grad_scale, optimizer.found_inf
+            for group, settings in zip(optimizer.param_groups, on_host, strict=True):
+                group.update(settings)
+            if self.skips_by_itself:
+                del optimizer.grad_scale, optimizer.found_inf
+        for tensor, old in zip(changed, before, strict=True):
+            torch.where(self.skipped > 0, old, tensor, out=tensor)
 
 
 def _laid_out(gradient: Tensor, param: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ class AdaGradSGD(Optimizer):
 
     Args:
         params: Parameters or groups of them.
-        lr: Rate; free to change between steps.
+        lr: Rate, a float or a 0-dim tensor; free to change between steps.
         momentum: How much of v is kept; at 0 this is torch's Adagrad.
         nesterov: Nesterov's form of the momentum.
         eps: Added to the root.
@@ -51,7 +51,7 @@ class AdaGradSGD(Optimizer):
     def __init__(
         self,
         params: ParamsT,
-        lr: float,
+        lr: float | Tensor,
         momentum: float = 0.9,
         *,
         nesterov: bool = False,
@@ -94,7 +94,17 @@ class AdaGradSGD(Optimizer):
                 torch._foreach_add_(steps, velocities, alpha=group["momentum"])
             else:
                 steps = velocities
-        torch._foreach_add_(params, steps, alpha=-group["lr"])
+        if isinstance(group["lr"], Tensor):  # alpha would have to be read by the host
+            torch._foreach_sub_(params, torch._foreach_mul(steps, group["lr"]))
+        else:
+            torch._foreach_add_(params, steps, alpha=-group["lr"])
+
+    def create_state(self) -> None:
+        """Create all buffers now, not in the first step: a CUDA graph can only use what is there."""
+        for group in self.param_groups:
+            for param in group["params"]:
+                for name in ("square_sum", "momentum_buffer") if group["momentum"] else ("square_sum",):
+                    self._buffer(param, name)
 
     def _buffer(self, param: Tensor, name: str) -> Tensor:
         state = self.state[param]

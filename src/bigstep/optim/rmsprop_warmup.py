@@ -105,6 +105,12 @@ class RMSpropWarmup(Optimizer):
                 rmsprop_warmup(params, grads, list(deltas), list(squares), **settings)
         return loss
 
+    def create_state(self) -> None:
+        """Create all buffers now, not in the first step: a CUDA graph can only use what is there."""
+        for group in self.param_groups:
+            for param in group["params"]:
+                self._buffers(param)
+
     def _buffers(self, param: Tensor) -> tuple[Tensor, Tensor]:
         state = self.state[param]
         if not state:
@@ -145,11 +151,17 @@ def rmsprop_warmup(
         roots = torch._foreach_sqrt(squares)
         torch._foreach_add_(roots, eps)
         torch._foreach_div_(decayed, roots)
-        torch._foreach_mul_(decayed, (1 - blend) * rms_lr / lr)
+        torch._foreach_mul_(decayed, _rms_share(blend, rms_lr, lr))
         torch._foreach_add_(steps, decayed)
     torch._foreach_mul_(deltas, momentum)
     torch._foreach_sub_(deltas, steps)
     torch._foreach_add_(params, torch._foreach_mul(deltas, lr))
+
+
+def _rms_share(blend: float | Tensor, rms_lr: float, lr: float | Tensor) -> float | Tensor:
+    """a_RMS = (1 - blend) * rms_lr / lr; 0 at blend = 1, where lr may have decayed to 0."""
+    share = (1 - blend) * rms_lr / lr
+    return torch.where(blend == 1, 0.0, share) if isinstance(blend, Tensor) else share
 
 
 def rmsprop_warmup_reference(
