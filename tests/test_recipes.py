@@ -211,7 +211,37 @@ def test_reading_every_recipe_imports_no_torch() -> None:
 def test_rates_on_cifar10_grow_with_the_batch_until_they_saturate() -> None:
     from bigstep.train.assemble import learning_rate
 
-    config = recipes.load("plain", "cifar10").lr
+    config = recipes.load("lars", "cifar10").lr
     peak = config.schedule[0].until  # the end of the warm-up
     rates = [learning_rate(config, batch)(peak, batch) for batch in (512, 2048, 16384)]
-    assert rates == pytest.approx([0.8, 1.6, 1.6])
+    assert rates == pytest.approx([3.0, 6.0, 6.0])
+
+
+def test_the_warm_up_of_a_huge_batch_has_as_many_steps_as_that_of_a_large_one() -> None:
+    from bigstep.train.assemble import learning_rate
+
+    config = recipes.load("plain", "cifar10").lr
+    lengths = {512: 5, 8192: 5, 16384: 10, 24992: 15}  # epochs; half of the run at most
+    for batch, epochs in lengths.items():
+        rate = learning_rate(config, batch)
+        highest = rate(epochs, batch)
+        assert highest == pytest.approx(config.base * min(batch / 2048, 1) ** 0.5)
+        assert rate(epochs / 2, batch) == pytest.approx(highest / 2)
+        assert rate((epochs + 30) / 2, batch) == pytest.approx(highest / 2), "the decay takes what is left"
+
+
+def test_a_longer_warm_up_takes_the_place_of_what_it_covers() -> None:
+    from bigstep.config import LrConfig, Piece
+    from bigstep.train.assemble import learning_rate
+
+    schedule = (
+        Piece(shape="warmup", until=2, start=0.0, end=1.0),
+        Piece(shape="constant", until=4, start=1.0),
+        Piece(shape="linear", until=20, start=1.0, end=0.0),
+    )
+    config = LrConfig(base=1.0, scaling="none", warmup_batch=100, schedule=schedule)
+    assert learning_rate(config, 400)(4, 400) == pytest.approx(0.5)
+    assert learning_rate(config, 400)(14, 400) == pytest.approx(0.5)
+    assert learning_rate(config, 100)(3, 100) == learning_rate(config, 50)(3, 50) == 1.0
+    late = LrConfig(base=1.0, scaling="none", warmup_batch=100, schedule=(Piece(shape="warmup", until=3, start=0.0),))
+    assert learning_rate(late, 200)(1.5, 200) == pytest.approx(0.5), "a warm-up is never made shorter"

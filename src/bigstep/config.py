@@ -201,6 +201,8 @@ class LrConfig:
     """The batch that `base` is meant for."""
     saturation: int = 0
     """The batch beyond which the rate no longer grows; 0 for none."""
+    warmup_batch: int = 0
+    """The batch beyond which a warm-up takes more epochs, as many times as the batch is larger; 0 for none."""
     schedule: tuple[Piece, ...] = ()
     """Pieces of the schedule, each until its epoch; empty for a constant rate."""
     follow_plan: bool = False
@@ -209,7 +211,9 @@ class LrConfig:
     def __post_init__(self) -> None:
         require_positive(self.base, "lr.base")
         require_positive(self.base_batch, "lr.base_batch")
-        require(self.saturation >= 0, f"lr.saturation is {self.saturation}, but it must not be negative.")
+        for name in ("saturation", "warmup_batch"):
+            value = getattr(self, name)
+            require(value >= 0, f"lr.{name} is {value}, but it must not be negative.")
         ends = [piece.until for piece in self.schedule]
         require(
             ends == sorted(set(ends)),

@@ -68,11 +68,13 @@ def _plans(trial: Trial) -> tuple[Trial, Trial]:
 
 def rate_follows_batch(lab: Laboratory) -> Verdict:
     """Twice the global batch has twice the rate under the linear rule, the square root of it, or the same."""
-    lr = lab.trial.config.lr
-    double = with_batch(lab.trial, local_batch=2)
-    one, two = (dict(lab.see(rates, each, 1)[0]) for each in (lab.trial, double))
+    # where the rate saturates or the warm-up gets longer is no part of the rule
+    lr = replace(lab.trial.config.lr, saturation=0, warmup_batch=0)
+    trial = replace(lab.trial, config=replace(lab.trial.config, lr=lr))
+    double = with_batch(trial, local_batch=2)
+    one, two = (dict(lab.see(rates, each, 1)[0]) for each in (trial, double))
     expected = scale_lr(1.0, 2, base_batch=1, rule=lr.scaling)
-    size = lab.see(beginning, lab.trial, 1)[0].sizes[0]
+    size = lab.see(beginning, trial, 1)[0].sizes[0]
     # a warm-up from the unscaled rate starts at the same rate whatever the batch: the rule holds behind it
     begins = size * max((piece.until for piece in lr.schedule if piece.start == "base"), default=0.0)
     peak = max(one.values())
@@ -82,7 +84,7 @@ def rate_follows_batch(lab: Laboratory) -> Verdict:
         if apart > worst:
             worst = apart
             fault = (
-                f"after {samples} samples the rate is {one[samples]:.4g} at batch {lab.trial.config.batch} and "
+                f"after {samples} samples the rate is {one[samples]:.4g} at batch {trial.config.batch} and "
                 f"{two[samples]:.4g} at batch {double.config.batch}, but the rule {lr.scaling!r} asks for a factor of "
                 f"{expected:.4g}"
             )

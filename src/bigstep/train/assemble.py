@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -208,13 +208,23 @@ def learning_rate(config: LrConfig, first_batch: int, plan: Sequence[Stage] = ()
     def of_stage(epoch: float) -> float:
         return next((stage.rate for stage in reversed(plan) if stage.epoch <= epoch), 1.0)
 
-    begins = [0.0, *(piece.until for piece in config.schedule)]
+    listed = _warmed_longer(config.schedule, first_batch / config.warmup_batch if config.warmup_batch else 1.0)
+    begins = [0.0, *(piece.until for piece in listed)]
     unscaled = config.base / scaled(first_batch)
-    pieces = [
-        (piece.until, _schedule(piece, begin, unscaled)) for piece, begin in zip(config.schedule, begins, strict=False)
-    ]
+    pieces = [(piece.until, _schedule(piece, begin, unscaled)) for piece, begin in zip(listed, begins, strict=False)]
     multiple = join(*pieces) if pieces else constant(1.0)
     return lambda epoch, batch: scaled(batch if config.follow_plan else first_batch) * multiple(epoch) * of_stage(epoch)
+
+
+def _warmed_longer(schedule: Sequence[Piece], factor: float) -> Sequence[Piece]:
+    """The schedule with a first warm-up of `factor` times its epochs, at most half of all; what it covers is left out.
+
+    A warm-up has to last for some steps, and larger batches have fewer in an epoch.
+    """
+    if factor <= 1 or not schedule or schedule[0].shape != "warmup":
+        return schedule
+    until = max(schedule[0].until, min(factor * schedule[0].until, schedule[-1].until / 2))
+    return [replace(schedule[0], until=until), *(piece for piece in schedule if piece.until > until)]
 
 
 def _schedule(piece: Piece, begin: float, unscaled: float) -> Schedule:

@@ -172,7 +172,8 @@ class StepProfiler:
         activities = [torch.profiler.ProfilerActivity.CPU]
         if self._device.type == "cuda":
             activities.append(torch.profiler.ProfilerActivity.CUDA)
-        return torch.profiler.profile(activities=activities, record_shapes=True)
+        # acc_events: torch 2.11 warns without it that a second cycle would forget the first; here there is only one
+        return torch.profiler.profile(activities=activities, record_shapes=True, acc_events=True)
 
     def _wait(self) -> None:
         if self._device.type == "cuda":
