@@ -98,6 +98,13 @@ def test_every_property_holds_without_a_fault(check_pool: Pool, exchange: Exchan
     assert ("onebit quantises per rank" in report.row("path of P ranks = of one").words) == (exchange is ONEBIT)
 
 
+def test_a_rate_that_saturates_and_a_warm_up_that_lengthens_still_follow_the_rule(check_pool: Pool) -> None:
+    bounded = dataclasses.replace(config().lr, saturation=30, warmup_batch=20)  # a trial has 24 samples, then 48
+    only = ["rate follows the batch"]
+    report = check(config(lr=bounded), model=faults.Net, data=faults.Pairs, ranks=(1, 2), only=only, pool=check_pool)
+    assert report.passed, report.cause
+
+
 @pytest.mark.parametrize("recipe", ["sony", "onebit"])
 def test_recipes_pass(check_pool: Pool, recipe: str) -> None:
     kept = [name for name in NAMES if name != "resume on other ranks"]
