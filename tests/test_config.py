@@ -79,6 +79,7 @@ def test_exponents_without_a_dot_are_numbers() -> None:
         ("lr.schedule=[{shape: table, until: 3, at: [1], values: [1]}]", "one more value"),
         ("lr.schedule=[{shape: constant, until: 3}, {shape: constant, until: 2}]", "follow one another"),
         ("lr.base=[", "not valid YAML"),
+        ("lr.warmup_batch=-1", "must not be negative"),
         ("checkpoint.keep=0", "greater than 0"),
         ("data.holdout=1.5", "less than 1"),
         ("data.sizes=[{epoch: 1, image_size: 0}]", "greater than 0"),
@@ -107,3 +108,10 @@ def test_a_plan_follows_the_workers_unless_it_is_set_too() -> None:
     assert [(stage.count, stage.local_batch) for stage in halved.plan] == [(16, 32)]
     own = apply_settings(planned, ["workers.count=2", "plan=[{epoch: 1, count: 5, local_batch: 7}]"])
     assert [(stage.count, stage.local_batch) for stage in own.plan] == [(5, 7)]
+
+
+def test_an_optimizer_that_divides_by_the_rate_does_not_start_at_none() -> None:
+    rising = "lr.schedule=[{shape: warmup, until: 1, start: 0.0}, {shape: constant, until: 3}]"
+    with pytest.raises(ConfigError, match="starts at a rate of 0, by which optimizer.name=rmsprop_warmup divides"):
+        apply_settings(base(), ["optimizer.name=rmsprop_warmup", rising])
+    assert apply_settings(base(), ["optimizer.name=lars", rising]).lr.schedule[0].start == 0

@@ -49,7 +49,7 @@ def test_graph_follows_fp32_training(kind, precision) -> None:
             for group in optimizer.param_groups:
                 group["lr"] = rate * RATES[kind]
                 if kind == "rmsprop_warmup":
-                    group["blend"] = 0.25 * (index // 2)
+                    group["blend"] = 1 - 0.5 * (index // 2)  # far apart: a graph that ignored it would be off by half
         want = LOSS(plain(images), labels)
         reference.zero_grad()
         want.backward()

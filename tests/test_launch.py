@@ -116,6 +116,20 @@ def test_a_run_is_not_resumed_with_other_settings(
     assert said.out == ""
 
 
+def test_a_setting_that_did_not_exist_when_a_run_was_started_has_its_default() -> None:
+    from bigstep.config_text import config_to_mapping
+    from bigstep.train.run import changed_setting
+
+    config = recipes.load("plain", "mini")
+    before = config_to_mapping(config)
+    del before["lr"]["warmup_batch"]
+    assert changed_setting(before, config) is None
+    asked = apply_settings(config, ["lr.warmup_batch=64"])
+    assert "lr.warmup_batch=0, but now lr.warmup_batch=64" in str(changed_setting(before, asked))
+    before["lr"]["invented"] = 3
+    assert "lr.invented=3" in str(changed_setting(before, config)), "a field of another release is not passed over"
+
+
 def test_a_killed_rank_is_named(tmp_path: Path) -> None:
     process = subprocess.Popen(command(tmp_path / "run", 2), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 50

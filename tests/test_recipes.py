@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from bigstep import recipes
-from bigstep.config import RunConfig
-from bigstep.config_text import apply_settings, config_from_yaml, config_to_yaml
+from bigstep.config import LrConfig, Piece, RunConfig, Stage
+from bigstep.config_text import apply_settings, config_from_yaml, config_to_yaml, stretched
 from bigstep.errors import ConfigError
 from bigstep.models import build_model
 from bigstep.train import fit
@@ -209,17 +209,19 @@ def test_reading_every_recipe_imports_no_torch() -> None:
 
 
 def test_rates_on_cifar10_grow_with_the_batch_until_they_saturate() -> None:
-    from bigstep.train.assemble import learning_rate
-
     config = recipes.load("lars", "cifar10").lr
     peak = config.schedule[0].until  # the end of the warm-up
     rates = [learning_rate(config, batch)(peak, batch) for batch in (512, 2048, 16384)]
     assert rates == pytest.approx([3.0, 6.0, 6.0])
 
 
-def test_the_warm_up_of_a_huge_batch_has_as_many_steps_as_that_of_a_large_one() -> None:
-    from bigstep.train.assemble import learning_rate
+def test_the_presets_are_those_that_the_table_of_cifar10_was_measured_with() -> None:
+    assert [stage.epoch for stage in recipes.load("sony", "cifar10").plan] == [14, 24]
+    assert recipes.load("fastai", "cifar10").lr.saturation == 4096
+    assert recipes.load("plain", "cifar10").lr.warmup_batch == 8192
 
+
+def test_the_warm_up_of_a_huge_batch_has_as_many_steps_as_that_of_a_large_one() -> None:
     config = recipes.load("plain", "cifar10").lr
     lengths = {512: 5, 8192: 5, 16384: 10, 24992: 15}  # epochs; half of the run at most
     for batch, epochs in lengths.items():
@@ -230,10 +232,15 @@ def test_the_warm_up_of_a_huge_batch_has_as_many_steps_as_that_of_a_large_one() 
         assert rate((epochs + 30) / 2, batch) == pytest.approx(highest / 2), "the decay takes what is left"
 
 
-def test_a_longer_warm_up_takes_the_place_of_what_it_covers() -> None:
-    from bigstep.config import LrConfig, Piece
-    from bigstep.train.assemble import learning_rate
+def test_a_longer_warm_up_keeps_its_share_of_a_longer_run_and_goes_by_the_first_batch() -> None:
+    config = apply_settings(recipes.load("plain", "cifar10"), ["workers.count=512"])
+    longer = stretched(config, 60)
+    assert learning_rate(longer.lr, longer.batch)(10, longer.batch) == pytest.approx(0.8)  # half way to epoch 20
+    grown = learning_rate(config.lr, config.batch, (Stage(epoch=2, count=1024, local_batch=32),))
+    assert grown(5, 32768) == pytest.approx(0.8)
 
+
+def test_a_longer_warm_up_takes_the_place_of_what_it_covers() -> None:
     schedule = (
         Piece(shape="warmup", until=2, start=0.0, end=1.0),
         Piece(shape="constant", until=4, start=1.0),

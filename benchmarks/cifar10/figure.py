@@ -71,7 +71,7 @@ def _x(batch: float) -> float:
 
 
 def _y(accuracy: float) -> float:
-    share = math.log((100 - LOWEST) / (100 - accuracy)) / math.log((100 - LOWEST) / (100 - HIGHEST))
+    share = math.log((100 - LOWEST) / (100 - max(accuracy, LOWEST))) / math.log((100 - LOWEST) / (100 - HIGHEST))
     return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
 
 

@@ -59,8 +59,8 @@ def config_of(recipe: str, batch: int, settings: tuple[str, ...] = (), epochs: f
 class Book:
     """Results by name, kept line by line."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, *, shared: bool = False) -> None:
+        self.path, self.shared = path, shared
         self.rows: dict[str, dict[str, Any]] = {}
         if path.exists():
             for line in path.read_text().splitlines():
@@ -92,6 +92,8 @@ class Book:
         except BigstepError as error:
             row |= {"accuracy": None, "failure": str(error)}
         row["wall_s"] = time.perf_counter() - begin
+        if self.shared:
+            row["shared"] = True  # the GPU, with other runs: its times say nothing
         self.rows[name] = row
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a") as file:

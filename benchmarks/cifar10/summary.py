@@ -78,24 +78,26 @@ def cost_table(rows: list[dict[str, Any]]) -> list[str]:
 
 def cost(rows: list[dict[str, Any]], recipe: str, batch: int) -> str:
     """Steps and the least seconds of runs that had the GPU to themselves; of a single run only a bound."""
-    found = named(rows, "table", recipe, str(batch))
+    found = [row for row in named(rows, "table", recipe, str(batch)) if "steps" in row]  # the others failed
+    if not found:
+        return ""
     earlier = named(rows, "earlier", "table", recipe, str(batch))  # other settings, the same steps
-    same = [row for row in (*found, *earlier) if row["steps"] == found[0]["steps"]]
+    same = [row for row in (*found, *earlier) if row.get("steps") == found[0]["steps"]]
     alone = [row["seconds"] for row in same if not row.get("shared")]
-    if not found or not alone:
-        return f"{found[0]['steps']:,}" if found else ""
+    if not alone:
+        return f"{found[0]['steps']:,}"
     return f"{found[0]['steps']:,}; {'≤ ' if len(alone) == 1 else ''}{min(alone):.1f} s"
 
 
 def speed_list(rows: list[dict[str, Any]]) -> list[str]:
-    """Accuracy and time of the runs that are to reach 94 %; the first of them holds the start and is not timed."""
+    """Accuracy and time of the runs that are to reach 94 %; those that shared the GPU are not timed."""
     found = named(rows, "speed")
-    accuracies = [100 * row["accuracy"] for row in found]
-    seconds = [row["seconds"] for row in found[1:]]
+    accuracies = [100 * (row["accuracy"] or 0.0) for row in found]
+    seconds = [row["seconds"] for row in found if not row.get("shared") and "seconds" in row]
     return [
         f"- {found[0]['name'].rsplit(' seed ', 1)[0][6:]}: {percent(found)}, {min(accuracies):.2f} to "
         f"{max(accuracies):.2f}, {sum(each >= 94 for each in accuracies)} of {len(found)} at 94 % or more",
-        f"- seconds of training and evaluation, the first run left out: median {statistics.median(seconds):.2f}, "
+        f"- seconds of training and evaluation, alone on the GPU: median {statistics.median(seconds):.2f}, "
         f"{min(seconds):.2f} to {max(seconds):.2f} (n={len(seconds)})",
     ]
 
@@ -184,7 +186,7 @@ def main() -> None:
         kinds = sorted({row["name"].rsplit(" seed ", 1)[0] for row in named(rows, "earlier")})
         text += [
             "",
-            "With the presets before the second look (sony grew earlier, plain warmed up less):",
+            "Before (sony grew at 10 and 20, plain warmed up for 5 epochs, fastai's rate saturated at 1,024):",
             "",
         ]
         text += [f"- {kind[14:]}: {percent(named(rows, kind, 'seed'))}" for kind in kinds]

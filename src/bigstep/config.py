@@ -202,7 +202,7 @@ class LrConfig:
     saturation: int = 0
     """The batch beyond which the rate no longer grows; 0 for none."""
     warmup_batch: int = 0
-    """The batch beyond which a warm-up takes more epochs, as many times as the batch is larger; 0 for none."""
+    """Beyond this batch a first warm-up lasts batch / warmup_batch times as long, up to half the schedule; 0: never."""
     schedule: tuple[Piece, ...] = ()
     """Pieces of the schedule, each until its epoch; empty for a constant rate."""
     follow_plan: bool = False
@@ -350,6 +350,12 @@ class RunConfig:
             self.optimizer.adagrad != "before" or self.precision != "fp16",
             "optimizer.adagrad=before scales gradients before fp16's loss scale is taken out of them: use "
             "precision=bf16 or float32, or adagrad=after.",
+        )
+
+        require(
+            self.optimizer.name != "rmsprop_warmup" or not self.lr.schedule or self.lr.schedule[0].start != 0,
+            "lr.schedule starts at a rate of 0, by which optimizer.name=rmsprop_warmup divides: let its first piece "
+            "start above 0; this optimizer is a warm-up in itself.",
         )
 
     @property

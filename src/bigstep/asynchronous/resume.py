@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bigstep.config import RunConfig
-from bigstep.config_text import config_to_mapping
 from bigstep.errors import ConfigError, DataError
 from bigstep.records import read_run
 from bigstep.train.checkpoint import load_latest
-from bigstep.train.run import changed_field
+from bigstep.train.run import changed_setting
 
 __all__ = ["Progress", "saved_progress"]
 
@@ -37,7 +36,7 @@ def saved_progress(folder: Path, config: RunConfig) -> Progress | None:
     if not (folder / "run.json").exists():
         return None
     run = read_run(folder)
-    if change := changed_field(run.config, config_to_mapping(config)):
+    if change := changed_setting(run.config, config):
         raise ConfigError(f"The run in {folder} {change}; take it back, or start a new run with another --out.")
     places = [folder / "checkpoints" / f"shard-{shard}" for shard in range(config.asynchronous.shards)]
     states = [load_latest(place)[0] for place in places]

@@ -45,7 +45,8 @@ class GraphedStep:
     `step(images, labels)` takes a step. A batch in parts is a call of `add` for each part, without graphs, and one of
     `update`. The rate (and the `blend` of RMSprop warm-up) may change between steps as usual, through
     `optimizer.param_groups[i]["lr"]`. Other settings of an optimizer that is in the graph are fixed there, and so are
-    the groups of `set_groups` (another number makes another graph). After loading a state dict call `refresh()`.
+    the groups of `set_groups` (another number makes another graph). State dicts must be loaded before the first step,
+    since graphs hold the tensors that were there; call `refresh()` then.
 
     Args:
         model: On a CUDA device, in training mode; best after `bigstep.kernels.optimize`.
@@ -271,6 +272,7 @@ class GraphedStep:
         return narrow.copy_(images)  # type: ignore[no-any-return]  # as above
 
     def _capture(self, images: Tensor, labels: Tensor) -> _Graph:
+        self._prepare_optimizer()  # once more: a state dict may have been loaded that lacks something
         static_images = self._input(images)
         static_labels = labels.to(self.device, copy=True)
         kernels = self._lars_kernels() if self.is_lars else None
@@ -356,8 +358,9 @@ class GraphedStep:
                 group.update(settings)
             if self.skips_by_itself:
                 del optimizer.grad_scale, optimizer.found_inf
+        skip = self.skipped > 0
         for tensor, old in zip(changed, before, strict=True):
-            torch.where(self.skipped > 0, old, tensor, out=tensor)
+            torch.where(skip, old, tensor, out=tensor)
 
 
 def _laid_out(gradient: Tensor, param: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 
 from bigstep.comm.error_feedback import owed
 from bigstep.config import RunConfig
-from bigstep.config_text import config_to_mapping
+from bigstep.config_text import config_from_mapping, config_to_mapping
 from bigstep.data.sampler import Position
 from bigstep.errors import BigstepError, ConfigError, DataError, RunError
 from bigstep.records import RunWriter, locked, write_atomically
@@ -29,7 +29,7 @@ from bigstep.train.loop import Ending, train
 from bigstep.train.profile import profiler_of
 from bigstep.train.ranks import AgreedError, Ranks
 
-__all__ = ["Audience", "Order", "capture", "changed_field", "restore", "run"]
+__all__ = ["Audience", "Order", "capture", "changed_setting", "restore", "run"]
 
 _FREE_TO_CHANGE = {"data.path", "data.loaders", "checkpoint", "kernels"}
 """Fields that do not decide the path, so a resumed run may change them."""
@@ -228,7 +228,7 @@ def _state_of_first(order: Order, ranks: Ranks, checkpoints: Path) -> tuple[dict
         state, problems = load_latest(checkpoints)
         if state is not None:
             if isinstance(state.get("config"), dict):
-                refusal = changed_field(state["config"], config_to_mapping(order.config))
+                refusal = changed_setting(state["config"], order.config)
             else:
                 refusal = "has a checkpoint that is none of a run"
     state, problems, refusal = ranks.from_first((state, problems, refusal))
@@ -237,13 +237,22 @@ def _state_of_first(order: Order, ranks: Ranks, checkpoints: Path) -> tuple[dict
     return state, problems
 
 
-def changed_field(old: Any, new: Any, path: str = "") -> str | None:
-    """Name the first field that differs, unless it is free to change."""
+def changed_setting(before: dict[str, Any], config: RunConfig) -> str | None:
+    """Name the first setting that differs from those a run was started with, unless it is free to change.
+
+    A field that did not exist then has its default.
+    """
+    with contextlib.suppress(ConfigError):  # one that no longer exists is named below
+        before = config_to_mapping(config_from_mapping(before))
+    return _changed_field(before, config_to_mapping(config))
+
+
+def _changed_field(old: Any, new: Any, path: str = "") -> str | None:
     if path in _FREE_TO_CHANGE or old == new:
         return None
     if isinstance(old, dict) and isinstance(new, dict):
         for key in [*old, *(key for key in new if key not in old)]:
-            change = changed_field(old.get(key), new.get(key), f"{path}.{key}" if path else key)
+            change = _changed_field(old.get(key), new.get(key), f"{path}.{key}" if path else key)
             if change:
                 return change
         return None
