@@ -108,10 +108,3 @@ def test_a_plan_follows_the_workers_unless_it_is_set_too() -> None:
     assert [(stage.count, stage.local_batch) for stage in halved.plan] == [(16, 32)]
     own = apply_settings(planned, ["workers.count=2", "plan=[{epoch: 1, count: 5, local_batch: 7}]"])
     assert [(stage.count, stage.local_batch) for stage in own.plan] == [(5, 7)]
-
-
-def test_an_optimizer_that_divides_by_the_rate_does_not_start_at_none() -> None:
-    rising = "lr.schedule=[{shape: warmup, until: 1, start: 0.0}, {shape: constant, until: 3}]"
-    with pytest.raises(ConfigError, match="starts at a rate of 0, by which optimizer.name=rmsprop_warmup divides"):
-        apply_settings(base(), ["optimizer.name=rmsprop_warmup", rising])
-    assert apply_settings(base(), ["optimizer.name=lars", rising]).lr.schedule[0].start == 0

@@ -19,6 +19,7 @@ from bigstep.plan.accuracy import fit_law
 from bigstep.recipes import SYNCHRONOUS
 
 HERE = Path(__file__).parent / "results"
+HEADING = ("| system | " + " | ".join(f"{batch:,}" for batch in BATCHES) + " |", "|---" * (len(BATCHES) + 1) + "|")
 
 
 def named(rows: list[dict[str, Any]], *words: str) -> list[dict[str, Any]]:
@@ -57,7 +58,7 @@ def search_table(rows: list[dict[str, Any]]) -> list[str]:
 
 def accuracy_table(rows: list[dict[str, Any]]) -> list[str]:
     """The table of systems and batches on the test set."""
-    lines = ["| system | " + " | ".join(f"{batch:,}" for batch in BATCHES) + " |", "|---" * (len(BATCHES) + 1) + "|"]
+    lines = list(HEADING)
     for recipe in SYNCHRONOUS:
         same = "lars" if recipe == "tencent" else recipe  # one rank exchanges nothing, and that is where they differ
         cells = [percent(named(rows, "table", same, str(batch))) for batch in BATCHES]
@@ -68,7 +69,7 @@ def accuracy_table(rows: list[dict[str, Any]]) -> list[str]:
 
 def cost_table(rows: list[dict[str, Any]]) -> list[str]:
     """Steps and seconds of the table's runs."""
-    lines = ["| system | " + " | ".join(f"{batch:,}" for batch in BATCHES) + " |", "|---" * (len(BATCHES) + 1) + "|"]
+    lines = list(HEADING)
     for recipe in SYNCHRONOUS:
         if recipe != "tencent":
             cells = [cost(rows, recipe, batch) for batch in BATCHES]

@@ -352,12 +352,6 @@ class RunConfig:
             "precision=bf16 or float32, or adagrad=after.",
         )
 
-        require(
-            self.optimizer.name != "rmsprop_warmup" or not self.lr.schedule or self.lr.schedule[0].start != 0,
-            "lr.schedule starts at a rate of 0, by which optimizer.name=rmsprop_warmup divides: let its first piece "
-            "start above 0; this optimizer is a warm-up in itself.",
-        )
-
     @property
     def batch(self) -> int:
         """The global batch of the first stage."""

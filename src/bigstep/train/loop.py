@@ -211,6 +211,12 @@ def set_rates(parts: Parts, step: Step) -> float:
     if parts.config.optimizer.name == "rmsprop_warmup":
         optimizer = parts.config.optimizer
         settings["blend"] = elu_blend(epoch, optimizer.blend_center, optimizer.blend_period)
+        if lr == 0 and settings["blend"] < 1:
+            until = optimizer.blend_center + optimizer.blend_period / 2
+            raise AgreedError(
+                f"The learning rate is 0 at epoch {epoch:.2f}, and optimizer.name=rmsprop_warmup divides by it until "
+                f"epoch {until:g}: let lr.schedule stay above 0 until then."
+            )
     for group in parts.optimizer.param_groups:
         group.update(settings)
     return lr
