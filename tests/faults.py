@@ -15,17 +15,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from bigstep.check import Own, Subject, Trial, bigstep_loop
-from bigstep.comm import Exchange
 from bigstep.config import ExchangeConfig
 from bigstep.data.feed import Feed
 from bigstep.data.sampler import Position, Sampler, Step, hosted_workers
+from bigstep.engine.build import Parts
+from bigstep.engine.checkpoint import save_checkpoint
+from bigstep.engine.connect import make_exchange
+from bigstep.engine.ranks import Ranks
+from bigstep.engine.run import capture
+from bigstep.exchange import Exchange
 from bigstep.norm import WorkerStatistics
 from bigstep.schedules import BatchPlan
-from bigstep.train.assemble import Parts
-from bigstep.train.checkpoint import save_checkpoint
-from bigstep.train.connect import make_exchange
-from bigstep.train.ranks import Ranks
-from bigstep.train.run import capture
 
 LOOP = bigstep_loop()
 

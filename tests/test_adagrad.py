@@ -15,8 +15,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bigstep import recipes
-from bigstep.comm import Exchange
-from bigstep.comm.error_feedback import owed
 from bigstep.config import (
     AsynchronousConfig,
     CheckpointConfig,
@@ -26,11 +24,13 @@ from bigstep.config import (
     RunConfig,
     Stage,
 )
-from bigstep.config_text import apply_settings, stretched
+from bigstep.config.text import apply_settings, stretched
+from bigstep.engine.checkpoint import load_latest, save_checkpoint
 from bigstep.errors import ConfigError
+from bigstep.exchange import Exchange
+from bigstep.exchange.error_feedback import owed
 from bigstep.optim import AdaGradSGD, RankAdaGrad, parameter_groups
 from bigstep.train import fit
-from bigstep.train.checkpoint import load_latest, save_checkpoint
 from test_same_path import Eighty, small_order, train_here_until
 from worlds import World
 

@@ -27,11 +27,11 @@ from bigstep.config import (
     WorkersConfig,
 )
 from bigstep.data.sampler import Sampler
+from bigstep.engine.build import assemble, batch_plan
+from bigstep.engine.ranks import Ranks
 from bigstep.errors import ConfigError, RunError
 from bigstep.optim import parameter_groups
 from bigstep.records import read_run
-from bigstep.train.assemble import assemble, batch_plan
-from bigstep.train.ranks import Ranks
 
 
 class Ninety(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):

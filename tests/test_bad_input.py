@@ -173,9 +173,9 @@ def test_more_ranks_than_workers_is_refused(
     import torch
 
     from bigstep.config import LrConfig, RunConfig, WorkersConfig
+    from bigstep.engine.build import assemble
+    from bigstep.engine.ranks import Ranks
     from bigstep.errors import ConfigError
-    from bigstep.train.assemble import assemble
-    from bigstep.train.ranks import Ranks
 
     config = RunConfig(workers=WorkersConfig(count=2, local_batch=2), epochs=1, lr=LrConfig(base=0.1))
     with pytest.raises(ConfigError, match="3 ranks were started for 2 workers"):
@@ -185,8 +185,8 @@ def test_more_ranks_than_workers_is_refused(
 def test_a_gpu_is_given_to_several_ranks_only_if_they_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
+    from bigstep.engine.ranks import joined_ranks
     from bigstep.errors import ConfigError
-    from bigstep.train.ranks import joined_ranks
 
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -21,7 +21,8 @@ from bigstep.bench.suites import SUITES, Options, batch_settings, planned_runs
 from bigstep.bench.tuning import HOLDOUT, SPACES, choose, trials_of
 from bigstep.bench.watch import Watch
 from bigstep.config import RunConfig
-from bigstep.config_text import apply_settings, config_to_mapping, finished_on_one
+from bigstep.config.text import apply_settings, config_to_mapping, finished_on_one
+from bigstep.engine.build import learning_rate
 from bigstep.errors import ConfigError
 from bigstep.records import read_run
 from bigstep.report.gather import gather
@@ -29,7 +30,6 @@ from bigstep.report.outcome import flatten
 from bigstep.report.study import study_of
 from bigstep.report.table import to_markdown
 from bigstep.train import fit
-from bigstep.train.assemble import learning_rate
 
 # a network without batch norm on 2,400 images, 256 a step in two forwards: a fraction of a second
 TINY = (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bigstep.config_text import finished_on_one
+from bigstep.config.text import finished_on_one
 from bigstep.records import read_run
 from test_same_path import small_order, train_here
 from worlds import World

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from bigstep.engine.checkpoint import load_checkpoint, load_latest, save_checkpoint, weights_hash
 from bigstep.errors import DataError
-from bigstep.train.checkpoint import load_checkpoint, load_latest, save_checkpoint, weights_hash
 
 
 def state(step: int) -> dict[str, object]:

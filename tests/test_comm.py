@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bigstep.comm import Halving, Hierarchical, Ring, Torus, World, sum_over_ranks
+from bigstep.exchange import Halving, Hierarchical, Ring, Torus, World, sum_over_ranks
 from worlds import World as Ranks
 
 LENGTHS = (0, 1, 7, 1_000_003)

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from bigstep.comm import BucketTuner, Exchange
-from bigstep.comm.buckets import DDP_DEFAULT_MB
+from bigstep.exchange import BucketTuner, Exchange
+from bigstep.exchange.buckets import DDP_DEFAULT_MB
 from test_comm_hook import batch_of, largest_difference, make_model, train
 from worlds import World as Ranks
 

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from bigstep.comm import Exchange
+from bigstep.exchange import Exchange
 from test_comm_hook import BUCKET_MB, batch_of, make_model
 
 pytestmark = pytest.mark.gpu

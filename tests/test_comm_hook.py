@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from bigstep.comm import Exchange
+from bigstep.exchange import Exchange
 from bigstep.wire import collective_traffic, encoded_bytes
 from worlds import World as Ranks
 

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from bigstep.comm import Exchange
 from bigstep.errors import ConfigError, RunError
+from bigstep.exchange import Exchange
 from bigstep.wire import collective_traffic, encoded_bytes
 from test_comm_hook import BUCKET_MB, batch_of, largest_difference, make_model, train
 from worlds import Pool

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bigstep.config import RunConfig
-from bigstep.config_text import apply_settings, config_from_mapping, config_from_yaml, config_to_mapping, config_to_yaml
+from bigstep.config.text import apply_settings, config_from_mapping, config_from_yaml, config_to_mapping, config_to_yaml
 from bigstep.errors import ConfigError
 
 BASE = {"workers": {"count": 8, "local_batch": 32}, "epochs": 2, "lr": {"base": 0.1}}

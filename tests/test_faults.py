@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from bigstep import recipes
-from bigstep.config_text import apply_settings
+from bigstep.config.text import apply_settings
 from bigstep.records import read_run
 from bigstep.train import fit
 from programs import SETTINGS, STEPS, arguments, environment, rank_processes, sentences, start, wait_for_rows

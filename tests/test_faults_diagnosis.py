@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from bigstep.config import CheckpointConfig, DataConfig, LrConfig, RunConfig, WorkersConfig
+from bigstep.engine.interruption import StoppedError
 from bigstep.errors import RunError
 from bigstep.records import read_run
 from bigstep.train import fit
-from bigstep.train.interruption import StoppedError
 from worlds import World
 
 

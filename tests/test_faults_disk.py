@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from bigstep.config import CheckpointConfig, DataConfig, LrConfig, RunConfig, WorkersConfig
+from bigstep.engine.checkpoint import load_latest
+from bigstep.engine.interruption import StoppedError
 from bigstep.errors import RunError
 from bigstep.records import read_run
 from bigstep.train import fit
-from bigstep.train.checkpoint import load_latest
-from bigstep.train.interruption import StoppedError
 
 SMALL_BYTES = 1 << 20
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from bigstep.config import RunConfig
-from bigstep.config_text import apply_settings
+from bigstep.config.text import apply_settings
+from bigstep.engine.fusing import Kernels, fuse, why_plain
 from bigstep.models import build_model
 from bigstep.recipes import load
-from bigstep.train.fusing import Kernels, fuse, why_plain
 
 
 def config(*settings: str) -> RunConfig:

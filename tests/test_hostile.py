@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from bigstep.config_text import config_from_yaml
+from bigstep.config.text import config_from_yaml
 from bigstep.data.download import unpack
+from bigstep.engine.checkpoint import load_checkpoint, save_checkpoint
 from bigstep.errors import ConfigError, DataError
 from bigstep.records import locked, write_atomically
-from bigstep.train.checkpoint import load_checkpoint, save_checkpoint
 from programs import environment
 from worlds import World
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from bigstep import recipes
-from bigstep.bench.lab import Lab, why_no_lab
-from bigstep.config_text import apply_settings
+from bigstep.config.text import apply_settings
+from bigstep.lab.hosts import Lab, why_no_lab
 from bigstep.records import read_run
 from bigstep.train import fit
 from programs import SETTINGS, arguments

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from bigstep.config import DataConfig, LrConfig, RunConfig, WorkersConfig
+from bigstep.engine import diagnosis
+from bigstep.engine.diagnosis import InputWatch
+from bigstep.engine.meter import StepCost, seen_by_device
 from bigstep.records import read_run
-from bigstep.train import diagnosis, fit
-from bigstep.train.diagnosis import InputWatch
-from bigstep.train.meter import StepCost, seen_by_device
+from bigstep.train import fit
 
 
 @pytest.mark.parametrize(

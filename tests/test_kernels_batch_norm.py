@@ -15,8 +15,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from bigstep.errors import ConfigError
-from bigstep.kernels import backend
-from bigstep.kernels.batch_norm import Norm, batch_norm_relu, fused_norm, fused_norm_pool, why_not_fused
+from bigstep.gpu import backend
+from bigstep.gpu.batch_norm import Norm, batch_norm_relu, fused_norm, fused_norm_pool, why_not_fused
 
 DEVICE = "cuda" if os.environ.get("BIGSTEP_TEST_GPU") else "cpu"
 interpreted = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")

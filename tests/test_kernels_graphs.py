@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from bigstep.errors import ConfigError
-from bigstep.kernels import GraphedStep, optimize, set_groups
+from bigstep.gpu import GraphedStep, optimize, set_groups
 from bigstep.models.resnet import BasicBlock, ResNet
 from bigstep.optim import LARS, AdaGradSGD, RMSpropWarmup, parameter_groups
 

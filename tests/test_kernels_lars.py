@@ -12,8 +12,8 @@ if not os.environ.get("BIGSTEP_TEST_GPU"):
 import pytest
 import torch
 
-from bigstep.kernels import backend, lars
-from bigstep.kernels.lars import LarsKernels, LarsSettings, lars_step, lars_twin
+from bigstep.gpu import backend, lars
+from bigstep.gpu.lars import LarsKernels, LarsSettings, lars_step, lars_twin
 
 DEVICE = "cuda" if os.environ.get("BIGSTEP_TEST_GPU") else "cpu"
 SHAPES = [(3, 5), (9000,), (4, 8, 3, 3), (7,), (2, 2)]

@@ -13,8 +13,8 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 
-from bigstep.kernels import backend
-from bigstep.kernels.max_pool import max_pool2
+from bigstep.gpu import backend
+from bigstep.gpu.max_pool import max_pool2
 
 DEVICE = "cuda" if os.environ.get("BIGSTEP_TEST_GPU") else "cpu"
 

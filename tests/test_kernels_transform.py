@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from bigstep.kernels import backend, optimize, set_groups
+from bigstep.gpu import backend, optimize, set_groups
 from bigstep.models import build_model
 from bigstep.models.resnet import BasicBlock, Bottleneck, ResNet
 from bigstep.norm import GhostBatchNorm2d
@@ -103,7 +103,7 @@ def errors(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> dict[
 
 @pytest.fixture
 def only_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    from bigstep.kernels import batch_norm, batch_norm_launch
+    from bigstep.gpu import batch_norm, batch_norm_launch
 
     # fewer and larger programs, since the interpreter takes them in turn
     for name, value in {"MULTIPROCESSORS": 1, "SUM_WAVES": 2, "STREAM_ROWS": 1024, "UNPOOL_PIXELS": 16}.items():

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from bigstep.bench.lab import Lab, why_no_lab
 from bigstep.errors import ConfigError, RunError
+from bigstep.lab.hosts import Lab, why_no_lab
 from bigstep.wire import collective_traffic
 
 reason = why_no_lab()
@@ -45,7 +45,7 @@ else:
 EXCHANGE = """
 import json, os, subprocess, sys
 import torch, torch.distributed as dist
-from bigstep.comm import Halving, Hierarchical, Ring, Torus, World, sum_over_ranks
+from bigstep.exchange import Halving, Hierarchical, Ring, Torus, World, sum_over_ranks
 
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
@@ -134,7 +134,7 @@ def test_nothing_is_left_behind_also_after_a_failure_or_a_crash(tmp_path: Path) 
         lab.run(script, timeout=20)
     assert f"bigstep-lab-{os.getpid()}-" not in namespaces()
 
-    crash = "import os\nfrom bigstep.bench.lab import Lab\nLab(2, '1gbit').__enter__()\nos._exit(1)"
+    crash = "import os\nfrom bigstep.lab.hosts import Lab\nLab(2, '1gbit').__enter__()\nos._exit(1)"
     crashed = subprocess.Popen([sys.executable, "-c", crash])
     assert crashed.wait(30) == 1
     assert f"bigstep-lab-{crashed.pid}-" in namespaces()

@@ -17,8 +17,8 @@ import pytest
 
 from bigstep import recipes
 from bigstep.cli import main
-from bigstep.cli_imports import collector_off
-from bigstep.config_text import apply_settings
+from bigstep.cli.imports import collector_off
+from bigstep.config.text import apply_settings
 from bigstep.records import read_run
 from bigstep.train import fit
 from worlds import World
@@ -117,8 +117,8 @@ def test_a_run_is_not_resumed_with_other_settings(
 
 
 def test_a_setting_that_did_not_exist_when_a_run_was_started_has_its_default() -> None:
-    from bigstep.config_text import config_to_mapping
-    from bigstep.train.run import changed_setting
+    from bigstep.config.text import config_to_mapping
+    from bigstep.engine.run import changed_setting
 
     config = recipes.load("plain", "mini")
     before = config_to_mapping(config)
@@ -147,7 +147,7 @@ def test_fast_commands_do_not_import_torch() -> None:
     program = """
 import sys
 from bigstep.cli import main
-from bigstep.cli_imports import collector_off
+from bigstep.cli.imports import collector_off
 sys.argv = ["bigstep", *sys.argv[1:]]
 try:
     main()

@@ -187,7 +187,7 @@ def test_timm_is_used_where_it_is_installed_and_else_named() -> None:
 
 
 def test_the_configuration_names_every_model() -> None:
-    from bigstep.config_text import config_from_mapping, config_to_yaml
+    from bigstep.config.text import config_from_mapping, config_to_yaml
 
     text = config_to_yaml(
         config_from_mapping({"workers": {"count": 1, "local_batch": 1}, "epochs": 1, "lr": {"base": 1}})

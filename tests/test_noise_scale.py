@@ -15,6 +15,12 @@ from torch import Tensor, nn
 
 from bigstep.config import DataConfig, ExchangeConfig, LrConfig, OptimizerConfig, RunConfig, WorkersConfig
 from bigstep.data.sampler import Position, Step
+from bigstep.engine.build import assemble
+from bigstep.engine.methods.synchronous import forwards_of_rank, gradient_of, is_measured, requests_of
+from bigstep.engine.observers.noise import NoiseScale, advice
+from bigstep.engine.observers.progress import Progress
+from bigstep.engine.ranks import Ranks
+from bigstep.engine.run import capture, restore
 from bigstep.errors import ConfigError
 from bigstep.plan import cli_result
 from bigstep.plan.accuracy import CIFAR10_EPOCHS, CIFAR10_LARS, law_from_runs
@@ -23,12 +29,6 @@ from bigstep.report.grid import runs_grid
 from bigstep.report.study import study_of
 from bigstep.report.table import rows_of
 from bigstep.train import fit
-from bigstep.train.assemble import assemble
-from bigstep.train.gradient import forwards_of_rank, gradient_of, is_measured, requests_of
-from bigstep.train.noise import NoiseScale, advice
-from bigstep.train.progress import Progress
-from bigstep.train.ranks import Ranks
-from bigstep.train.run import capture, restore
 from worlds import World
 
 WIDTH, SAMPLES = 64, 4096

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from bigstep.kernels import onebit
-from bigstep.kernels.onebit import Blocks, decode, decode_reference, encode, encode_reference
+from bigstep.exchange.onebit_code import Blocks, decode, decode_reference, encode, encode_reference
+from bigstep.gpu import onebit
 
 LENGTHS = (512, 600, 1, 7, 8, 9, 63, 64, 65, 4096, 2304, 588, 1537, 3072)
 
@@ -123,7 +123,7 @@ def test_triton_kernels_write_what_the_specification_says() -> None:
 
 
 def compare_triton(device: str = "cpu") -> None:
-    from bigstep.kernels import onebit_triton
+    from bigstep.gpu import onebit_triton
 
     blocks, nbytes = table()
     on_device = Blocks(

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from bigstep.bench.probe import probe, workload_to_yaml
-from bigstep.bench.probe_layers import measure_workload
-from bigstep.bench.probe_links import fit_cost, measure_codecs, time_collectives, without_codec
 from bigstep.errors import ConfigError
+from bigstep.lab.probe import probe, workload_to_yaml
+from bigstep.lab.probe_layers import measure_workload
+from bigstep.lab.probe_links import fit_cost, measure_codecs, time_collectives, without_codec
 from bigstep.models import build_model
 from bigstep.plan import Cluster, Workload, predict
 

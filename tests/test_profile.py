@@ -15,11 +15,11 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from bigstep.cli import main
-from bigstep.train.profile import StepProfiler
-from bigstep.train.profile_costs import cost_of
-from bigstep.train.profile_groups import DATA, STEP, WARM_UP_STEPS, group_of_kernel
-from bigstep.train.profile_table import Peaks, table_of
-from bigstep.train.profile_text import profile_markdown
+from bigstep.engine.profile.costs import cost_of
+from bigstep.engine.profile.groups import DATA, STEP, WARM_UP_STEPS, group_of_kernel
+from bigstep.engine.profile.profiler import StepProfiler
+from bigstep.engine.profile.table import Peaks, table_of
+from bigstep.engine.profile.text import profile_markdown
 
 PEAKS = Peaks(bytes_per_s=1e9, flops_per_s=1e12, dtype="float32")  # 1,000 bytes or 1,000,000 FLOPs a microsecond
 

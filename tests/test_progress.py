@@ -11,8 +11,8 @@ import time
 import pytest
 from rich.cells import cell_len
 
-from bigstep.train import progress as progress_module
-from bigstep.train.progress import Progress
+from bigstep.engine.observers import progress as progress_module
+from bigstep.engine.observers.progress import Progress
 
 ROW = {
     "kind": "train", "step": 120, "epoch": 3.21, "samples": 38_520, "loss": 0.53217, "lr": 0.4, "batch": 1024,

@@ -13,7 +13,7 @@ PUBLIC = {
         "BatchPlan",
     ],
     "bigstep.norm": ["last_batch_statistics", "average_statistics", "zero_gamma", "GhostBatchNorm2d"],
-    "bigstep.comm": ["Exchange"],
+    "bigstep.exchange": ["Exchange"],
     "bigstep.asynchronous": ["train_locked", "train_hogwild", "train_downpour"],
     "bigstep.sparse": ["HogwildClassifier", "HogwildFactorizer"],
     "bigstep.train": ["fit"],

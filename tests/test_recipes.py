@@ -12,12 +12,12 @@ import pytest
 
 from bigstep import recipes
 from bigstep.config import LrConfig, Piece, RunConfig, Stage
-from bigstep.config_text import apply_settings, config_from_yaml, config_to_yaml, stretched
+from bigstep.config.text import apply_settings, config_from_yaml, config_to_yaml, stretched
 from bigstep.data.sampler import Sampler
+from bigstep.engine.build import batch_plan, learning_rate
 from bigstep.errors import ConfigError, RunError
 from bigstep.models import build_model
 from bigstep.train import fit
-from bigstep.train.assemble import batch_plan, learning_rate
 
 PRESETS = [(name, preset) for name in recipes.NAMES for preset in recipes.describe(name).presets]
 IMAGENET = 1_281_167

@@ -184,8 +184,8 @@ def test_a_rank_that_starts_elsewhere_is_named(world: Callable[[int], World], tm
 
 def test_memory_does_not_grow_with_workers() -> None:
     """2,048 workers on one rank: what the norm layer, optimizer and forwards keep is independent of the count."""
-    from bigstep.train.assemble import assemble
-    from bigstep.train.ranks import Ranks
+    from bigstep.engine.build import assemble
+    from bigstep.engine.ranks import Ranks
 
     def kept(workers: int) -> int:
         order = dataclasses.replace(config(), workers=WorkersConfig(count=workers, local_batch=1), data=DataConfig())

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bigstep.data.sampler import Position, Sampler, Step, hosted_workers
+from bigstep.engine.methods.forwards import forwards_of
 from bigstep.schedules import BatchPlan, BatchStage
-from bigstep.train.forwards import forwards_of
 
 
 def sampler(size: int = 103, workers: int = 4, local_batch: int = 8, seed: int = 0) -> Sampler:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bigstep.config import RunConfig
-from bigstep.config_text import apply_settings, stretched
+from bigstep.config.text import apply_settings, stretched
 from bigstep.recipes import load
 from bigstep.train import fit
 
@@ -63,7 +63,7 @@ def test_graphs_follow_plain_torch(recipe, precision, tmp_path) -> None:
 
 
 def test_parts_of_a_batch_give_what_the_whole_gives(tmp_path, monkeypatch) -> None:
-    from bigstep.train import assemble
+    from bigstep.engine import build as assemble
 
     data = images()
     fit(config("fujitsu"), data=data, out=tmp_path / "whole", device="cuda")

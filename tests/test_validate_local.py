@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from bigstep.bench.lab import burst_bytes, why_no_lab
-from bigstep.bench.lab_host import Host
-from bigstep.bench.local_crossover import find_crossovers
-from bigstep.bench.local_grid import case, networks
-from bigstep.bench.local_machine import PAYLOAD, UNLIMITED, as_cluster, describe_run, own_times, with_constants
-from bigstep.bench.validate_local import validate_local
 from bigstep.errors import DataError
+from bigstep.lab.crossover import find_crossovers
+from bigstep.lab.grid import case, networks
+from bigstep.lab.host import Host
+from bigstep.lab.hosts import burst_bytes, why_no_lab
+from bigstep.lab.machine import PAYLOAD, UNLIMITED, as_cluster, describe_run, own_times, with_constants
+from bigstep.lab.validate import validate_local
 from bigstep.plan.local import compare_runs, crossing_rate, predict_run
 
 MACHINE: dict[str, Any] = {

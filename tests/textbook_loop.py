@@ -18,7 +18,7 @@ from torch.utils.data import DistributedSampler, default_collate
 import faults
 from bigstep.check import Own, Subject, Trial
 from bigstep.data.sampler import Position, Step
-from bigstep.train.ranks import Ranks
+from bigstep.engine.ranks import Ranks
 
 
 @dataclass

@@ -19,7 +19,7 @@ import torch
 
 from bigstep import recipes
 from bigstep.config import RunConfig
-from bigstep.config_text import apply_settings, stretched
+from bigstep.config.text import apply_settings, stretched
 from bigstep.data.catalog import open_data
 from bigstep.errors import BigstepError
 from bigstep.records import read_run

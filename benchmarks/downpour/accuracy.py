@@ -20,7 +20,7 @@ from typing import Any
 from bigstep import recipes
 from bigstep.asynchronous import train_downpour, train_hogwild, train_locked
 from bigstep.config import AsynchronousConfig, RunConfig
-from bigstep.config_text import apply_settings, stretched
+from bigstep.config.text import apply_settings, stretched
 from bigstep.records import describe_machine
 from bigstep.train import fit
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from bigstep import recipes
 from bigstep.asynchronous import train_downpour
-from bigstep.config_text import stretched
+from bigstep.config.text import stretched
 from bigstep.records import describe_machine, read_run
 
 

@@ -73,7 +73,7 @@ def host() -> dict[str, Any]:
 
 def measure(rate: str, megabytes: float, replicas: int, seconds: float) -> dict[str, Any]:
     """Run one case in a laboratory of its own."""
-    from bigstep.bench.lab import Lab, bits_per_second
+    from bigstep.lab.hosts import Lab, bits_per_second
 
     case = json.dumps([megabytes, replicas, seconds])
     with Lab(hosts=2, rate=rate) as lab:

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bigstep.bench.lab import Lab, why_no_lab
+from bigstep.lab.hosts import Lab, why_no_lab
 from bigstep.records import describe_machine
 
 HERE = Path(__file__).parent

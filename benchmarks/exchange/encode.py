@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from bigstep.kernels.onebit import Blocks, decode, encode
+from bigstep.exchange.onebit_code import Blocks, decode, encode
 from bigstep.records import describe_machine
 from bigstep.wire import onebit_blocks
 

@@ -22,7 +22,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 from encode import VALUES, block_table
 
-from bigstep.kernels.onebit import Blocks, decode, encode, encode_reference
+from bigstep.exchange.onebit_code import Blocks, decode, encode, encode_reference
 
 
 def on_gpu(blocks: Blocks) -> Blocks:

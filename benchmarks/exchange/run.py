@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from bigstep.bench.lab import Lab, bits_per_second, why_no_lab
+from bigstep.lab.hosts import Lab, bits_per_second, why_no_lab
 from bigstep.wire import collective_traffic, encoded_bytes
 
 HERE = Path(__file__).parent

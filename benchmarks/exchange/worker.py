@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from bigstep.comm import BucketTuner, Exchange, Halving, Hierarchical, Ring, Torus, World, sum_over_ranks
-from bigstep.comm.buckets import DDP_DEFAULT_MB
+from bigstep.exchange import BucketTuner, Exchange, Halving, Hierarchical, Ring, Torus, World, sum_over_ranks
+from bigstep.exchange.buckets import DDP_DEFAULT_MB
 from bigstep.models import build_model
 
 COLLECTIVES = {"ring": Ring, "torus": Torus, "hierarchical": Hierarchical, "halving": Halving}

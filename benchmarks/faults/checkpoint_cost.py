@@ -23,13 +23,13 @@ import torch
 
 from bigstep.config import DataConfig, LrConfig, OptimizerConfig, RunConfig, WorkersConfig
 from bigstep.data.sampler import Position
+from bigstep.engine.background import BackgroundWriter
+from bigstep.engine.build import Parts, assemble
+from bigstep.engine.loop import set_rates
+from bigstep.engine.methods.synchronous import gradient_of, requests_of
+from bigstep.engine.ranks import Ranks
+from bigstep.engine.run import capture
 from bigstep.records import describe_machine
-from bigstep.train.assemble import Parts, assemble
-from bigstep.train.background import BackgroundWriter
-from bigstep.train.gradient import gradient_of, requests_of
-from bigstep.train.loop import set_rates
-from bigstep.train.ranks import Ranks
-from bigstep.train.run import capture
 
 BOUND = 0.02
 INTERVAL_S = 60.0

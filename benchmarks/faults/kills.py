@@ -22,8 +22,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from bigstep.engine.checkpoint import load_checkpoint
 from bigstep.records import describe_machine, read_run
-from bigstep.train.checkpoint import load_checkpoint
 
 BOUND = 1e-10  # float64 rounds at 1e-16; another order of sums along 100 steps
 SETTINGS = [

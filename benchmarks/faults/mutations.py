@@ -36,8 +36,8 @@ import yaml
 from PIL import Image
 
 from bigstep.cli import main as bigstep
+from bigstep.engine.checkpoint import load_checkpoint, save_checkpoint
 from bigstep.records import describe_machine
-from bigstep.train.checkpoint import load_checkpoint, save_checkpoint
 
 ROOM_BYTES = 2**30
 SECONDS = 60

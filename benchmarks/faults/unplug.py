@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from bigstep import recipes
-from bigstep.bench.lab import Lab
-from bigstep.config_text import apply_settings
+from bigstep.config.text import apply_settings
+from bigstep.lab.hosts import Lab
 from bigstep.records import describe_machine, read_run
 from bigstep.train import fit
 

@@ -160,7 +160,7 @@ def model_rate(device: torch.device, batch: int, seconds: float) -> tuple[float,
     x, y = torch.randn(batch, 3, SIZE, SIZE, device=device), torch.randint(0, 1000, (batch,), device=device)
     loss = torch.nn.CrossEntropyLoss(label_smoothing=0.1)
     if device.type == "cuda":
-        from bigstep.kernels import GraphedStep, optimize
+        from bigstep.gpu import GraphedStep, optimize
 
         optimize(model)
         x = x.to(memory_format=torch.channels_last)

@@ -24,15 +24,15 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bigstep import recipes
-from bigstep.config_text import apply_settings
+from bigstep.config.text import apply_settings
 from bigstep.data.catalog import open_data
+from bigstep.engine.build import Parts, assemble
+from bigstep.engine.connect import connect
+from bigstep.engine.loop import train
+from bigstep.engine.ranks import Ranks
+from bigstep.engine.run import _Scribe, _Silent
 from bigstep.models import build_model
 from bigstep.records import RunWriter, describe_machine
-from bigstep.train.assemble import Parts, assemble
-from bigstep.train.connect import connect
-from bigstep.train.loop import train
-from bigstep.train.ranks import Ranks
-from bigstep.train.run import _Scribe, _Silent
 
 HERE = Path(__file__).parent
 

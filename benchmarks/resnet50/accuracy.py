@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import nn
 
-from bigstep.kernels import GraphedStep, optimize
+from bigstep.gpu import GraphedStep, optimize
 from bigstep.optim import LARS
 
 BATCH, SEEDS, SCALE = 32, 3, 1024.0

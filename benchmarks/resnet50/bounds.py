@@ -7,7 +7,7 @@ from collections import defaultdict
 import torch
 from torch import nn
 
-from bigstep.kernels import batch_norm_launch as launch
+from bigstep.gpu import batch_norm_launch as launch
 
 BYTES_PER_MS = 4.3e9  # copy bandwidth of an H200, read and written bytes together
 FLOP_PER_MS = 790e9  # dense fp16 matrix product

@@ -7,7 +7,7 @@ import statistics
 import torch
 from rivals import network
 
-from bigstep.kernels.lars import LarsKernels, LarsSettings
+from bigstep.gpu.lars import LarsKernels, LarsSettings
 from bigstep.optim import LARS, parameter_groups
 
 
@@ -88,7 +88,7 @@ def measure(result: dict) -> None:
 
 def sweep() -> None:
     """The update under several chunk sizes, in a CUDA graph."""
-    from bigstep.kernels import lars
+    from bigstep.gpu import lars
 
     params = [p.detach() for p in network("torchvision").to(memory_format=torch.channels_last).parameters()]
     velocities = [torch.zeros_like(p) for p in params]

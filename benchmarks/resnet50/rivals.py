@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from bigstep.kernels import GraphedStep, optimize
+from bigstep.gpu import GraphedStep, optimize
 from bigstep.optim import LARS, parameter_groups
 
 Step = Callable[[Tensor, Tensor], Tensor]

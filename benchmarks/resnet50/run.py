@@ -27,7 +27,7 @@ import optimizers
 import torch
 from rivals import Step, batch_of, network, ours, usual
 
-from bigstep.kernels import optimize
+from bigstep.gpu import optimize
 
 RIVALS = {  # batch -> rivals worth their compile time there
     512: [("torchvision", None), ("torchvision", "default"), ("timm", "default")],

@@ -1,7 +1,8 @@
 """Bytes and rounds of every collective and codec: arithmetic only.
 
-`bigstep.comm` is held to these figures by its tests, and the planner builds on them. Everything counts what one rank
-sends; a round is a message that cannot start before the one ahead of it has arrived (the alpha term of a cost model).
+`bigstep.exchange` is held to these figures by its tests, and the planner builds on them. Everything counts what one
+rank sends; a round is a message that cannot start before the one ahead of it has arrived (the alpha term of a cost
+model).
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from bigstep.engine.build import Parts
 from bigstep.norm import WorkerStatistics
 from bigstep.norm.statistics import copy_out, statistics_of, tracking_norms
-from bigstep.train.assemble import Parts
 
 __all__ = ["batch_statistics", "set_averages"]
 

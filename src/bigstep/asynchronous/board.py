@@ -13,7 +13,7 @@ import torch.multiprocessing as multiprocessing
 from torch import Tensor, nn
 
 from bigstep.asynchronous.averages import batch_statistics, set_averages
-from bigstep.train.assemble import Parts
+from bigstep.engine.build import Parts
 
 __all__ = ["Board", "Landing", "adopt_state", "shared_state"]
 

@@ -16,8 +16,8 @@ import torch
 import torch.multiprocessing as multiprocessing
 
 from bigstep.asynchronous.mail import Post, connect_store
+from bigstep.engine.launch import die_with_launcher
 from bigstep.errors import BigstepError, ConfigError
-from bigstep.train.launch import die_with_launcher
 
 __all__ = ["Crew", "share_cores"]
 

@@ -29,10 +29,10 @@ from bigstep.asynchronous.resume import Progress
 from bigstep.asynchronous.server import serve_shard, stop_shard
 from bigstep.asynchronous.shares import Shares
 from bigstep.config import require
-from bigstep.config_text import config_to_mapping
+from bigstep.config.text import config_to_mapping
+from bigstep.engine.build import Parts
+from bigstep.engine.run import Order
 from bigstep.errors import RunError
-from bigstep.train.assemble import Parts
-from bigstep.train.run import Order
 
 __all__ = ["train_sharded"]
 

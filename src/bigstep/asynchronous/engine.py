@@ -9,18 +9,18 @@ import torch
 from bigstep.asynchronous.ledger import Ledger
 from bigstep.asynchronous.limits import require_runnable
 from bigstep.asynchronous.resume import saved_progress
-from bigstep.config_text import config_to_mapping
+from bigstep.config.text import config_to_mapping
+from bigstep.engine.build import assemble
+from bigstep.engine.ranks import Ranks
+from bigstep.engine.run import Audience, Order
 from bigstep.records import RunWriter
 from bigstep.records import locked as keep_folder
-from bigstep.train.assemble import assemble
-from bigstep.train.ranks import Ranks
-from bigstep.train.run import Audience, Order
 
 __all__ = ["run_asynchronously"]
 
 
 def run_asynchronously(order: Order, ranks: Ranks, audience: Audience, **own: Any) -> dict[str, Any]:
-    """Carry out an order as `bigstep.train.run.run` does, but with replicas that wait for nobody."""
+    """Carry out an order as `bigstep.engine.run.run` does, but with replicas that wait for nobody."""
     require_runnable(order.config, ranks, resume=order.resume)
     with keep_folder(order.folder):
         return _run(order, ranks, audience, own)

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from bigstep.asynchronous.averages import batch_statistics
 from bigstep.config import OptimizerConfig
+from bigstep.engine.build import Parts
 from bigstep.norm.statistics import copy_out, statistics_of, tracking_norms
-from bigstep.train.assemble import Parts
 
 __all__ = ["CHUNK", "Layout", "gradient_vector", "load_vector", "weight_vector"]
 

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from bigstep.asynchronous.resume import Progress
-from bigstep.config_text import config_to_mapping
+from bigstep.config.text import config_to_mapping
+from bigstep.engine.build import Parts
+from bigstep.engine.checkpoint import save_checkpoint, weights_hash
+from bigstep.engine.evaluate import Evaluation, evaluate
+from bigstep.engine.run import Audience, Order
 from bigstep.errors import RunError
 from bigstep.records import RunWriter
-from bigstep.train.assemble import Parts
-from bigstep.train.checkpoint import save_checkpoint, weights_hash
-from bigstep.train.evaluate import Evaluation, evaluate
-from bigstep.train.run import Audience, Order
 
 __all__ = ["Ledger"]
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bigstep.config import RunConfig, require
+from bigstep.engine.ranks import Ranks
 from bigstep.errors import ConfigError
-from bigstep.train.ranks import Ranks
 
 __all__ = ["require_runnable"]
 

@@ -20,11 +20,11 @@ from bigstep.asynchronous.layout import Layout, gradient_vector, load_vector
 from bigstep.asynchronous.mail import START_S, Post, Store, connect_store, or_gone, wait_until
 from bigstep.asynchronous.shard import Push
 from bigstep.asynchronous.shares import Shares, batches_of
-from bigstep.config_text import config_from_mapping
+from bigstep.config.text import config_from_mapping
 from bigstep.data.sampler import Step
-from bigstep.train.assemble import Parts, assemble, learning_rate
-from bigstep.train.gradient import gradient_of
-from bigstep.train.ranks import Ranks
+from bigstep.engine.build import Parts, assemble, learning_rate
+from bigstep.engine.methods.synchronous import gradient_of
+from bigstep.engine.ranks import Ranks
 
 __all__ = ["replicate", "take_part"]
 

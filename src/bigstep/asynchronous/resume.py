@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bigstep.config import RunConfig
+from bigstep.engine.checkpoint import load_latest
+from bigstep.engine.run import changed_setting
 from bigstep.errors import ConfigError, DataError
 from bigstep.records import read_run
-from bigstep.train.checkpoint import load_latest
-from bigstep.train.run import changed_setting
 
 __all__ = ["Progress", "saved_progress"]
 

@@ -20,8 +20,8 @@ from bigstep.asynchronous.layout import Layout
 from bigstep.asynchronous.mail import LOOK_S, Store, connect_store, or_gone
 from bigstep.asynchronous.pairs import CALL_WORDS, FETCH, LEAVE, PUSH, PUT, Call, Pair, pair_group
 from bigstep.asynchronous.shard import Receipt, Shard
+from bigstep.engine.checkpoint import load_latest, save_checkpoint
 from bigstep.errors import RunError
-from bigstep.train.checkpoint import load_latest, save_checkpoint
 
 __all__ = ["offer_shard", "serve_shard", "stop_shard"]
 

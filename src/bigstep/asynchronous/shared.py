@@ -24,11 +24,11 @@ from bigstep.asynchronous.ledger import Ledger
 from bigstep.asynchronous.mail import LOOK_S, START_S, Mailbox, Post, Store, host_store, wait_until
 from bigstep.asynchronous.shares import Shares, batches_of
 from bigstep.config import RunConfig
+from bigstep.engine.build import Parts, assemble, learning_rate
+from bigstep.engine.methods.synchronous import gradient_of
+from bigstep.engine.ranks import Ranks
+from bigstep.engine.run import Order
 from bigstep.errors import RunError
-from bigstep.train.assemble import Parts, assemble, learning_rate
-from bigstep.train.gradient import gradient_of
-from bigstep.train.ranks import Ranks
-from bigstep.train.run import Order
 
 __all__ = ["train_shared"]
 

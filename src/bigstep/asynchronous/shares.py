@@ -13,8 +13,8 @@ from typing import Any
 from bigstep.data.feed import Request
 from bigstep.data.images import TensorImages
 from bigstep.data.sampler import Position, Sampler, Step
-from bigstep.train.assemble import Parts
-from bigstep.train.gradient import requests_of
+from bigstep.engine.build import Parts
+from bigstep.engine.methods.synchronous import requests_of
 
 __all__ = ["Shares", "batches_of"]
 

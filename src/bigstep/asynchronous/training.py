@@ -12,12 +12,12 @@ from torch import nn
 
 from bigstep.asynchronous.engine import run_asynchronously
 from bigstep.config import RunConfig
+from bigstep.engine.build import Loss
+from bigstep.engine.fit import FitResult
+from bigstep.engine.observers.progress import Progress
+from bigstep.engine.ranks import DeviceChoice, joined_ranks
+from bigstep.engine.run import Audience, Order
 from bigstep.errors import ConfigError
-from bigstep.train.assemble import Loss
-from bigstep.train.fitting import FitResult
-from bigstep.train.progress import Progress
-from bigstep.train.ranks import DeviceChoice, joined_ranks
-from bigstep.train.run import Audience, Order
 
 __all__ = ["join_downpour", "serve_downpour", "train_downpour", "train_hogwild", "train_locked"]
 

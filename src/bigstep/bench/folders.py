@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bigstep.bench.planned import Planned, same_experiment
-from bigstep.config_text import config_from_mapping, config_to_mapping
+from bigstep.config.text import config_from_mapping, config_to_mapping
 from bigstep.errors import ConfigError
 from bigstep.records import RunWriter, read_run, write_atomically
 

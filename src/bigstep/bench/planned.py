@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from bigstep import recipes
 from bigstep.config import CheckpointConfig, RunConfig
-from bigstep.config_text import apply_settings, finished_on_one, stretched
+from bigstep.config.text import apply_settings, finished_on_one, stretched
 
 __all__ = ["Network", "Planned", "same_experiment"]
 
@@ -87,7 +87,7 @@ class Planned:
 def same_experiment(one: RunConfig, other: RunConfig) -> bool:
     """Whether two configurations lead to the same run; where files lie and are written does not matter.
 
-    >>> from bigstep.config_text import apply_settings
+    >>> from bigstep.config.text import apply_settings
     >>> config = recipes.load("plain")
     >>> [same_experiment(config, apply_settings(config, [text])) for text in ("data.path=x", "lr.base=1")]
     [True, False]

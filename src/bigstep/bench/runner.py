@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bigstep.bench.folders import State, failure_of, mark, prepare, state_of
-from bigstep.bench.lab import Lab, why_no_lab
 from bigstep.bench.planned import Planned
 from bigstep.bench.watch import Watch
 from bigstep.errors import BigstepError, ConfigError, RunError
+from bigstep.lab.hosts import Lab, why_no_lab
 from bigstep.records import locked
 
 __all__ = ["Finished", "SuiteStoppedError", "run_all"]

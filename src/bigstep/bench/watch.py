@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from bigstep.bench.folders import State, wall_seconds
 from bigstep.bench.planned import Planned
+from bigstep.engine.observers.progress import clock
 from bigstep.records import read_run
-from bigstep.train.progress import clock
 
 if TYPE_CHECKING:
     from rich.live import Live

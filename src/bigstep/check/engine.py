@@ -13,23 +13,23 @@ from torch import Tensor, nn
 from torch.utils.data import Subset
 
 from bigstep.check.subject import Own, Subject, Trial
-from bigstep.comm import Exchange
-from bigstep.comm.error_feedback import owed
 from bigstep.data.catalog import open_data
 from bigstep.data.feed import Request
 from bigstep.data.folder import FolderImages
 from bigstep.data.images import TensorImages
 from bigstep.data.sampler import Position, Step
+from bigstep.engine.build import Parts, assemble
+from bigstep.engine.checkpoint import load_latest, save_checkpoint
+from bigstep.engine.connect import connect, make_exchange
+from bigstep.engine.evaluate import evaluate
+from bigstep.engine.loop import resize, set_rates
+from bigstep.engine.methods.synchronous import gradient_of, requests_of
+from bigstep.engine.ranks import Ranks
+from bigstep.engine.run import capture, restore
 from bigstep.errors import RunError
+from bigstep.exchange import Exchange
+from bigstep.exchange.error_feedback import owed
 from bigstep.norm import WorkerStatistics
-from bigstep.train.assemble import Parts, assemble
-from bigstep.train.checkpoint import load_latest, save_checkpoint
-from bigstep.train.connect import connect, make_exchange
-from bigstep.train.evaluate import evaluate
-from bigstep.train.gradient import gradient_of, requests_of
-from bigstep.train.loop import resize, set_rates
-from bigstep.train.ranks import Ranks
-from bigstep.train.run import capture, restore
 
 __all__ = ["bigstep_loop"]
 

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from bigstep.check.subject import Own, Subject, Trial
 from bigstep.data.sampler import Position, Step
-from bigstep.train.evaluate import Evaluation
-from bigstep.train.ranks import Ranks
+from bigstep.engine.evaluate import Evaluation
+from bigstep.engine.ranks import Ranks
 
 __all__ = [
     "Beginning", "Gradient", "Journey", "Vectors", "accumulation", "beginning", "gradients", "journey", "present_ranks",

@@ -22,8 +22,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from bigstep.engine.launch import die_with_launcher
 from bigstep.errors import BigstepError, ConfigError, RunError
-from bigstep.train.launch import die_with_launcher
 
 __all__ = ["Pool"]
 

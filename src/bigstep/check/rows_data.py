@@ -7,7 +7,7 @@ from collections import Counter
 from bigstep.check.laboratory import Laboratory
 from bigstep.check.observe import Beginning, Journey, beginning, journey
 from bigstep.check.verdict import PATH_BOUND, Verdict, judged, not_applicable
-from bigstep.train.evaluate import Evaluation
+from bigstep.engine.evaluate import Evaluation
 
 __all__ = ["augmentation", "epoch_once", "evaluation_once"]
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from bigstep.check.subject import Trial
 from bigstep.config import RunConfig, Stage, WorkersConfig, require
-from bigstep.config_text import stretched
+from bigstep.config.text import stretched
 
 __all__ = ["lossless", "shrunk", "with_batch"]
 

@@ -9,12 +9,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from bigstep.comm import Exchange
 from bigstep.config import ExchangeConfig, RunConfig
 from bigstep.data.sampler import Position, Step
-from bigstep.train.assemble import Loss
-from bigstep.train.evaluate import Evaluation
-from bigstep.train.ranks import Ranks
+from bigstep.engine.build import Loss
+from bigstep.engine.evaluate import Evaluation
+from bigstep.engine.ranks import Ranks
+from bigstep.exchange import Exchange
 
 __all__ = ["Own", "Subject", "Trial"]
 

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from bigstep.errors import ConfigError
-from bigstep.kernels.lars import LarsSettings, lars_on_device
+from bigstep.gpu.lars import LarsSettings, lars_on_device
 from bigstep.optim.gather import by_device_and_dtype, with_gradient
 
 __all__ = ["LARS", "lars", "lars_reference"]
@@ -106,7 +106,7 @@ class LARS(Optimizer):
         return loss
 
     def _step_in_three_launches(self) -> bool:
-        """On a CUDA device, update all groups together (`bigstep.kernels.lars`) if their tensors allow it."""
+        """On a CUDA device, update all groups together (`bigstep.gpu.lars`) if their tensors allow it."""
         groups = self.param_groups
         found = [(index, *pair) for index, group in enumerate(groups) for pair in with_gradient(group["params"])]
         if not found or not found[0][1].is_cuda or len({(g["momentum"], g["nesterov"]) for g in groups}) > 1:

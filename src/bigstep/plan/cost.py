@@ -16,7 +16,7 @@ from bigstep.wire import COLLECTIVES, choose_grid, collective_traffic
 __all__ = ["PLANNED_COLLECTIVES", "Phase", "choose_planned_grid", "exchange_phases", "exchange_seconds"]
 
 PLANNED_COLLECTIVES = (*COLLECTIVES, "switch")
-"""Those of `bigstep.comm`, and reduction inside the switches, which a backend may do by itself."""
+"""Those of `bigstep.exchange`, and reduction inside the switches, which a backend may do by itself."""
 
 
 @dataclass(frozen=True)

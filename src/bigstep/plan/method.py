@@ -42,8 +42,8 @@ class Method:
     pipelined: bool = False
     """A bucket may travel inside nodes while the one before it travels between them."""
     in_flight: bool = False
-    """Buckets travel at the same time, as with `bigstep.comm` on CPUs: a round of one waits while bytes of another use
-    the links. Otherwise they travel one after another, as on the one stream of a GPU."""
+    """Buckets travel at the same time, as with `bigstep.exchange` on CPUs: a round of one waits while bytes of another
+    use the links. Otherwise they travel one after another, as on the one stream of a GPU."""
     double_buffer: bool = False
     """Exchange one half of the batch while the next is computed on weights half a batch old."""
     optimizer: Literal["sgd", "lars"] = "sgd"

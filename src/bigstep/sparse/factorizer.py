@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bigstep.errors import ConfigError, DataError, RunError, nearest
-from bigstep.kernels.hogwild import CONTROL_SIZE
-from bigstep.kernels.hogwild_factors import factor_worker
 from bigstep.sparse.crew import Crew, epoch_order, seed_of, threads_of
 from bigstep.sparse.estimator import Estimator
+from bigstep.sparse.kernels.hogwild import CONTROL_SIZE
+from bigstep.sparse.kernels.hogwild_factors import factor_worker
 from bigstep.sparse.linear import MODES
 from bigstep.sparse.report import FitReport, Tally
 from bigstep.sparse.sparsity import Sparsity

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bigstep.errors import DataError
-from bigstep.kernels.libsvm_text import BAD_INDEX, BAD_LABEL, NOT_FINITE, NOT_SORTED, TRUNCATED, parse_lines
+from bigstep.sparse.kernels.libsvm_text import BAD_INDEX, BAD_LABEL, NOT_FINITE, NOT_SORTED, TRUNCATED, parse_lines
 from bigstep.sparse.rows import Rows
 
 __all__ = ["read_libsvm"]

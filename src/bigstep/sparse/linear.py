@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bigstep.errors import RunError
-from bigstep.kernels.hogwild import (
+from bigstep.sparse.crew import Crew, epoch_order
+from bigstep.sparse.kernels.hogwild import (
     CHUNK,
     CONTROL_SIZE,
     FREE,
@@ -23,7 +24,6 @@ from bigstep.kernels.hogwild import (
     TURN,
     linear_worker,
 )
-from bigstep.sparse.crew import Crew, epoch_order
 from bigstep.sparse.report import Tally
 from bigstep.sparse.rows import Arranged
 

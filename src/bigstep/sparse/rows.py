@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bigstep.errors import DataError
-from bigstep.kernels.hogwild import CHUNK, ROUND
-from bigstep.kernels.sparse_rows import (
+from bigstep.sparse.crew import Crew
+from bigstep.sparse.kernels.hogwild import CHUNK, ROUND
+from bigstep.sparse.kernels.sparse_rows import (
     BAD_RANGE,
     BAD_VALUE,
     PAD,
@@ -21,7 +22,6 @@ from bigstep.kernels.sparse_rows import (
     sum_of_squares,
     survey_rows,
 )
-from bigstep.sparse.crew import Crew
 
 __all__ = ["Arranged", "Rows", "arrange", "as_rows", "survey"]
 

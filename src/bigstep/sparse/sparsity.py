@@ -8,7 +8,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from bigstep.kernels.sparse_rows import add_shares, count_meetings, mark_rows
+from bigstep.sparse.kernels.sparse_rows import add_shares, count_meetings, mark_rows
 from bigstep.sparse.rows import Rows
 
 __all__ = ["Sparsity", "measure_sparsity"]

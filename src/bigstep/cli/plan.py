@@ -1,0 +1,104 @@
+"""The door of the planner: `bigstep plan` and `bigstep probe`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from bigstep.errors import ConfigError
+
+__all__ = ["plan", "probe"]
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
+
+
+def plan(
+    model: Annotated[str, typer.Option(help="A model that ships (resnet50, …) or a workload file.")] = "resnet50",
+    cluster: Annotated[str, typer.Option(help="A cluster that ships (abci, mn1, dgx_h100, …) or a file.")] = "abci",
+    gpus: Annotated[int, typer.Option(help="How many devices; 0 takes the whole cluster.")] = 0,
+    batch: Annotated[int, typer.Option(help="Global batch; 0 lets the search choose.")] = 0,
+    target: Annotated[float, typer.Option(help="Accuracy to reach, in percent.")] = 0.0,
+    budget: Annotated[float, typer.Option(help="Minutes: look for the fewest devices that keep to it.")] = 0.0,
+    collective: Annotated[str, typer.Option(help="Consider only this collective.")] = "",
+    codec: Annotated[str, typer.Option(help="Consider only this codec.")] = "",
+    sweep: Annotated[str, typer.Option(metavar="gpus=1..4096", help="Predict a curve over device counts.")] = "",
+    runs: Annotated[
+        list[Path] | None, typer.Option(help="Own runs, or the folder of a suite, to fit epochs against batch to.")
+    ] = None,
+    validate: Annotated[bool, typer.Option("--validate", help="Show published rows beside predictions.")] = False,
+    validate_local: Annotated[
+        bool, typer.Option("--validate-local", help="Measure real runs on shaped links and compare (root, minutes).")
+    ] = False,
+    out: Annotated[Path, typer.Option(help="Where --validate-local writes what it measured.")] = Path("local.json"),
+    html: Annotated[Path | None, typer.Option(help="Write a page with sliders to this file.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a page that is there already.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Predict a run before the cluster is rented: time, method, and whether compression pays.
+
+    bigstep plan --gpus 2048                                  # ResNet-50 on ABCI
+    bigstep plan --cluster dgx_h100 --gpus 512 --target 75.9 --html plan.html
+    bigstep plan --cluster my.yaml --model my_model.yaml      # files that `bigstep probe` wrote
+    """
+    for target_file in (html, out if validate_local else None):
+        if target_file is not None and target_file.exists() and not force:
+            raise ConfigError(f"{target_file} is there already; add --force to replace it, or name another file.")
+    if validate_local:
+        from bigstep.lab.validate import validate_local as measure_and_compare
+
+        result: dict[str, Any] = measure_and_compare(out, tell=lambda line: typer.echo(line, err=True))
+    else:
+        from bigstep.plan import cli_result
+
+        result = cli_result(
+            model=model,
+            cluster=cluster,
+            gpus=gpus,
+            batch=batch,
+            target=target,
+            budget_minutes=budget,
+            collective=collective,
+            codec=codec,
+            sweep=sweep,
+            law_runs=runs or (),
+            validate=validate,
+        )
+    if html is not None:
+        from bigstep.plan.page import write_page
+
+        write_page(result, html, model=model, cluster=cluster)
+    if as_json:
+        typer.echo(json.dumps(result))
+        return
+    from bigstep.plan import render
+
+    render(result)
+    if html is not None:
+        typer.echo(f"Written: {html}")
+
+
+def probe(
+    out: Annotated[Path, typer.Option(help="Folder for machine.yaml and the model's file.")] = Path("probe"),
+    model: Annotated[str, typer.Option(help="Measure this model layer by layer too.")] = "",
+    ranks: Annotated[int, typer.Option(min=2, help="Processes among which collectives are timed.")] = 2,
+    batch: Annotated[int, typer.Option(min=1, help="Local batch at which the model is measured.")] = 32,
+    image_size: Annotated[int, typer.Option(min=1, help="Side of its images.")] = 224,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    as_json: Json = False,
+) -> None:
+    """Measure this machine, its links and a model, and write files that `bigstep plan` reads.
+
+    bigstep probe --model resnet18 --image-size 64
+    bigstep plan --cluster probe/machine.yaml --model probe/resnet18.yaml
+    """
+    from bigstep.lab.probe import probe as measure
+
+    result = measure(out, model=model, ranks=ranks, batch=batch, image_size=image_size, device=device)
+    if as_json:
+        typer.echo(json.dumps(result))
+        return
+    for path in result["files"]:
+        typer.echo(f"Written: {path}")

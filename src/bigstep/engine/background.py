@@ -1,0 +1,71 @@
+"""Checkpoints that the step does not wait for: the state is copied, a thread writes it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bigstep.engine.checkpoint import save_checkpoint
+
+__all__ = ["BackgroundWriter", "copied"]
+
+
+def copied(state: Any) -> Any:
+    """Return a copy of nested dicts and lists whose tensors are on the CPU and shared with nobody."""
+    if isinstance(state, torch.Tensor):
+        return state.detach().to("cpu", copy=True)
+    if isinstance(state, dict):
+        return {key: copied(value) for key, value in state.items()}
+    if isinstance(state, (list, tuple)):
+        return type(state)(copied(value) for value in state)
+    return state
+
+
+class BackgroundWriter:
+    """Writes one checkpoint at a time; a second one waits for the first.
+
+    A checkpoint that cannot be written is no end of a run: the one before it stays, and `problem` is told.
+    """
+
+    def __init__(self, folder: Path, keep: int, problem: Callable[[str], None]):
+        """Args:
+        folder: Where checkpoints go.
+        keep: How many stay.
+        problem: Called, in the thread of the run, with a sentence about a checkpoint that could not be written.
+        """
+        self._folder, self._keep, self._problem = folder, keep, problem
+        self._thread: threading.Thread | None = None
+        self._failure: str | None = None
+        self._saved = True
+
+    def submit(self, step: int, state: dict[str, Any]) -> None:
+        """Copy the state and start writing it."""
+        self.wait()
+        self._saved = True
+        self._thread = threading.Thread(target=self._write, args=(step, copied(state)), name="checkpoint")
+        self._thread.start()
+
+    def wait(self) -> bool:
+        """Return when what was submitted is on disk (True), or has failed (False)."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._failure is not None:
+            sentence, self._failure = self._failure, None
+            self._saved = False
+            self._problem(sentence)
+        return self._saved
+
+    def _write(self, step: int, state: dict[str, Any]) -> None:
+        try:
+            save_checkpoint(self._folder, step, state, self._keep)
+        except Exception as error:  # whatever it is, it must not end the thread in silence
+            reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+            self._failure = (
+                f"The checkpoint of step {step} could not be written to {self._folder} ({reason}); the run "
+                "goes on, and can be resumed from the one before it."
+            )

@@ -1,0 +1,79 @@
+"""A run that outlives its ranks: those that are left go on from the last state, and lost ones come back.
+
+The workers of a run are spread over whatever ranks there are, so a change of ranks changes nothing but the order of
+floating-point sums. When a rank is lost, the others are ended (they wait in a collective that cannot complete) and
+the run goes on from its last checkpoint on the ranks that are left; once that has produced a checkpoint of its own,
+it is saved and goes on with all ranks again.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from bigstep.engine.launch import Crew, started
+from bigstep.errors import RunError
+
+__all__ = ["launch_elastic"]
+
+_MOST_FUTILE_STARTS = 3
+"""After so many starts that produced no new checkpoint the fault is not a lost rank's."""
+
+
+def launch_elastic(procs: int, arguments: Sequence[str], folder: Path) -> int:
+    """Run `bigstep ARGUMENTS` as `procs` ranks in `folder`, and keep it going while ranks are lost."""
+    command = [*arguments, "--out", str(folder)]
+    ranks, futile = procs, 0
+    while True:
+        saved = _newest(folder)
+        with started(ranks, command) as crew:
+            # with a rank missing, go on only until there is something new to lose
+            crew.watch(until=lambda: ranks < procs and _newest(folder) > saved)  # noqa: B023 - watched right here
+            failed = crew.first_failed()
+            if failed is None and all(process.poll() == 0 for process in crew.processes):
+                return 0
+            if crew.stop_number:
+                return crew.stopped()
+            if failed is not None and not crew.killed():
+                crew.wait(10, crew.processes[:1])
+                if not crew.killed():  # a mistake or a fault of the program: another start would meet it again
+                    return crew.explain(failed)
+            if failed is None:
+                crew.send(signal.SIGTERM)  # save what the ranks that were left have reached
+                crew.wait(120)
+                if crew.stop_number:
+                    return crew.stopped()
+                if all(process.poll() == 0 for process in crew.processes):  # they were done before they heard it
+                    return 0
+                ranks = procs
+                _say(f"The lost ranks are back; going on with {procs}.")
+            else:
+                ranks = _shrink(crew, ranks)
+        futile = 0 if _newest(folder) > saved else futile + 1
+        if futile == _MOST_FUTILE_STARTS:
+            raise RunError(
+                f"Ranks were lost {futile} times without a new checkpoint in between; lower checkpoint.seconds or look "
+                "for what kills them (often the memory limit), then go on with --resume."
+            )
+        if "--resume" not in command:
+            command.append("--resume")
+
+
+def _shrink(crew: Crew, ranks: int) -> int:
+    """Say who was lost, and return how many ranks are left."""
+    lost = crew.killed()
+    left = max(1, ranks - len(lost))
+    names = ", ".join(map(str, lost))
+    _say(f"Rank {names} was lost; going on with {left} of {ranks} ranks from the last checkpoint.")
+    return left
+
+
+def _say(sentence: str) -> None:
+    print(f"bigstep: {sentence}", file=sys.stderr)
+
+
+def _newest(folder: Path) -> str:
+    """The name of the newest checkpoint; names sort by step."""
+    return max((path.name for path in (folder / "checkpoints").glob("step-*.ckpt")), default="")

@@ -1,0 +1,57 @@
+"""What of a run goes through the GPU kernels, and why the rest does not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from bigstep.config import RunConfig
+from bigstep.gpu import optimize
+from bigstep.gpu.backend import why_not_triton
+
+__all__ = ["Kernels", "fuse", "why_plain"]
+
+
+@dataclass
+class Kernels:
+    """What runs on the GPU, for the records."""
+
+    fused: list[str] = field(default_factory=list)
+    """Modules whose batch norms run on the fused kernels."""
+    graphs: bool = False
+    """Whether a step is one CUDA graph."""
+    reasons: list[str] = field(default_factory=list)
+    """Why something runs in plain torch."""
+
+    def __str__(self) -> str:
+        used = [f"{len(self.fused)} fused modules"] if self.fused else []
+        used += ["a CUDA graph for each step"] if self.graphs else []
+        return f"On the GPU: {', '.join(used) or 'plain torch'}{''.join('; ' + reason for reason in self.reasons)}."
+
+
+def fuse(model: nn.Module, config: RunConfig, *, own: bool) -> Kernels:
+    """Put the fused kernels under a model on a GPU, in place, if the run can use them; `own`: it is a user's own."""
+    weight = next(model.parameters())
+    if reason := why_plain(config, own) or why_not_triton(weight):
+        return Kernels(reasons=[reason])
+    # cuDNN's first guess at an algorithm is often not its best, and shapes here are few
+    torch.backends.cudnn.benchmark = True
+    if config.precision == "float32":
+        return Kernels(reasons=["batch norms are torch's own in float32"])
+    report = optimize(model)
+    return Kernels(report.fused, reasons=[f"{name} is torch's own: {why}" for name, why in report.left.items()])
+
+
+def why_plain(config: RunConfig, own: bool) -> str | None:
+    """Return why a run on a GPU must be plain torch, or None."""
+    if config.kernels == "plain":
+        return "kernels is plain"
+    if config.precision == "float64":
+        return "the kernels have no float64"
+    if config.compile:
+        return "torch compiles the model"
+    if own:
+        return "a model of your own stays as it is (bigstep.gpu.optimize would change it)"
+    return None

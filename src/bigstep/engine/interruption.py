@@ -1,0 +1,51 @@
+"""SIGTERM and SIGINT as requests: the run saves itself and leaves with a sentence."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+from bigstep.engine.ranks import AgreedError
+
+__all__ = ["StoppedError", "StopRequest", "listening"]
+
+
+class StoppedError(AgreedError):
+    """A run that was asked to stop, and did so in a state from which it can go on."""
+
+    def __init__(self, number: int, step: int, *, saved: bool = True):
+        self.exit_status = 128 + number  # as a shell reports a process that a signal ended
+        self.number, self.step = number, step
+        state = "its state is saved" if saved else "its state could not be saved, but an earlier one may be there"
+        super().__init__(f"Stopped by {signal.Signals(number).name} after step {step}; {state}: go on with --resume.")
+
+
+class StopRequest:
+    """Remembers a signal until the loop asks; a second SIGINT interrupts at once."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Take a signal, as its handler."""
+        if self.number and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.number = number
+
+
+@contextlib.contextmanager
+def listening() -> Iterator[StopRequest]:
+    """Catch SIGTERM and SIGINT while a run goes on; elsewhere than in the main thread, leave them alone."""
+    request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+    before = {number: signal.signal(number, request) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,1 @@
+"""Ways of taking a step, one a file."""

@@ -1,0 +1,1 @@
+"""Whoever hears what happens in a run: progress, records, watches; none is called by another."""

@@ -1,0 +1,1 @@
+"""A profile of some steps: a trace, and a table against bytes and FLOPs."""

@@ -1,0 +1,241 @@
+"""Profile a few steps of a run: a trace for Perfetto and a table against bytes and FLOPs, in the run folder.
+
+The path of the run stays as it is: nothing here draws from the run's random numbers or touches its weights.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bigstep.engine.build import Parts
+from bigstep.engine.profile.groups import DATA, STEP, WARM_UP_STEPS
+from bigstep.engine.profile.table import Peaks, table_of
+from bigstep.engine.profile.text import profile_markdown
+from bigstep.records import write_atomically
+
+__all__ = ["StepProfiler", "measure_peaks", "profiler_of"]
+
+_PRODUCT_TYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+_COPY_BYTES = {"cuda": 2**29, "cpu": 2**26}  # well beyond the caches
+_MATRIX = {"cuda": 8192, "cpu": 1024}
+_SECONDS = 0.1  # for each of the two peaks
+
+
+class StepProfiler:
+    """Profiles `steps` steps of a loop after a warm-up; the loop calls it at the end of every step.
+
+    Args:
+        folder: of the run; trace.json.gz, profile.json and profile.md are written there.
+        steps: how many to profile.
+        device: of the run.
+        dtype: of its matrix products.
+        note: told what was done, and what it took.
+        ready: False while the run still tries out how to run.
+        waited_s: seconds for which this rank has waited for gradients of others, since the beginning.
+        rehearse: runs one forward and backward without a CUDA graph and without a trace, where steps run as a graph.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        steps: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        note: Callable[..., None],
+        *,
+        ready: Callable[[], bool] = lambda: True,
+        waited_s: Callable[[], float] = lambda: 0.0,
+        rehearse: Callable[[], None] | None = None,
+    ) -> None:
+        self._folder, self._wanted, self._device, self._dtype, self._note = folder, steps, device, dtype, note
+        self._ready, self._waited_s, self._rehearse = ready, waited_s, rehearse
+        self._seen = 0
+        self._taken = 0
+        self._done = False
+        self._profile: torch.profiler.profile | None = None
+        self._range: torch.profiler.record_function | None = None
+        self._waited_before = 0.0
+
+    def watch(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Mark in the trace what it takes to get each batch."""
+        while True:
+            with torch.profiler.record_function(DATA):
+                batch = next(batches, None)
+            if batch is None:
+                return
+            yield batch
+
+    def step_ended(self, *, pausing: bool) -> float:
+        """Take note of the end of a step; return the seconds that the profile took out of the run here.
+
+        Args:
+            pausing: something that is no step comes next, such as an evaluation; the profile does not span it.
+        """
+        if self._done:
+            return 0.0
+        started = time.perf_counter()
+        self._seen += 1
+        if self._profile is not None:
+            self._taken += 1
+            if pausing or self._taken == self._wanted:
+                self._finish(started)
+            else:
+                self._mark()
+        elif self._seen >= WARM_UP_STEPS and not pausing and self._ready():
+            self._begin()
+        return time.perf_counter() - started
+
+    def close(self) -> None:
+        """End a profile that was interrupted; say so if none was taken."""
+        if self._profile is not None:
+            self._close_range()
+            self._profile.stop()
+            self._profile = None
+        if not self._done:
+            self._done = True
+            self._note(
+                f"No profile was taken: it begins after {WARM_UP_STEPS} steps of warm-up, at a step that no evaluation "
+                f"or checkpoint follows, and the run ended after {self._seen}."
+            )
+
+    def _begin(self) -> None:
+        self._peaks = measure_peaks(self._device, self._dtype)
+        self._profile = self._new_profile()
+        self._wait()
+        self._profile.start()
+        self._waited_before = self._waited_s()
+        self._mark()
+
+    def _mark(self) -> None:
+        self._close_range()
+        self._range = torch.profiler.record_function(STEP)
+        self._range.__enter__()  # type: ignore[no-untyped-call]  # untyped in torch
+
+    def _close_range(self) -> None:
+        if self._range is not None:
+            self._range.__exit__(None, None, None)
+            self._range = None
+
+    def _finish(self, started: float) -> None:
+        assert self._profile is not None
+        self._wait()  # so that what the steps have launched lies in the last range
+        self._close_range()
+        waited_us = 1e6 * (self._waited_s() - self._waited_before)
+        self._profile.stop()
+        trace = _trace_of(self._profile)
+        self._profile, self._done = None, True
+        rehearsal = self._rehearsed(trace)
+        table = table_of(
+            trace["traceEvents"], self._peaks, device=self._device.type, waited_us=waited_us, rehearsal=rehearsal
+        )
+        profile = table.to_mapping() | {"where": _name_of(self._device)}
+        write_atomically(self._folder / "trace.json.gz", gzip.compress(json.dumps(trace).encode(), 6))
+        write_atomically(self._folder / "profile.json", (json.dumps(profile, indent=1) + "\n").encode())
+        write_atomically(self._folder / "profile.md", profile_markdown(profile).encode())
+        seconds = time.perf_counter() - started
+        fewer = " (then came an evaluation or a checkpoint)" if table.steps < self._wanted else ""
+        self._note(
+            f"Profiled {table.steps} step{'s' if table.steps > 1 else ''}{fewer} of {table.step_us / 1e3:,.2f} ms, "
+            f"which the profiler lengthens; writing it up took {seconds:.1f} s. See {self._folder / 'profile.md'}; "
+            "Perfetto and chrome://tracing open trace.json.gz."
+        )
+
+    def _rehearsed(self, trace: dict[str, Any]) -> list[dict[str, Any]]:
+        """Events of a rehearsal, if the steps ran as CUDA graphs, which hide the operations."""
+        events = trace["traceEvents"]
+        if self._rehearse is None or not any("GraphLaunch" in str(event.get("name", "")) for event in events):
+            return []
+        profile = self._new_profile()
+        with profile:
+            self._mark()
+            self._rehearse()
+            self._wait()
+            self._close_range()
+        return list(_trace_of(profile)["traceEvents"])
+
+    def _new_profile(self) -> torch.profiler.profile:
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if self._device.type == "cuda":
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        # acc_events: torch 2.11 warns without it that a second cycle would forget the first; here there is only one
+        return torch.profiler.profile(activities=activities, record_shapes=True, acc_events=True)
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def profiler_of(parts: Parts, folder: Path, steps: int, note: Callable[..., None]) -> StepProfiler:
+    """Return the profiler of a run's first rank."""
+    tuner, exchange, graphed = parts.tuner, parts.exchange, parts.graphed
+    return StepProfiler(
+        folder,
+        steps,
+        parts.ranks.device,
+        _PRODUCT_TYPES[parts.config.precision],
+        note,
+        ready=lambda: tuner is None or tuner.done,
+        waited_s=lambda: 0.0 if exchange is None else exchange.exposed_seconds,
+        rehearse=None if graphed is None else graphed.rehearse,
+    )
+
+
+def _trace_of(profile: torch.profiler.profile) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "trace.json")
+        profile.export_chrome_trace(path)
+        trace: dict[str, Any] = json.loads(Path(path).read_bytes())
+    return trace
+
+
+def _name_of(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{platform.machine()} with {torch.get_num_threads()} thread{'s' if torch.get_num_threads() > 1 else ''}"
+
+
+def measure_peaks(device: torch.device, dtype: torch.dtype) -> Peaks:
+    """Measure what the device does at best: a copy beyond its caches, and a square matrix product in `dtype`.
+
+    >>> measure_peaks(torch.device("cpu"), torch.float32).flops_per_s > 1e8
+    True
+    """
+    generator = torch.Generator(device).manual_seed(0)  # its own: the run's random numbers stay as they are
+    size, side = _COPY_BYTES[device.type], _MATRIX[device.type]
+    with torch.no_grad():
+        copied = torch.zeros(2, size, dtype=torch.uint8, device=device)
+        copy_s = _best_seconds(lambda: copied[1].copy_(copied[0]), device)
+        copied = torch.empty(0)  # gives the memory back before more is taken
+        # numbers, not zeros: a GPU multiplies zeros with less power and so faster
+        matrix = torch.randn(side, side, device=device, generator=generator).to(dtype)
+        product = torch.empty_like(matrix)
+        product_s = _best_seconds(lambda: torch.mm(matrix, matrix, out=product), device)
+    return Peaks(2 * size / copy_s, 2 * side**3 / product_s, str(dtype).removeprefix("torch."))
+
+
+def _best_seconds(call: Callable[[], Any], device: torch.device) -> float:
+    best, deadline, times = float("inf"), time.perf_counter() + _SECONDS, 0
+    while times < 3 or (time.perf_counter() < deadline and times < 100):
+        started = time.perf_counter()
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        if times:  # the first one warms up
+            best = min(best, time.perf_counter() - started)
+        times += 1
+    return best

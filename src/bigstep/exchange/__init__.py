@@ -1,0 +1,20 @@
+"""Gradients between ranks: collectives, codecs, error feedback, and the hook that puts them under any DDP model."""
+
+from __future__ import annotations
+
+from bigstep.exchange.buckets import BucketTuner
+from bigstep.exchange.collectives import Collective, Halving, Hierarchical, Ring, Torus, sum_over_ranks
+from bigstep.exchange.hook import Exchange
+from bigstep.exchange.world import World
+
+__all__ = [
+    "BucketTuner",
+    "Collective",
+    "Exchange",
+    "Halving",
+    "Hierarchical",
+    "Ring",
+    "Torus",
+    "World",
+    "sum_over_ranks",
+]

@@ -1,0 +1,379 @@
+"""The exchange as a DDP communication hook: collective x codec, overlapped with backward."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+from bigstep.errors import ConfigError, RunError, nearest
+from bigstep.exchange.clock import Clock, Meter
+from bigstep.exchange.codecs import HALF_TYPES, Bucket, Codec, Dense
+from bigstep.exchange.collectives import Collective, Halving, Hierarchical, Ring, Torus
+from bigstep.exchange.double_buffer import DoubleBuffer
+from bigstep.exchange.line import Line, Steps
+from bigstep.exchange.onebit import OneBit
+from bigstep.exchange.powersgd import PowerSGD
+from bigstep.exchange.world import World
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import GradBucket
+
+__all__ = ["Exchange"]
+
+_SUMMING: dict[str, Callable[[World], Collective]] = {
+    "ring": Ring,
+    "hierarchical": Hierarchical,
+    "torus": Torus,
+    "halving": Halving,
+}
+_COLLECTIVES = (*_SUMMING, "gather")
+_CODECS = (*HALF_TYPES, "onebit", "powersgd")
+
+
+class Exchange:
+    """How the gradients of a DistributedDataParallel model travel: collective x codec.
+
+    The result is the mean over ranks, as DDP's own. Works with gradient accumulation (`no_sync`), since DDP calls its
+    hook only where it would have exchanged. Every rank must make the same Exchange and attach it at the same point.
+
+    Args:
+        collective: ring (the backend's all-reduce), hierarchical, torus, halving, or gather (an owner for each block,
+            for codes that cannot be summed).
+        codec: none, fp16, bf16, onebit (with gather) or powersgd (with ring).
+        grid: X and Y of the torus; auto fills nodes with X.
+        warmup_steps: Dense steps before the first one that loses information (onebit, powersgd).
+        error_feedback: Carry what a lossy codec lost into the next step.
+        double_buffer: Hand back each gradient one backward late, so that its exchange overlaps with the next forward
+            and backward; see `bigstep.exchange.double_buffer`.
+        rank: Of the approximation (powersgd).
+        ranks_per_node: 0 takes torchrun's LOCAL_WORLD_SIZE, or puts all ranks on one node.
+        timeout: Seconds after which a collective that does not end is an error.
+        prepare: Called with each parameter and this rank's gradient of it, which it may change in place before anything
+            is sent (`bigstep.optim.RankAdaGrad`, say); what it carries is for the caller to save.
+
+    Example:
+        Three lines in any program: `exchange = Exchange("torus", "fp16")`, `exchange.attach(ddp)`, and at the end
+        `exchange.close()`. What cannot work is refused at once:
+
+        >>> Exchange("torus", "onebit")
+        Traceback (most recent call last):
+        bigstep.errors.ConfigError: 1-bit codes cannot be summed on the wire: use collective='gather' (got 'torus').
+
+    Reference: Mikami et al., Massively Distributed SGD, 2018 (torus); Jia et al., 2018, and Goyal et al., 2017
+    (hierarchical, halving); Akiba et al., 2017 (fp16); Seide et al., 2014 (1-bit).
+
+    Differs from the papers: their collectives were parts of their frameworks; these are phases over any backend's
+    process groups, and each class in `bigstep.exchange` says how it differs.
+    """
+
+    def __init__(
+        self,
+        collective: str = "ring",
+        codec: str = "none",
+        grid: Literal["auto"] | tuple[int, int] = "auto",
+        *,
+        warmup_steps: int = 0,
+        error_feedback: bool = True,
+        double_buffer: bool = False,
+        rank: int = 2,
+        ranks_per_node: int = 0,
+        timeout: float = 300.0,
+        prepare: Callable[[Tensor, Tensor], None] | None = None,
+    ) -> None:
+        _check_pair(collective, codec, double_buffer)
+        self.collective, self.codec, self.grid = collective, codec, grid
+        self.warmup_steps, self.ranks_per_node = warmup_steps, ranks_per_node
+        self.error_feedback, self.rank = error_feedback, rank
+        self.timeout = timedelta(seconds=timeout)
+        self.world: World | None = None
+        """The ranks, once attached."""
+        self.failure: RunError | None = None
+        """What ended the exchange, once something has."""
+        self.steps = 0
+        """Backward passes so far; they decide when the warm-up ends."""
+        self._prepare = prepare
+        self._line = Line()
+        self._busy, self._exposed = Meter(), Meter()
+        self._backward: list[Future[Tensor]] = []  # the buckets of the backward under way
+        self._codecs: list[Codec] = []  # that of the warm-up, that of the steps after it
+        self._late = DoubleBuffer() if double_buffer else None
+        self._loaded: dict[str, Any] | None = None  # a state that came before the world was known
+        self._kept: dict[Tensor, Tensor] | None = None  # this rank's own gradients of a backward, where asked for
+
+    def __repr__(self) -> str:
+        return f"Exchange(collective={self.collective!r}, codec={self.codec!r}, grid={self.grid!r})"
+
+    @property
+    def bytes_sent(self) -> float:
+        """Bytes this rank has put on the wire since the beginning, by the count of `bigstep.wire`."""
+        return sum(codec.bytes_sent for codec in self._codecs)
+
+    @property
+    def seconds(self) -> float:
+        """Time since the beginning during which at least one bucket was being exchanged."""
+        return self._busy.seconds
+
+    @property
+    def exposed_seconds(self) -> float:
+        """Time since the beginning from a backward's last bucket being ready until its last exchange had ended."""
+        return self._exposed.seconds
+
+    def attach(self, ddp: DistributedDataParallel) -> Exchange:
+        """Put this exchange under `ddp`; every rank must call it, once for each DDP object.
+
+        A second DDP object around the same model (with other buckets, say) may be given later; state is kept.
+        """
+        if not isinstance(ddp, DistributedDataParallel):
+            raise ConfigError(
+                f"Exchange.attach takes a DistributedDataParallel object, but got {type(ddp).__name__}: wrap the model."
+            )
+        self._names = {parameter: name for name, parameter in ddp.module.named_parameters()}
+        if self.world is None:
+            device = next(iter(self._names)).device
+            self._clock = Clock(device)
+            self._stream = _new_stream(device) if device.type == "cuda" else None
+            self.world = World.join(
+                ddp.process_group, ranks_per_node=self.ranks_per_node, grid=self.grid, timeout=self.timeout
+            )
+            self._codecs = self._make_codecs(self.world)
+            if self._loaded is not None:
+                self.load_state_dict(self._loaded)
+        ddp.register_comm_hook(None, lambda _, bucket: self._on_bucket(bucket))
+        return self
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank carries from step to step: plain values and tensors on the CPU, by parameter name."""
+        world = self._attached()
+        # first: what is under way still changes residuals
+        late = {} if self._late is None else {n: p.to("cpu", copy=True) for n, p in self._late.finished().items()}
+        carried = self._codecs[-1].state_dict()
+        return {"codec": self.codec, "ranks": world.size, "step": self.steps, "carried": carried, "late": late}
+
+    def gather_state(self) -> dict[str, Any] | None:
+        """The state of all ranks in one, on rank 0 (others get None); every rank must call it, between two steps.
+
+        `torch.load(..., weights_only=True)` accepts it, and `load_state_dict` serves any number of ranks from it. For
+        the moment of saving, rank 0 holds the residuals of all ranks.
+        """
+        world = self._attached()
+        states: list[Any] | None = [None] * world.size if world.rank == 0 else None
+        dist.gather_object(self.state_dict(), states, dst=world.ranks[0], group=world.group)
+        if states is None:
+            return None
+        return {
+            **states[0],
+            "carried": self._codecs[-1].merge([state["carried"] for state in states]),
+            "gathered": True,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Carry on from `state_dict` of this rank, or from `gather_state` of any number of ranks.
+
+        With the same number of ranks each takes its own residuals, exactly. With another number each takes the mean of
+        all, which leaves unchanged what the model is still owed (`bigstep.exchange.error_feedback.mean_over_ranks`).
+        Before `attach` the state is kept until then.
+        """
+        if state["codec"] != self.codec:
+            raise ConfigError(
+                f"The saved exchange used codec {state['codec']!r}, whose residuals mean nothing to {self.codec!r}: "
+                f"resume with codec={state['codec']!r} or without the exchange's state."
+            )
+        if self.world is None:
+            self._loaded = state
+            return
+        if not state.get("gathered") and state["ranks"] != self.world.size:
+            raise ConfigError(
+                f"The saved exchange is that of one of {state['ranks']} ranks, but there are {self.world.size}: save "
+                "with gather_state to change the number of ranks."
+            )
+        self.steps = state["step"]
+        self._codecs[-1].load(state["carried"])
+        if self._late is not None:
+            self._late.load(dict(state["late"]))
+
+    @property
+    def gives_the_mean(self) -> bool:
+        """Whether a backward leaves the mean over ranks of its own gradients, up to the rounding of a half type."""
+        return self.codec in HALF_TYPES and self._late is None and self._prepare is None
+
+    def keep_own(self) -> None:
+        """Copy what this rank brings into the next exchange, before it is encoded; `take_own` hands it out."""
+        self._kept = {}
+
+    def take_own(self) -> dict[Tensor, Tensor]:
+        """Return the gradients that were copied, by parameter, and copy no more."""
+        kept, self._kept = self._kept or {}, None
+        return {parameter: _laid_out_as(parameter, flat) for parameter, flat in kept.items()}
+
+    def rescale(self, factor: float) -> None:
+        """Multiply everything carried: for a loss scaler that changes its scale by this factor."""
+        for codec in self._codecs:
+            codec.scale(factor)
+        if self._late is not None:
+            self._late.load({name: piece * factor for name, piece in self._late.finished().items()})
+
+    def flush(self) -> bool:
+        """Double buffering: put the last exchanged gradient into `.grad` of the parameters, for one more update.
+
+        Returns:
+            Whether there was one; the next backward then gets zeros again.
+        """
+        if self._late is None:
+            return False
+        pieces = self._late.finished()
+        self._late.load({})
+        for parameter, name in self._names.items():
+            if name in pieces:
+                parameter.grad = _laid_out_as(parameter, pieces[name]).clone()
+        return bool(pieces)
+
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """Turn the error that a failed exchange causes in `backward` (a RuntimeError of torch) into its RunError."""
+        try:
+            yield
+        except RuntimeError as error:
+            if self.failure is not None and error is not self.failure:
+                raise self.failure from error
+            raise
+
+    def close(self) -> None:
+        """Wait for what is under way and end the threads; call it before the process group is destroyed."""
+        self._line.close()
+
+    def _attached(self) -> World:
+        if self.world is None:
+            raise ConfigError("This Exchange is not attached yet: call exchange.attach(ddp) first.")
+        return self.world
+
+    def _make_codecs(self, world: World) -> list[Codec]:
+        """Hazard: makes process groups, so every rank must come here, with the same settings."""
+        if self.codec == "powersgd":
+            return [PowerSGD(world, self.rank, self.warmup_steps, self.error_feedback)]
+        if self.codec == "onebit":
+            shapes = {name: parameter.shape for parameter, name in self._names.items()}
+            return [Dense(world, Ring(world), None), OneBit(world, shapes, self.error_feedback)]
+        return [Dense(world, _SUMMING[self.collective](world), HALF_TYPES[self.codec])]
+
+    def _on_bucket(self, grad_bucket: GradBucket) -> Future[Tensor]:
+        """What DDP calls for each bucket that is ready, in the same order on every rank."""
+        if self.failure is not None:
+            raise self.failure
+        parameters = grad_bucket.parameters()
+        bucket = Bucket(
+            flat=grad_bucket.buffer(),
+            names=tuple(self._names[parameter] for parameter in parameters),
+            shapes=tuple(parameter.shape for parameter in parameters),
+            step=self.steps,
+        )
+        if self._kept is not None:
+            self._kept.update(zip(parameters, bucket.flat.clone().split_with_sizes(bucket.sizes), strict=True))
+        if self._prepare is not None:
+            for parameter, piece in zip(parameters, bucket.flat.split_with_sizes(bucket.sizes), strict=True):
+                self._prepare(parameter, _laid_out_as(parameter, piece))
+        late = self._late
+        future = self._start(bucket) if late is None else late.exchange(bucket, self._start, self._stream)
+        self._backward.append(future)
+        if grad_bucket.is_last():
+            self.steps += 1
+            self._note_exposed(self._backward)
+            self._backward = []
+        return future
+
+    def _start(self, bucket: Bucket) -> Future[Tensor]:
+        codec = self._codecs[0 if bucket.step < self.warmup_steps else -1]
+        steps = codec.start(bucket)
+        if self._stream is not None:
+            try:
+                return self._start_on_stream(steps, bucket.flat, self._stream)
+            except Exception as error:
+                raise self._fail(error, bucket.step) from error
+        begun = self._clock.mark()
+        ended: Future[Tensor] = Future()
+
+        def done(error: BaseException | None) -> None:
+            self._busy.add(begun, self._clock.mark())
+            if error is not None:
+                self._fail(error, bucket.step)
+            ended.set_result(bucket.flat)
+
+        def value(future: Future[Tensor]) -> Tensor:
+            if self.failure is not None:
+                raise self.failure
+            return future.value()
+
+        # Future.set_exception reaches only Python's wait; an error raised in `then` reaches DDP's C++ wait as well
+        result = ended.then(value)
+        self._line.submit(steps, done)
+        return result
+
+    def _start_on_stream(self, steps: Steps, flat: Tensor, stream: torch.cuda.Stream) -> Future[Tensor]:
+        """On CUDA nothing needs a thread: a wait holds up only the exchange's own stream, and order is issue order."""
+        stream.wait_stream(torch.cuda.current_stream(flat.device))
+        flat.record_stream(stream)
+        with torch.cuda.stream(stream):
+            begun = self._clock.mark()
+            for under_way in steps:
+                for work in under_way:
+                    work.wait()
+            self._busy.add(begun, self._clock.mark())
+            future: Future[Tensor] = Future(devices=[flat.device])
+            future.set_result(flat)
+        return future
+
+    def _note_exposed(self, futures: list[Future[Tensor]]) -> None:
+        ready = self._clock.mark()
+        if self._stream is not None:
+            with torch.cuda.stream(self._stream):
+                self._exposed.add(ready, self._clock.mark())
+            return
+        for future in futures:
+            future.add_done_callback(lambda _: self._exposed.add(ready, self._clock.mark()))
+
+    def _fail(self, error: BaseException, step: int) -> RunError:
+        assert self.world is not None
+        if self.failure is not None:
+            return self.failure
+        patience = time.monotonic() + 2.0  # a rank whose connections close may need a moment until it is gone
+        while not (dead := self.world.dead_ranks()) and time.monotonic() < patience:
+            time.sleep(0.05)
+        who = f"rank {', '.join(map(str, dead))} has ended" if dead else "no rank of this host has ended"
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        self.failure = RunError(
+            f"The {self.collective} exchange ({self.codec}) of step {step} failed on rank {self.world.rank}: "
+            f"{who}; the backend says: {reason}"
+        )
+        return self.failure
+
+
+def _laid_out_as(parameter: Tensor, flat: Tensor) -> Tensor:
+    """See a piece of a bucket as the gradient it is: DDP lays them out as parameters, channels-last ones too."""
+    return flat.as_strided(parameter.size(), parameter.stride())
+
+
+def _new_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's, without annotations
+
+
+def _check_pair(collective: str, codec: str, double_buffer: bool) -> None:
+    if collective not in _COLLECTIVES:
+        raise ConfigError(f"There is no collective {collective!r}: {nearest(collective, _COLLECTIVES)}.")
+    if codec not in _CODECS:
+        raise ConfigError(f"There is no codec {codec!r}: {nearest(codec, _CODECS)}.")
+    if codec == "onebit" and collective != "gather":
+        raise ConfigError(f"1-bit codes cannot be summed on the wire: use collective='gather' (got {collective!r}).")
+    if collective == "gather" and codec != "onebit":
+        raise ConfigError(f"collective='gather' carries 1-bit codes only: use codec='onebit' (got {codec!r}).")
+    if codec == "powersgd" and collective != "ring":
+        raise ConfigError(f"powersgd brings its own all-reduce: use collective='ring' (got {collective!r}).")
+    if codec == "powersgd" and double_buffer:
+        raise ConfigError("double_buffer does not go with powersgd: use codec='onebit', or leave it out.")

@@ -1,0 +1,324 @@
+"""Make a ResNet run on the fused kernels in place: same modules, same state dict, fewer passes over memory."""
+
+from __future__ import annotations
+
+import itertools
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bigstep.errors import ConfigError
+from bigstep.gpu.batch_norm import Norm, fused_norm, fused_norm_pool
+from bigstep.gpu.max_pool import max_pool2
+from bigstep.gpu.pointwise import global_mean, pointwise, stem_convolution
+
+__all__ = ["Report", "optimize", "set_groups"]
+
+GROUPS = "bigstep_groups"
+"""Attribute of a batch norm: how many workers' samples one call holds."""
+
+
+@dataclass
+class Report:
+    """What `optimize` did."""
+
+    fused: list[str] = field(default_factory=list)
+    """Names of the modules whose batch norms are fused with what follows."""
+    left: dict[str, str] = field(default_factory=dict)
+    """Names of batch norms that were left alone, and why."""
+
+    def __str__(self) -> str:
+        lines = [f"fused {len(self.fused)} modules: {', '.join(self.fused) or 'none'}"]
+        lines += [f"left {name}: {reason}" for name, reason in self.left.items()]
+        return "\n".join(lines)
+
+
+def optimize(model: nn.Module, *, groups: int | None = None) -> Report:
+    """Fuse batch norms with ReLU, residuals and the stem's pooling in a ResNet of torchvision, timm or bigstep.
+
+    In any other model, blocks like those of a ResNet, and a batch norm that a ReLU follows in an `nn.Sequential`.
+
+    The model is changed in place to channels_last and its blocks' `forward` is replaced; parameters, buffers, their
+    names and the state dict stay as they are. What is not recognised keeps its own forward, and so do blocks whose
+    batch norms have hooks: inside fused blocks, batch norms and activations are no longer called as modules.
+
+    Args:
+        model: Any module; blocks are recognised by their parts (conv1, bn1, conv2, bn2, ..., downsample).
+        groups: Workers whose samples one call holds, each with its own statistics; None keeps what the batch norms say
+            (their attribute `workers` if they have one, else 1).
+
+    Returns:
+        What was fused, what was left, and why.
+
+    >>> from bigstep.models.resnet import resnet18
+    >>> model = resnet18(classes=10, channels=3, image_size=32)
+    >>> names = list(model.state_dict())
+    >>> report = optimize(model)
+    >>> len(report.fused), report.left  # eight blocks and the stem
+    (9, {})
+    >>> names == list(model.state_dict())
+    True
+    """
+    report = Report()
+    covered: set[nn.Module] = set()
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch types only the other forms
+    for name, block in model.named_modules():
+        if not _looks_like_block(block):
+            continue
+        reason = _why_not_block(block)
+        norms = [module for module in block.modules() if isinstance(module, nn.BatchNorm2d)]
+        if reason is None:
+            block.forward = types.MethodType(_block_alone, block)
+            block.bigstep_fused = True
+            for conv in block.modules():
+                if isinstance(conv, nn.Conv2d) and _is_pointwise(conv, stride=1):
+                    conv.forward = types.MethodType(_pointwise, conv)  # type: ignore[method-assign]  # as above
+            report.fused.append(name)
+            covered.update(norms)
+        else:
+            report.left[name] = reason
+            covered.update(norms)
+    if (reason := _why_not_network(model)) is None:
+        model.forward = types.MethodType(_network, model)  # type: ignore[method-assign]  # the point of this function
+        report.fused.append("stem")
+        covered.add(model.get_submodule("bn1"))
+    elif hasattr(model, "layer1") and report.fused:
+        report.left["stem"] = reason
+    for name, sequence in model.named_modules():
+        if isinstance(sequence, nn.Sequential):
+            for index, norm, relu in _norms_before_relu(sequence, covered, model):
+                norm.forward = types.MethodType(_norm_relu, norm)  # type: ignore[method-assign]  # as above
+                relu.forward = types.MethodType(_nothing, relu)  # type: ignore[method-assign]  # as above
+                report.fused.append(f"{name}.{index}" if name else str(index))
+                covered.add(norm)
+    for name, module in model.named_modules():
+        if isinstance(module, nn.BatchNorm2d) and module not in covered:
+            report.left.setdefault(name, "it is not in a block that is recognised")
+    for module in model.modules():
+        if isinstance(module, nn.MaxPool2d) and _is_pool(module, size=2, padding=0):
+            module.forward = types.MethodType(_pool2, module)  # type: ignore[method-assign]  # as above
+    if groups is not None:
+        set_groups(model, groups)
+    return report
+
+
+def set_groups(model: nn.Module, groups: int) -> None:
+    """Tell every batch norm how many workers' samples one call holds; only fused ones heed it.
+
+    >>> set_groups(nn.BatchNorm2d(3), 0)
+    Traceback (most recent call last):
+    ...
+    bigstep.errors.ConfigError: set_groups was given groups=0; it must be at least 1.
+    """
+    if groups < 1:
+        raise ConfigError(f"set_groups was given groups={groups}; it must be at least 1.")
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            setattr(module, GROUPS, groups)
+
+
+def groups_of(model: nn.Module) -> tuple[int, ...]:
+    """The groups of every batch norm, in order: a CUDA graph holds them fixed."""
+    return tuple(_groups(module) for module in model.modules() if isinstance(module, nn.BatchNorm2d))
+
+
+def _groups(norm: nn.BatchNorm2d) -> int:
+    return int(getattr(norm, GROUPS, getattr(norm, "workers", 1)))
+
+
+def _norm(module: nn.BatchNorm2d) -> Norm:
+    training = module.training or module.running_mean is None
+    momentum = module.momentum
+    assert momentum is not None, "checked by _why_not_norm"
+    return Norm(
+        module.weight,
+        module.bias,
+        module.running_mean,
+        module.running_var,
+        groups=_groups(module) if training else 1,
+        momentum=momentum,
+        eps=module.eps,
+        training=training,
+    )
+
+
+def _absent(module: object) -> bool:
+    return module is None or isinstance(module, nn.Identity)
+
+
+def _why_not_norm(norm: object) -> str | None:
+    if not isinstance(norm, nn.BatchNorm2d):
+        return f"{type(norm).__name__} is not a BatchNorm2d"
+    if type(norm) is not nn.BatchNorm2d and not hasattr(norm, "workers"):
+        return f"{type(norm).__name__} may compute something else than BatchNorm2d"
+    if norm._forward_hooks or norm._forward_pre_hooks:
+        return "a batch norm has hooks, which would no longer fire"
+    if norm.weight is None:
+        return "a batch norm has no weight and bias"
+    if norm.momentum is None:
+        return "a batch norm keeps a cumulative average (momentum=None)"
+    return None
+
+
+def _looks_like_block(module: nn.Module) -> bool:
+    return all(hasattr(module, part) for part in ("conv1", "bn1", "conv2", "bn2", "downsample"))
+
+
+def _pairs(block: nn.Module) -> Iterator[tuple[nn.Module, nn.BatchNorm2d]]:
+    """Convolutions and their norms, in order."""
+    for index in ("1", "2", "3"):
+        if hasattr(block, "conv" + index):
+            yield getattr(block, "conv" + index), getattr(block, "bn" + index)
+
+
+def _why_not_block(block: nn.Module) -> str | None:
+    for extra in ("se", "aa", "drop_block", "drop_path"):
+        if not _absent(getattr(block, extra, None)):
+            return f"it has {extra}"
+    for act in ("relu", "act1", "act2", "act3"):
+        if hasattr(block, act) and not isinstance(getattr(block, act), nn.ReLU):
+            return f"its activation {act} is {type(getattr(block, act)).__name__}, not ReLU"
+    shortcut = block.downsample
+    if shortcut is not None and not (isinstance(shortcut, nn.Sequential) and len(shortcut) >= 2):
+        return "its shortcut is not a convolution and a batch norm in sequence"
+    norms: list[object] = [norm for _, norm in _pairs(block)]
+    if isinstance(shortcut, nn.Sequential):
+        norms.append(shortcut[-1])
+    return next((reason for norm in norms if (reason := _why_not_norm(norm)) is not None), None)
+
+
+def _why_not_network(model: nn.Module) -> str | None:
+    if not all(hasattr(model, part) for part in ("conv1", "bn1", "maxpool", "layer1", "layer2", "layer3", "layer4")):
+        return "the model is not a ResNet with conv1, bn1, maxpool and layer1 to layer4"
+    if (reason := _why_not_norm(model.bn1)) is not None:
+        return reason
+    act = getattr(model, "act1", getattr(model, "relu", None))
+    if not isinstance(act, nn.ReLU):
+        return f"the stem's activation is {type(act).__name__}, not ReLU"
+    if not (hasattr(model, "forward_head") or (hasattr(model, "avgpool") and hasattr(model, "fc"))):
+        return "the model has no avgpool and fc"
+    if getattr(model, "grad_checkpointing", False):
+        return "it uses gradient checkpointing"
+    for stage in (model.layer1, model.layer2, model.layer3, model.layer4):
+        if not isinstance(stage, nn.Sequential) or not all(hasattr(block, "bigstep_fused") for block in stage):
+            return "not every block is fused"
+    return None
+
+
+def _norms_before_relu(
+    sequence: nn.Sequential, covered: set[nn.Module], model: nn.Module
+) -> Iterator[tuple[int, nn.BatchNorm2d, nn.ReLU]]:
+    """Batch norms that a ReLU of their own follows: one that stands in one place only, since it will do nothing."""
+    places = [child for module in model.modules() for child in module._modules.values()]
+    for index, (norm, relu) in enumerate(itertools.pairwise(sequence)):
+        if not (isinstance(norm, nn.BatchNorm2d) and isinstance(relu, nn.ReLU)) or norm in covered:
+            continue
+        alone = not relu._forward_hooks and sum(child is relu for child in places) == 1
+        if alone and _why_not_norm(norm) is None:
+            yield index, norm, relu
+
+
+def _norm_relu(norm: nn.BatchNorm2d, x: Tensor) -> Tensor:
+    _count_batches(norm)
+    return fused_norm(x, _norm(norm))[0]
+
+
+def _nothing(relu: nn.ReLU, x: Tensor) -> Tensor:
+    """What is left of a ReLU that the norm before it has taken over."""
+    return x
+
+
+def _is_pointwise(conv: nn.Conv2d, stride: int) -> bool:
+    plain = type(conv) is nn.Conv2d and conv.bias is None and conv.groups == 1 and conv.padding == (0, 0)
+    return plain and conv.kernel_size == (1, 1) and conv.stride == (stride, stride)
+
+
+def _pointwise(conv: nn.Conv2d, x: Tensor) -> Tensor:
+    return pointwise(x, conv.weight)
+
+
+def _shortcut_stride(block: nn.Module) -> int:
+    """2 if the shortcut begins with a 1x1 convolution of stride 2, which needs only a quarter of its input."""
+    shortcut = block.downsample
+    first = shortcut[0] if isinstance(shortcut, nn.Sequential) else None
+    return 2 if isinstance(first, nn.Conv2d) and _is_pointwise(first, stride=2) else 1
+
+
+def _block(block: nn.Module, x: Tensor, skip: Tensor, fork: int) -> tuple[Tensor, Tensor]:
+    """One residual block; x and skip are the same numbers, for the branch and, subsampled, for the shortcut."""
+    *inner, (last_conv, last_norm) = _pairs(block)
+    for conv, norm in inner:
+        x = fused_norm(conv(x), _norm(norm))[0]
+    x = last_conv(x)
+    shortcut = block.downsample
+    if not isinstance(shortcut, nn.Sequential):
+        return fused_norm(x, _norm(last_norm), residual=skip, fork=fork)
+    first = shortcut[0]
+    # with a stride of 2, skip has been subsampled already
+    skip = pointwise(skip, first.weight) if _shortcut_stride(block) == 2 else first(skip)  # type: ignore[arg-type]  # of a convolution
+    skip = shortcut[1:-1](skip)
+    return fused_norm(x, _norm(last_norm), other=skip, other_norm=_norm(shortcut[-1]), fork=fork)  # type: ignore[arg-type]  # checked by _why_not_block
+
+
+def _block_alone(block: nn.Module, x: Tensor) -> Tensor:
+    """A fused block inside a model that is not fused as a whole."""
+    _count_batches(block)
+    stride = _shortcut_stride(block)
+    return _block(block, x, x[:, :, ::stride, ::stride], fork=0)[0]
+
+
+def _network(model: Any, x: Tensor) -> Tensor:
+    """A whole ResNet; where a branch and a shortcut read one tensor, its two gradients are added as they are read."""
+    _count_batches(model)
+    blocks = [block for stage in (model.layer1, model.layer2, model.layer3, model.layer4) for block in stage]
+    forks = [*map(_shortcut_stride, blocks), 0]
+    x = _stem(model.conv1, x.contiguous(memory_format=torch.channels_last))
+    pool = model.maxpool
+    if _is_pool(pool, size=3, padding=1):
+        x, skip = fused_norm_pool(x, _norm(model.bn1), fork=forks[0])
+    elif _absent(pool):
+        x, skip = fused_norm(x, _norm(model.bn1), fork=forks[0])
+    else:
+        x = pool(fused_norm(x, _norm(model.bn1))[0])
+        skip = x[:, :, :: forks[0], :: forks[0]]
+    for block, fork in zip(blocks, forks[1:], strict=True):
+        x, skip = _block(block, x, skip, fork)
+    if hasattr(model, "forward_head"):
+        return model.forward_head(x)  # type: ignore[no-any-return]  # modules are untyped in torch
+    usual = isinstance(model.avgpool, nn.AdaptiveAvgPool2d) and model.avgpool.output_size in (1, (1, 1))
+    return model.fc(global_mean(x) if usual else torch.flatten(model.avgpool(x), 1))  # type: ignore[no-any-return]  # as above
+
+
+def _stem(conv: nn.Module, x: Tensor) -> Tensor:
+    if type(conv) is not nn.Conv2d or conv.bias is not None or conv.groups != 1 or isinstance(conv.padding, str):
+        return conv(x)  # type: ignore[no-any-return]  # modules are untyped in torch
+    if conv.padding_mode != "zeros" or conv.dilation != (1, 1):
+        return conv(x)  # type: ignore[no-any-return]  # modules are untyped in torch
+    return stem_convolution(x, conv.weight, conv.stride, conv.padding)  # type: ignore[arg-type]  # pairs of integers
+
+
+def _pool2(pool: nn.MaxPool2d, x: Tensor) -> Tensor:
+    return max_pool2(x)
+
+
+def _is_pool(pool: nn.Module, size: int, padding: int) -> bool:
+    """Whether it is a max-pooling of stride 2 with this window, and nothing else."""
+    return (
+        isinstance(pool, nn.MaxPool2d)
+        and not pool.return_indices
+        and (
+            (pool.kernel_size, pool.stride, pool.padding, pool.dilation, pool.ceil_mode) == (size, 2, padding, 1, False)
+        )
+    )
+
+
+def _count_batches(module: nn.Module) -> None:
+    """Advance the batch norms' counters in one launch; the fused functions do not touch them."""
+    norms = [m for m in module.modules() if isinstance(m, nn.BatchNorm2d) and m.training]
+    counters = [m.num_batches_tracked for m in norms if m.num_batches_tracked is not None]
+    if counters:
+        torch._foreach_add_(counters, 1)

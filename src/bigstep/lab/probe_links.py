@@ -1,0 +1,167 @@
+"""Cost of collectives and codecs on this machine: ranks over loopback, and the codecs of one rank."""
+
+from __future__ import annotations
+
+import functools
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from bigstep.exchange.codecs import Bucket
+from bigstep.exchange.collectives import Halving, Hierarchical, Ring, Torus, sum_over_ranks
+from bigstep.exchange.onebit import OneBit
+from bigstep.exchange.world import World
+from bigstep.wire import collective_traffic, encoded_bytes
+
+__all__ = ["fit_cost", "measure_codecs", "measure_collectives", "time_collectives", "without_codec"]
+
+SIZES = (1_024, 65_536, 1_048_576, 4_194_304, 16_777_216)
+"""Bytes of float32 at which a collective is timed."""
+COLLECTIVES: dict[str, Callable[[World], Any]] = {
+    "ring": Ring,
+    "hierarchical": Hierarchical,
+    "torus": Torus,
+    "halving": Halving,
+}
+
+
+def measure_collectives(ranks: int, *, repeats: int = 5) -> dict[str, list[tuple[int, float]]]:
+    """Time every collective over `ranks` processes of this machine; returns (bytes, seconds) by name."""
+    with tempfile.TemporaryDirectory() as folder:
+        # each rank is a node of its own: over loopback there is but one kind of link
+        mp.start_processes(_serve, args=(ranks, repeats, folder), nprocs=ranks, start_method="spawn")  # type: ignore[attr-defined,no-untyped-call]  # torch's
+        found: dict[str, list[tuple[int, float]]] = torch.load(Path(folder) / "result.pt", weights_only=True)
+    return found
+
+
+def _serve(rank: int, ranks: int, repeats: int, folder: str) -> None:
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks, timeout=timedelta(seconds=60)
+    )
+    found = time_collectives(repeats)
+    if rank == 0:
+        torch.save(found, Path(folder) / "result.pt")
+    dist.destroy_process_group()
+
+
+def time_collectives(repeats: int, sizes: Sequence[int] = SIZES) -> dict[str, list[tuple[int, float]]]:
+    """Time every collective in the default process group; every rank must call this."""
+    group = dist.group.WORLD
+    assert group is not None
+    world = World.join(group, ranks_per_node=1)
+    found: dict[str, list[tuple[int, float]]] = {}
+    for name, make in COLLECTIVES.items():
+        collective = make(world)
+        buffers = [torch.zeros(size // 4) for size in sizes]
+        found[name] = [
+            (flat.nbytes, _timed(functools.partial(sum_over_ranks, collective, flat), repeats)) for flat in buffers
+        ]
+    found["gather"] = [(size, _timed_onebit(world, size, repeats)) for size in sizes]
+    return found
+
+
+def _timed(function: Callable[[], object], repeats: int) -> float:
+    """Median seconds; every rank must call this."""
+    times = []
+    for repeat in range(repeats + 1):
+        dist.barrier()
+        start = time.perf_counter()
+        function()
+        if repeat:
+            times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def _timed_onebit(world: World, size: int, repeats: int) -> float:
+    shape = (max(1, size // 4096), min(1024, size // 4))
+    codec = OneBit(world, {"weight": shape})
+    flat = torch.randn(shape[0] * shape[1])
+
+    def exchange() -> None:
+        for under_way in codec.start(Bucket(flat=flat, names=("weight",), shapes=(torch.Size(shape),), step=0)):
+            for work in under_way:
+                work.wait()
+
+    return _timed(exchange, repeats)
+
+
+def fit_cost(name: str, points: Sequence[tuple[int, float]], ranks: int, ranks_per_node: int = 1) -> dict[str, float]:
+    """Fit seconds = rounds x latency + bytes_sent x cost to measured points, by least squares of relative errors.
+
+    Returns:
+        `latency_us` of a round and `copy_gbyte_s`, as a cluster file names them.
+
+    Example:
+        >>> points = [(n, 6 * 50e-6 + 2 * n * 3 / 4 * 1e-9) for n in SIZES]
+        >>> {key: round(value, 3) for key, value in fit_cost("ring", points, 4).items()}
+        {'latency_us': 50.0, 'copy_gbyte_s': 1.0}
+    """
+    rows = []
+    for size, seconds in points:
+        wire = encoded_bytes("onebit", [(max(1, size // 4096), min(1024, size // 4))]) if name == "gather" else size
+        traffic = collective_traffic(name, wire, ranks, group=ranks_per_node if name == "hierarchical" else None)
+        rows.append((traffic.messages / seconds, traffic.bytes_sent / seconds))
+    # minimise sum of (a x + b y - 1)^2 over both costs a, b >= 0
+    xx, xy, yy = (sum(p * q for p, q in pairs) for pairs in (
+        [(x, x) for x, _ in rows], rows, [(y, y) for _, y in rows]))  # fmt: skip
+    sx, sy = sum(x for x, _ in rows), sum(y for _, y in rows)
+    determinant = xx * yy - xy * xy
+    latency = max(0.0, (sx * yy - sy * xy) / determinant)
+    per_byte = max(1e-15, (sy * xx - sx * xy) / determinant)
+    return {"latency_us": latency * 1e6, "copy_gbyte_s": 1e-9 / per_byte}
+
+
+def without_codec(points: Sequence[tuple[int, float]], speed: Mapping[str, float]) -> list[tuple[int, float]]:
+    """Take encoding and decoding out of the times of an exchange of codes; at least a tenth of each time stays."""
+    per_byte = 1e-9 / speed["encode_gbyte_s"] + 1e-9 / speed["decode_gbyte_s"]
+    return [(size, max(seconds / 10, seconds - size * per_byte)) for size, seconds in points]
+
+
+def measure_codecs(values: int = 4_194_304, repeats: int = 5) -> dict[str, Mapping[str, float]]:
+    """Speed of half precision and 1-bit on one rank, in bytes of float32."""
+    from bigstep.exchange.onebit_code import Blocks, decode, encode
+
+    flat, residual = torch.randn(values), torch.zeros(values)
+    length = 4096
+    count = values // length
+    starts = torch.arange(count) * length
+    stride = 8 + length // 8
+    blocks = Blocks(
+        starts, torch.full((count,), length), torch.arange(count) * stride // 4, torch.arange(count) * stride + 8
+    )
+    message = torch.zeros(count * stride, dtype=torch.uint8)
+    half = flat.half()
+    seconds = {
+        "fp16": (_alone(lambda: flat.half(), repeats), _alone(lambda: flat.copy_(half), repeats)),
+        "bf16": (_alone(lambda: flat.bfloat16(), repeats), _alone(lambda: flat.copy_(half), repeats)),
+        "onebit": (
+            _alone(lambda: encode(flat, residual, blocks, message), repeats),
+            # the owner unpacks and adds all ranks' codes of its slice, and everybody unpacks the result
+            2 * _alone(lambda: decode(message, blocks, flat), repeats),
+        ),
+    }
+    return {
+        name: {"encode_gbyte_s": 4e-9 * values / max(e, 1e-9), "decode_gbyte_s": 4e-9 * values / max(d, 1e-9)}
+        for name, (e, d) in seconds.items()
+    }
+
+
+def _alone(function: Callable[[], object], repeats: int) -> float:
+    times = []
+    for repeat in range(repeats + 1):
+        start = time.perf_counter()
+        function()
+        if repeat:
+            times.append(time.perf_counter() - start)
+    return statistics.median(times)

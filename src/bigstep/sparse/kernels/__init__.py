@@ -1,0 +1,1 @@
+"""Numba kernels of the sparse estimators: lock-free threads, rows, LIBSVM text."""
