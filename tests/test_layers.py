@@ -23,6 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "wire": set(),
     # 1 mathematics: no process groups, no config
     "schedules": set(),
+    "losses": set(),
     "gpu": set(),
     "optim": {"gpu"},
     "norm": {"gpu"},
@@ -31,7 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     # 2 communication
     "exchange": {"gpu"},
     # 3 engines
-    "engine": {"schedules", "optim", "norm", "models", "data", "gpu", "exchange"},
+    "engine": {"schedules", "losses", "optim", "norm", "models", "data", "gpu", "exchange"},
     "asynchronous": {"schedules", "optim", "norm", "models", "data", "exchange", "engine"},
     "sparse": set(),
     # 4 studies
@@ -49,7 +50,7 @@ ALLOWED: dict[str, set[str]] = {
     "recipes": set(),
 }
 FACTS = {"errors", "published", "tables", "records", "wire", "config"}
-NO_CONFIG = {"schedules", "optim", "norm", "models", "data", "gpu", "exchange", "doctor"}
+NO_CONFIG = {"schedules", "losses", "optim", "norm", "models", "data", "gpu", "exchange", "doctor"}
 NO_TORCH = {
     "__init__", "errors", "published", "tables", "config", "records", "wire", "plan", "report", "recipes",
 }  # fmt: skip

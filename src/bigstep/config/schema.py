@@ -301,7 +301,7 @@ class RunConfig:
     preset: str = "custom"
     """Which variant of the recipe: paper, mini, cifar10, or custom."""
     model: str = "small"
-    """small, resnet9, resnet18, resnet34, resnet50, alexnet, mlp, timm:NAME, or package.module:function."""
+    """small, mlp, resnet9, resnet18, resnet34, resnet50, alexnet, vgg16, gpt-mini …, lstm, package.module:function."""
     data: DataConfig = field(default_factory=DataConfig)
     """The data set."""
     workers: WorkersConfig

@@ -1,4 +1,4 @@
-"""Models from elsewhere: timm by name, a user's own by import path."""
+"""Models from elsewhere: timm and Hugging Face by name, a user's own by import path."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import os
 import sys
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from bigstep.errors import ConfigError, nearest
 
-__all__ = ["model_from_path", "model_from_timm"]
+__all__ = ["Logits", "model_from_path", "model_from_timm", "model_from_transformers"]
 
 
 def model_from_timm(name: str, *, classes: int, channels: int) -> nn.Module:
@@ -30,6 +30,47 @@ def model_from_timm(name: str, *, classes: int, channels: int) -> nn.Module:
     return model
 
 
+class Logits(nn.Module):
+    """A Hugging Face model that returns its logits, as every model here does."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return batch x length x vocabulary logits for batch x length ids."""
+        return self.model(input_ids=ids, use_cache=False).logits  # type: ignore[no-any-return]
+
+
+def model_from_transformers(name: str, *, vocabulary: int, length: int) -> nn.Module:
+    """Build a causal language model of the transformers library with fresh weights; nothing is downloaded.
+
+    Args:
+        name: a type of model that transformers knows (gpt2, llama, …), which gives its default sizes, or a folder with
+            a config.json.
+        vocabulary: different tokens, in place of the configuration's own.
+        length: longest sequence, likewise.
+    """
+    try:
+        transformers = importlib.import_module("transformers")
+    except ImportError:
+        raise ConfigError(
+            f"model: hf:{name} needs the transformers library, which is not installed; run pip install transformers."
+        ) from None
+    sizes = {"vocab_size": vocabulary, "max_position_embeddings": length}
+    known = [kind.model_type for kind in transformers.MODEL_FOR_CAUSAL_LM_MAPPING]
+    if os.path.isfile(os.path.join(name, "config.json")):
+        config = transformers.AutoConfig.from_pretrained(name, local_files_only=True, **sizes)
+    elif name in known:
+        config = transformers.AutoConfig.for_model(name, **sizes)
+    else:
+        raise ConfigError(
+            f"transformers has no causal language model of the type {name!r}: {nearest(name, known)} "
+            "(a folder with a config.json works too)."
+        )
+    return Logits(transformers.AutoModelForCausalLM.from_config(config))
+
+
 def model_from_path(path: str, **facts: int) -> nn.Module:
     """Call the function at `package.module:function` with those of `facts` that it accepts, and return its model.
 
@@ -37,7 +78,8 @@ def model_from_path(path: str, **facts: int) -> nn.Module:
 
     Args:
         path: an import path with a colon before the function.
-        facts: classes, channels and image_size; a function that does not name one of them does not get it.
+        facts: classes, channels and image_size of images, vocabulary and length of tokens; a function that does not
+            name one of them does not get it.
 
     >>> model_from_path("torch.nn:Identity", classes=10)  # accepts any keyword
     Identity()
