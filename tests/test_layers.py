@@ -16,6 +16,7 @@ ALLOWED: dict[str, set[str]] = {
     # 0 facts
     "__init__": set(),
     "errors": set(),
+    "validate": set(),
     "published": set(),
     "tables": set(),
     "config": set(),
@@ -25,7 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "schedules": set(),
     "losses": set(),
     "gpu": set(),
-    "optim": {"gpu"},
+    "optim": {"gpu", "schedules"},
     "norm": {"gpu"},
     "models": {"norm", "gpu"},
     "data": {"gpu", "schedules"},
@@ -49,10 +50,10 @@ ALLOWED: dict[str, set[str]] = {
     # 5 choices
     "recipes": set(),
 }
-FACTS = {"errors", "published", "tables", "records", "wire", "config"}
+FACTS = {"errors", "validate", "published", "tables", "records", "wire", "config"}
 NO_CONFIG = {"schedules", "losses", "optim", "norm", "models", "data", "gpu", "exchange", "doctor"}
 NO_TORCH = {
-    "__init__", "errors", "published", "tables", "config", "records", "wire", "plan", "report", "recipes",
+    "__init__", "errors", "validate", "published", "tables", "config", "records", "wire", "plan", "report", "recipes",
 }  # fmt: skip
 DOOR = {"cli", "__main__"}
 

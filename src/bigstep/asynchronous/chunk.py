@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from bigstep.asynchronous.layout import Layout
+from bigstep.tables import load
 
 __all__ = ["Chunk"]
 
@@ -25,8 +25,9 @@ class Chunk:
         self.weights, self._keep = weights, layout.keep
         # views: torch's own optimizer works on them, so the bits are a serial run's
         self._places = [(first, last) for first, last, _ in pieces]
+        rule = layout.rule
         groups = [{"params": [weights[first:last]], "weight_decay": decay} for first, last, decay in pieces]
-        self._optimizer = _optimizer(layout, groups) if groups else None
+        self._optimizer = load(rule.home)(groups, lr=1.0, **rule.arguments()) if groups else None
         self._parameters = self._places[-1][1] if groups else 0
 
     def update(self, vector: Tensor, lr: float, steps: int) -> None:
@@ -54,11 +55,3 @@ class Chunk:
         if self._optimizer is not None:
             groups = self._optimizer.state_dict()["param_groups"]
             self._optimizer.load_state_dict({"state": state, "param_groups": groups})
-
-
-def _optimizer(layout: Layout, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-    rule = layout.rule
-    if rule.name == "adagrad":
-        return torch.optim.Adagrad(groups, lr=1.0, eps=rule.eps)
-    assert rule.name == "sgd", rule.name
-    return torch.optim.SGD(groups, lr=1.0, momentum=rule.momentum, nesterov=rule.nesterov)

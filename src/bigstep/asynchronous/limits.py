@@ -5,14 +5,10 @@ from __future__ import annotations
 from bigstep.config import RunConfig, require
 from bigstep.engine.ranks import Ranks
 from bigstep.errors import ConfigError
+from bigstep.tables.methods import METHODS
+from bigstep.tables.optimizers import OPTIMIZERS, SgdSettings
 
 __all__ = ["require_runnable"]
-
-_OPTIMIZERS = {
-    "locked": ("sgd", "lars", "adagrad"),
-    "hogwild": ("sgd", "lars", "adagrad"),
-    "downpour": ("sgd", "adagrad"),
-}
 
 
 def require_runnable(config: RunConfig, ranks: Ranks, *, resume: bool) -> None:
@@ -25,19 +21,19 @@ def require_runnable(config: RunConfig, ranks: Ranks, *, resume: bool) -> None:
         f"A {method} run starts its own processes: leave out --procs and torchrun, and set asynchronous.replicas.",
     )
     require(
-        not resume or method == "downpour",
+        not resume or METHODS[method].resumes,
         f"A {method} run cannot be resumed: its weights may be torn when it is broken off; start it anew with another "
         "--out.",
     )
-    allowed = _OPTIMIZERS[method]
+    allowed = [name for name, entry in OPTIMIZERS.items() if method in entry.methods]
     require(
         config.optimizer.name in allowed,
         f"optimizer.name is {config.optimizer.name}, but {method} takes {', '.join(allowed)}"
         + ("; a shard sees no whole layers." if method == "downpour" else "."),
     )
     require(
-        config.optimizer.adagrad == "none",
-        f"optimizer.adagrad is {config.optimizer.adagrad}, but a {method} run exchanges nothing to put it before or "
+        not isinstance(config.optimizer, SgdSettings) or config.optimizer.adagrad == "none",
+        f"optimizer.adagrad is set, but a {method} run exchanges nothing to put it before or "
         "after: use optimizer.name=adagrad.",
     )
     require(

@@ -97,7 +97,7 @@ TECHNIQUES: tuple[Technique, ...] = (
     Technique(name="zero gamma", used=lambda config: config.norm.zero_gamma, off=_set("norm.zero_gamma", False)),
     Technique(
         name="Nesterov momentum",
-        used=lambda config: config.optimizer.nesterov,
+        used=lambda config: getattr(config.optimizer, "nesterov", False),
         off=_set("optimizer.nesterov", False),
     ),
     Technique(name="progressive resizing", used=lambda config: bool(config.data.sizes), off=_set("data.sizes", [])),

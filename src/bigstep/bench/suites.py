@@ -146,9 +146,7 @@ def batch_settings(base: RunConfig, batch: int, scale: Scale = MINI) -> list[str
             stage["count"] = max(1, round(stage["count"] * factor))
         settings.append(f"plan={json.dumps(plan)}")
     if base.lr.scaling == "none":
-        scaled = base.optimizer.name in ("lars", "adagrad") or base.optimizer.adagrad != "none"
-        rule = "sqrt" if scaled else "linear"
-        settings += [f"lr.scaling={rule}", f"lr.base_batch={base.batch}"]
+        settings += [f"lr.scaling={base.optimizer.batch_rule}", f"lr.base_batch={base.batch}"]
     return settings
 
 

@@ -36,7 +36,7 @@ def same_path(lab: Laboratory) -> Verdict:
             fault = f"on {ranks} ranks the losses {parted}"
     codec = lab.trial.config.exchange.codec
     note = "" if codec == "none" else f"; with codec none, since {codec} quantises per rank"
-    if lab.trial.config.optimizer.adagrad == "before":
+    if lab.trial.config.optimizer.before_exchange:
         note += "; with adagrad=after, since before scales per rank"
     return judged(
         worst,

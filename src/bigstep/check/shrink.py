@@ -7,6 +7,7 @@ from dataclasses import replace
 from bigstep.check.subject import Trial
 from bigstep.config import RunConfig, Stage, WorkersConfig, require
 from bigstep.config.text import stretched
+from bigstep.tables.optimizers import SgdSettings
 
 __all__ = ["lossless", "shrunk", "with_batch"]
 
@@ -59,9 +60,9 @@ def shrunk(config: RunConfig, most_ranks: int) -> Trial:
 
 def lossless(trial: Trial) -> Trial:
     """Return the trial with nothing that depends on ranks: a codec that loses nothing, and AdaGrad on the mean."""
-    if trial.config.optimizer.adagrad == "before":
-        optimizer = replace(trial.config.optimizer, adagrad="after")
-        trial = replace(trial, config=replace(trial.config, optimizer=optimizer))
+    optimizer = trial.config.optimizer
+    if isinstance(optimizer, SgdSettings) and optimizer.adagrad == "before":
+        trial = replace(trial, config=replace(trial.config, optimizer=replace(optimizer, adagrad="after")))
     exchange = trial.config.exchange
     if exchange.codec == "none":
         return trial

@@ -12,6 +12,9 @@ from typing import Literal
 from bigstep.config.exchange import ExchangeConfig
 from bigstep.errors import require, require_fraction, require_positive
 from bigstep.published import Published
+from bigstep.tables.optimizers import OptimizerConfig
+from bigstep.tables.schedules import SHAPES
+from bigstep.validate import require_name
 
 __all__ = [
     "AsynchronousConfig", "CheckpointConfig", "DataConfig", "ExchangeConfig", "LossConfig", "LrConfig", "NormConfig",
@@ -108,57 +111,11 @@ class Stage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizerConfig:
-    """The update rule; fields of other rules are ignored."""
-
-    name: Literal["sgd", "lars", "rmsprop_warmup", "adagrad"] = "sgd"
-    """sgd (with momentum), lars (You et al.), rmsprop_warmup (Akiba et al.) or adagrad (torch's, without momentum)."""
-    adagrad: Literal["none", "before", "after"] = "none"
-    """AdaGrad in front of sgd: each rank scales its gradient before the exchange, or the mean is scaled after it."""
-    momentum: float = 0.9
-    """How much of the velocity is kept from step to step (all but adagrad)."""
-    nesterov: bool = False
-    """Nesterov's form of the momentum (sgd and lars)."""
-    weight_decay: float = 0.0
-    """L2 decay, inside the gradient; biases and norm parameters get none unless decay_all is set."""
-    decay_all: bool = False
-    """Decay biases and norm parameters too."""
-    trust_coefficient: float = 0.001
-    """LARS: eta of the paper, the size of a layer's step relative to its weights."""
-    eps: float = 1e-9
-    """Added to denominators (lars, rmsprop_warmup, AdaGrad)."""
-    rms_decay: float = 0.99
-    """RMSprop warm-up: mu2, how much of the squared-gradient average is kept."""
-    rms_lr: float = 3e-4
-    """RMSprop warm-up: eta_RMS, the rate of the pure RMSprop phase."""
-    blend_center: float = 10.0
-    """RMSprop warm-up: the epoch at which SGD has half the weight."""
-    blend_period: float = 5.0
-    """RMSprop warm-up: the length of the transition in epochs."""
-
-    def __post_init__(self) -> None:
-        require_fraction(self.momentum, "optimizer.momentum")
-        require_fraction(self.rms_decay, "optimizer.rms_decay")
-        require(
-            self.adagrad == "none" or self.name == "sgd",
-            f"optimizer.adagrad is {self.adagrad}, which goes with optimizer.name=sgd (got {self.name}).",
-        )
-        require(
-            self.weight_decay >= 0,
-            f"optimizer.weight_decay is {self.weight_decay}, but it must not be negative.",
-        )
-        require(self.eps >= 0, f"optimizer.eps is {self.eps}, but it must not be negative.")
-        require_positive(self.trust_coefficient, "optimizer.trust_coefficient")
-        require_positive(self.rms_lr, "optimizer.rms_lr")
-        require_positive(self.blend_period, "optimizer.blend_period")
-
-
-@dataclass(frozen=True, kw_only=True)
 class Piece:
     """One piece of a schedule; values are multiples of the scaled learning rate."""
 
-    shape: Literal["constant", "warmup", "linear", "polynomial", "cosine", "step", "table"]
-    """The curve: warmup and linear run straight from start to end, step multiplies by factor at each epoch of `at`."""
+    shape: str
+    """The curve: one of {shapes}."""
     until: float
     """The epoch at which the next piece takes over."""
     start: float | Literal["base"] = 1.0
@@ -175,6 +132,7 @@ class Piece:
     """The values of a table: one more than epochs in `at`."""
 
     def __post_init__(self) -> None:
+        require_name(self.shape, SHAPES, "lr.schedule.shape")
         require_positive(self.until, "lr.schedule.until")
         require(
             list(self.at) == sorted(set(self.at)),
@@ -301,7 +259,7 @@ class RunConfig:
     preset: str = "custom"
     """Which variant of the recipe: paper, mini, cifar10, or custom."""
     model: str = "small"
-    """small, mlp, resnet9, resnet18, resnet34, resnet50, alexnet, vgg16, gpt-mini …, lstm, package.module:function."""
+    """One of {models}."""
     data: DataConfig = field(default_factory=DataConfig)
     """The data set."""
     workers: WorkersConfig
@@ -347,7 +305,7 @@ class RunConfig:
             f"The stages of plan must have rising epochs, but they are {starts}.",
         )
         require(
-            self.optimizer.adagrad != "before" or self.precision != "fp16",
+            not self.optimizer.before_exchange or self.precision != "fp16",
             "optimizer.adagrad=before scales gradients before fp16's loss scale is taken out of them: use "
             "precision=bf16 or float32, or adagrad=after.",
         )

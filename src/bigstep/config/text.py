@@ -6,21 +6,22 @@ An unknown field names its nearest neighbour; a value of the wrong kind names th
 from __future__ import annotations
 
 import ast
-import contextlib
 import dataclasses
 import functools
 import inspect
-import sys
 import textwrap
-import types
 import typing
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from collections.abc import Iterable
+from typing import Any
 
 import yaml
 
-from bigstep.config import RunConfig, Stage
-from bigstep.errors import ConfigError, nearest
+from bigstep.config import OptimizerConfig, RunConfig, Stage
+from bigstep.errors import ConfigError, nearest, require
+from bigstep.tables.models import model_names
+from bigstep.tables.optimizers import OPTIMIZERS, rules_with
+from bigstep.tables.schedules import SHAPES
+from bigstep.validate import build
 
 __all__ = [
     "apply_settings",
@@ -32,6 +33,9 @@ __all__ = [
     "stretched",
 ]
 
+NAMES: dict[str, Iterable[str]] = {"optimizers": OPTIMIZERS, "shapes": SHAPES, "models": model_names()}
+"""What stands for `{optimizers}` and the like in the sentence of a field."""
+
 
 def config_from_mapping(mapping: Any) -> RunConfig:
     """Build a `RunConfig` from plain dicts, lists and scalars.
@@ -39,10 +43,10 @@ def config_from_mapping(mapping: Any) -> RunConfig:
     >>> config_from_mapping({"workers": {"count": 8, "local_batch": 32}, "epochs": 2, "lr": {"base": 0.1}}).batch
     256
     """
-    return typing.cast(RunConfig, _build(RunConfig, mapping, ""))
+    return build(RunConfig, mapping)
 
 
-def config_to_mapping(config: RunConfig) -> dict[str, Any]:
+def config_to_mapping(config: RunConfig | OptimizerConfig) -> dict[str, Any]:
     """Return `config` as plain dicts and lists, ready for JSON."""
     return typing.cast(dict[str, Any], _plain(dataclasses.asdict(config)))
 
@@ -66,14 +70,27 @@ def apply_settings(config: RunConfig, settings: Iterable[str]) -> RunConfig:
     >>> apply_settings(base, ["workers.count=16", "optimizer.name=lars"]).optimizer.name
     'lars'
     """
+    parsed = [_parse_setting(setting) for setting in settings]
     mapping = config_to_mapping(config)
-    for setting in settings:
-        path, equals, text = setting.partition("=")
-        if not equals or not path.strip():
-            raise ConfigError(f"--set takes FIELD=VALUE, as in --set lr.base=0.2 (got {setting!r}).")
-        _set(mapping, path.strip(), _parse_yaml(text, f"--set {setting}"))
+    named = [str(value) for path, value in parsed if path == "optimizer.name"]
+    rule = config.optimizer.switch(named[-1]) if named else config.optimizer  # first: it decides which fields there are
+    mapping["optimizer"] = config_to_mapping(rule)
+    for path, value in parsed:
+        others = rules_with(path.removeprefix("optimizer."))
+        require(
+            rule.name in others or not others or not path.startswith("optimizer."),
+            f"{path} goes with optimizer.name={' or '.join(others)} (got {rule.name}).",
+        )
+        _set(mapping, path, value)
     changed = config_from_mapping(mapping)
     return changed if changed.plan != config.plan else _with_plan_following(changed, config)
+
+
+def _parse_setting(setting: str) -> tuple[str, Any]:
+    path, equals, text = setting.partition("=")
+    if not equals or not path.strip():
+        raise ConfigError(f"--set takes FIELD=VALUE, as in --set lr.base=0.2 (got {setting!r}).")
+    return path.strip(), _parse_yaml(text, f"--set {setting}")
 
 
 def _with_plan_following(changed: RunConfig, config: RunConfig) -> RunConfig:
@@ -106,11 +123,7 @@ def stretched(config: RunConfig, epochs: float) -> RunConfig:
             config.data, sizes=tuple(dataclasses.replace(size, epoch=size.epoch * ratio) for size in config.data.sizes)
         ),
         exchange=dataclasses.replace(config.exchange, warmup_steps=round(config.exchange.warmup_steps * ratio)),
-        optimizer=dataclasses.replace(
-            config.optimizer,
-            blend_center=config.optimizer.blend_center * ratio,
-            blend_period=config.optimizer.blend_period * ratio,
-        ),
+        optimizer=config.optimizer.stretch(ratio),
     )
 
 
@@ -191,91 +204,18 @@ def _plain(value: Any) -> Any:
 
 
 @functools.cache
-def _hints(cls: type) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
-
-
-def _build(cls: type, mapping: Any, where: str) -> Any:
-    name = where or "the configuration"
-    if not isinstance(mapping, Mapping):
-        raise ConfigError(f"{name} must be a mapping of fields to values (got {mapping!r:.60}).")
-    fields = {field.name: field for field in dataclasses.fields(cls)}
-    arguments = {}
-    for key, value in mapping.items():
-        path = f"{where}.{key}" if where else str(key)
-        if key not in fields:
-            prefix = f"{where}." if where else ""
-            raise ConfigError(f"Unknown field {path!r}: {nearest(path, [prefix + name for name in fields])}")
-        arguments[key] = _convert(_hints(cls)[key], value, path)
-    missing = [
-        name
-        for name, field in fields.items()
-        if name not in arguments
-        and field.default is dataclasses.MISSING
-        and field.default_factory is dataclasses.MISSING
-    ]
-    if missing:
-        raise ConfigError(f"{name} lacks the field {missing[0]!r}; add it.")
-    return cls(**arguments)
-
-
-def _convert(hint: Any, value: Any, path: str) -> Any:
-    """Convert a YAML value to the type of a field, or say what the field takes."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if dataclasses.is_dataclass(hint):
-        return _build(typing.cast(type, hint), value, path)
-    if origin is tuple:
-        if not isinstance(value, (list, tuple)):
-            raise ConfigError(f"{path} takes a list (got {value!r:.60}).")
-        return tuple(_convert(arguments[0], item, path) for item in value)
-    if origin is Literal:
-        if value in arguments and isinstance(value, str):
-            return value
-        raise ConfigError(f"{path} is {value!r:.60}, but {nearest(str(value), arguments)}")
-    if origin in (typing.Union, types.UnionType):
-        for alternative in arguments:
-            try:
-                return _convert(alternative, value, path)
-            except ConfigError:
-                continue
-        raise ConfigError(f"{path} takes {' or '.join(map(_spoken, arguments))} (got {value!r:.60}).")
-    return _scalar(hint, value, path)
-
-
-def _scalar(hint: Any, value: Any, path: str) -> Any:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if hint is float and isinstance(value, str):  # YAML 1.1 reads 1e-4 as a string
-        with contextlib.suppress(ValueError):
-            value, is_number = float(value), True
-    finite = is_number and abs(value) <= sys.float_info.max  # NaN compares false
-    if hint is bool and isinstance(value, bool):
-        return value
-    if hint is int and finite and int(value) == value:
-        return int(value)
-    if hint is float and finite:
-        return float(value)
-    if hint is str and isinstance(value, (str, int, float)) and not isinstance(value, bool):
-        return str(value)
-    raise ConfigError(f"{path} takes {_spoken(hint)} (got {value!r:.60}).")
-
-
-def _spoken(hint: Any) -> str:
-    if typing.get_origin(hint) is Literal:
-        return " or ".join(map(str, typing.get_args(hint)))
-    if typing.get_origin(hint) is tuple:
-        return "a list"
-    return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(hint, str(hint))
-
-
-@functools.cache
 def _sentences(cls: type) -> dict[str, str]:
-    """The string under each field, read from the source of the class."""
-    body = typing.cast(ast.ClassDef, ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]).body
+    """The string under each field, read from the source of the class and its parents, with names from the tables."""
     sentences = {}
-    for statement, follower in zip(body, body[1:], strict=False):
-        if isinstance(statement, ast.AnnAssign) and isinstance(follower, ast.Expr):
-            name = typing.cast(ast.Name, statement.target).id
-            sentences[name] = str(typing.cast(ast.Constant, follower.value).value)
+    for parent in reversed(cls.__mro__[:-1]):
+        body = typing.cast(ast.ClassDef, ast.parse(textwrap.dedent(inspect.getsource(parent))).body[0]).body
+        for statement, follower in zip(body, body[1:], strict=False):
+            if isinstance(statement, ast.AnnAssign) and isinstance(follower, ast.Expr):
+                name = typing.cast(ast.Name, statement.target).id
+                sentences[name] = str(typing.cast(ast.Constant, follower.value).value)
+    for name, sentence in sentences.items():
+        for table, names in NAMES.items():
+            sentences[name] = sentence = sentence.replace(f"{{{table}}}", ", ".join(names))
     return sentences
 
 

@@ -24,21 +24,10 @@ from bigstep.exchange.buckets import BucketTuner
 from bigstep.gpu import GraphedStep
 from bigstep.models import build_model
 from bigstep.norm import WorkerStatistics, ghost_batch_norm, zero_gamma
-from bigstep.optim import LARS, AdaGradSGD, RankAdaGrad, RMSpropWarmup, parameter_groups
-from bigstep.schedules import (
-    BatchPlan,
-    BatchStage,
-    Schedule,
-    constant,
-    cosine,
-    join,
-    linear,
-    polynomial,
-    scale_lr,
-    step_decay,
-    table,
-    warmup,
-)
+from bigstep.optim import RankAdaGrad, parameter_groups
+from bigstep.schedules import BatchPlan, BatchStage, Schedule, constant, join, scale_lr
+from bigstep.tables import load
+from bigstep.tables.schedules import make_schedule
 
 __all__ = ["Loss", "Parts", "WorkerLoss", "assemble", "batch_plan", "learning_rate"]
 
@@ -135,7 +124,7 @@ def assemble(
     )
     fewest = min(stage.workers for stage in plan.stages)
     require(
-        config.optimizer.adagrad != "before" or ranks.size <= fewest,
+        not config.optimizer.before_exchange or ranks.size <= fewest,
         f"optimizer.adagrad=before scales the gradient of each of {ranks.size} ranks by itself, but a stage of the "
         f"plan has only {fewest} workers: start at most {fewest} ranks, or use adagrad=after.",
     )
@@ -167,8 +156,8 @@ def assemble(
         model.compile()  # in place: names in checkpoints stay as they are
     smoothing = config.loss.label_smoothing
     groups, rank_adagrad = _groups(config.optimizer, model), None
-    if config.optimizer.adagrad == "before":
-        rank_adagrad = RankAdaGrad(model, groups, config.optimizer.eps)
+    if config.optimizer.before_exchange:
+        rank_adagrad = load(config.optimizer.before_exchange)(model, groups, **config.optimizer.arguments_before())
         groups = [{**group, "weight_decay": 0.0} for group in groups]  # it has decayed before it scaled
     return Parts(
         config=config,
@@ -176,7 +165,7 @@ def assemble(
         model=model,
         objective=WorkerLoss(model, loss or nn.CrossEntropyLoss(label_smoothing=smoothing)),
         evaluation_loss=loss or nn.CrossEntropyLoss(),
-        optimizer=_optimizer(config.optimizer, groups, fused=on_gpu),
+        optimizer=load(config.optimizer.home)(groups, lr=1.0, **config.optimizer.arguments(on_gpu=on_gpu)),
         rank_adagrad=rank_adagrad,
         # torch's own start of 65,536 overflows at first, and large batches have few steps to waste
         scaler=torch.amp.GradScaler(ranks.device.type, init_scale=1024.0, enabled=config.precision == "fp16"),
@@ -229,21 +218,7 @@ def _warmed_longer(schedule: Sequence[Piece], factor: float) -> Sequence[Piece]:
 
 def _schedule(piece: Piece, begin: float, unscaled: float) -> Schedule:
     start = unscaled if piece.start == "base" else piece.start
-    match piece.shape:
-        case "constant":
-            return constant(start)
-        case "warmup":
-            return warmup(start, piece.end, piece.until, begin)
-        case "linear":
-            return linear(start, piece.end, begin, piece.until)
-        case "polynomial":
-            return polynomial(start, piece.end, begin, piece.until, piece.power)
-        case "cosine":
-            return cosine(start, piece.end, begin, piece.until)
-        case "step":
-            return step_decay(start, piece.at, piece.factor)
-        case "table":
-            return table(piece.at, piece.values)
+    return make_schedule(piece.shape, {**vars(piece), "start": start, "begin": begin})
 
 
 def _groups(config: OptimizerConfig, model: nn.Module) -> list[dict[str, Any]]:
@@ -252,30 +227,6 @@ def _groups(config: OptimizerConfig, model: nn.Module) -> list[dict[str, Any]]:
         for group in groups:
             group["weight_decay"] = config.weight_decay
     return groups
-
-
-def _optimizer(config: OptimizerConfig, groups: list[dict[str, Any]], fused: bool) -> torch.optim.Optimizer:
-    lr = 1.0  # the loop sets the rate of every step
-    match config.name:
-        case "sgd" if config.adagrad == "after":
-            return AdaGradSGD(groups, lr, config.momentum, nesterov=config.nesterov, eps=config.eps)
-        case "sgd":
-            return torch.optim.SGD(groups, lr, config.momentum, nesterov=config.nesterov, fused=fused or None)
-        case "lars":
-            return LARS(
-                groups,
-                lr,
-                config.momentum,
-                trust_coefficient=config.trust_coefficient,
-                eps=config.eps,
-                nesterov=config.nesterov,
-            )
-        case "rmsprop_warmup":
-            return RMSpropWarmup(
-                groups, lr, config.momentum, rms_decay=config.rms_decay, rms_lr=config.rms_lr, eps=config.eps
-            )
-        case "adagrad":
-            return torch.optim.Adagrad(groups, lr, eps=config.eps)
 
 
 def _joined_samples(model: nn.Module, device: torch.device, image_size: int) -> int:

@@ -23,8 +23,9 @@ from bigstep.engine.methods.synchronous import gradient_of, requests_of
 from bigstep.engine.observers.noise import advice
 from bigstep.engine.profile.profiler import StepProfiler
 from bigstep.engine.ranks import AgreedError
+from bigstep.errors import RunError
 from bigstep.exchange import BucketTuner
-from bigstep.schedules import elu_blend
+from bigstep.tables import load
 
 __all__ = ["Ending", "Listener", "resize", "set_rates", "train"]
 
@@ -208,15 +209,12 @@ def set_rates(parts: Parts, step: Step) -> float:
     epoch = _epochs(parts, step.position)
     lr = parts.learning_rate(epoch, step.workers * step.local_batch)
     settings = {"lr": lr}
-    if parts.config.optimizer.name == "rmsprop_warmup":
-        optimizer = parts.config.optimizer
-        settings["blend"] = elu_blend(epoch, optimizer.blend_center, optimizer.blend_period)
-        if lr == 0 and settings["blend"] < 1:
-            until = optimizer.blend_center + optimizer.blend_period / 2
-            raise AgreedError(
-                f"The learning rate is 0 at epoch {epoch:.2f}, and optimizer.name=rmsprop_warmup divides by it until "
-                f"epoch {until:g}: let lr.schedule stay above 0 until then."
-            )
+    rule = parts.config.optimizer
+    if rule.entry.changing:
+        try:
+            settings |= load(rule.entry.changing)(rule, epoch, lr)
+        except RunError as error:
+            raise AgreedError(str(error)) from None
     for group in parts.optimizer.param_groups:
         group.update(settings)
     return lr

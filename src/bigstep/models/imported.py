@@ -15,8 +15,8 @@ from bigstep.errors import ConfigError, nearest
 __all__ = ["Logits", "model_from_path", "model_from_timm", "model_from_transformers"]
 
 
-def model_from_timm(name: str, *, classes: int, channels: int) -> nn.Module:
-    """Build a model of the timm library, without pretrained weights."""
+def model_from_timm(name: str, *, classes: int, channels: int, **_: int) -> nn.Module:
+    """Build a model of the timm library, without pretrained weights; it takes images of any size."""
     try:
         timm = importlib.import_module("timm")
     except ImportError:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from bigstep.errors import ConfigError
+from bigstep.errors import ConfigError, RunError
 from bigstep.optim.gather import by_device_and_dtype, with_gradient
+from bigstep.schedules import elu_blend
+from bigstep.tables.optimizers import RMSpropWarmupSettings
 
-__all__ = ["RMSpropWarmup", "rmsprop_warmup", "rmsprop_warmup_reference"]
+__all__ = ["RMSpropWarmup", "changing", "rmsprop_warmup", "rmsprop_warmup_reference"]
 
 SETTINGS = ("lr", "momentum", "rms_decay", "rms_lr", "eps", "weight_decay", "blend")
 """What a parameter group may set for itself; torch adds names of its own to a group."""
@@ -117,6 +120,22 @@ class RMSpropWarmup(Optimizer):
             state["momentum_buffer"] = torch.zeros_like(param, memory_format=torch.preserve_format)
             state["square_average"] = torch.zeros_like(param, memory_format=torch.preserve_format)
         return state["momentum_buffer"], state["square_average"]
+
+
+def changing(settings: RMSpropWarmupSettings, epoch: float, lr: float) -> dict[str, Any]:
+    """Return what changes from step to step besides the rate: the weight of SGD.
+
+    >>> changing(RMSpropWarmupSettings(blend_center=10.0), epoch=10.0, lr=0.1)
+    {'blend': 0.5}
+    """
+    blend = elu_blend(epoch, settings.blend_center, settings.blend_period)
+    if lr == 0 and blend < 1:
+        until = settings.blend_center + settings.blend_period / 2
+        raise RunError(
+            f"The learning rate is 0 at epoch {epoch:.2f}, and optimizer.name=rmsprop_warmup divides by it until "
+            f"epoch {until:g}: let lr.schedule stay above 0 until then."
+        )
+    return {"blend": blend}
 
 
 def rmsprop_warmup(

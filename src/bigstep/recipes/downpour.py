@@ -37,12 +37,12 @@ from bigstep.config import (
     DataConfig,
     LrConfig,
     NormConfig,
-    OptimizerConfig,
     Piece,
     Published,
     RunConfig,
     WorkersConfig,
 )
+from bigstep.tables.optimizers import AdagradSettings
 
 __all__ = ["PUBLISHED", "SUMMARY", "TECHNIQUES", "mini"]
 
@@ -68,7 +68,7 @@ def mini() -> RunConfig:
         data=DataConfig(augment="flip"),
         workers=WorkersConfig(count=3, local_batch=32),
         epochs=10,
-        optimizer=OptimizerConfig(name="adagrad", eps=1e-8, weight_decay=5e-4),
+        optimizer=AdagradSettings(eps=1e-8, weight_decay=5e-4),
         lr=LrConfig(base=0.02, scaling="none", schedule=(Piece(shape="linear", until=10, start=1.0, end=0.0),)),
         norm=NormConfig(statistics="moving", momentum=0.9, zero_gamma=True),
         asynchronous=AsynchronousConfig(method="downpour", replicas=3, shards=2, warm_start=1.0),

@@ -48,12 +48,12 @@ from bigstep.config import (
     ExchangeConfig,
     LrConfig,
     NormConfig,
-    OptimizerConfig,
     Piece,
     Published,
     RunConfig,
     WorkersConfig,
 )
+from bigstep.tables.optimizers import SgdSettings
 
 __all__ = ["PUBLISHED", "SUMMARY", "TECHNIQUES", "cifar10", "mini", "paper"]
 
@@ -79,7 +79,7 @@ def paper() -> RunConfig:
         data=DataConfig(name="imagenet", image_size=224, augment="resized_crop", loaders=8),
         workers=WorkersConfig(count=256, local_batch=32),
         epochs=90,
-        optimizer=OptimizerConfig(name="sgd", momentum=0.9, nesterov=True, weight_decay=1e-4),
+        optimizer=SgdSettings(momentum=0.9, nesterov=True, weight_decay=1e-4),
         lr=LrConfig(
             base=0.1,
             schedule=(
@@ -102,7 +102,7 @@ def mini() -> RunConfig:
         data=DataConfig(augment="flip"),
         workers=WorkersConfig(count=32, local_batch=32),
         epochs=20,
-        optimizer=OptimizerConfig(name="sgd", momentum=0.9, nesterov=True, weight_decay=2e-3),
+        optimizer=SgdSettings(momentum=0.9, nesterov=True, weight_decay=2e-3),
         lr=LrConfig(
             base=0.1,
             schedule=(
@@ -125,7 +125,7 @@ def cifar10() -> RunConfig:
         workers=WorkersConfig(count=16, local_batch=32),
         epochs=30,
         precision="fp16",
-        optimizer=OptimizerConfig(name="sgd", momentum=0.9, nesterov=True, weight_decay=5e-4),
+        optimizer=SgdSettings(momentum=0.9, nesterov=True, weight_decay=5e-4),
         lr=LrConfig(
             base=0.8,
             base_batch=2048,

@@ -52,7 +52,6 @@ from bigstep.config import (
     ExchangeConfig,
     LrConfig,
     NormConfig,
-    OptimizerConfig,
     Piece,
     Published,
     Resize,
@@ -60,6 +59,7 @@ from bigstep.config import (
     Stage,
     WorkersConfig,
 )
+from bigstep.tables.optimizers import SgdSettings
 
 __all__ = ["PUBLISHED", "SUMMARY", "TECHNIQUES", "cifar10", "mini", "paper"]
 
@@ -102,7 +102,7 @@ def paper() -> RunConfig:
             Stage(epoch=29, count=128, local_batch=128),
         ),
         epochs=40,
-        optimizer=OptimizerConfig(name="sgd", momentum=0.9, weight_decay=5e-5),
+        optimizer=SgdSettings(momentum=0.9, weight_decay=5e-5),
         lr=LrConfig(
             base=1.92,
             scaling="none",
@@ -144,7 +144,7 @@ def mini() -> RunConfig:
             Stage(epoch=14, count=32, local_batch=64),
         ),
         epochs=20,
-        optimizer=OptimizerConfig(name="sgd", momentum=0.9, weight_decay=2e-3),
+        optimizer=SgdSettings(momentum=0.9, weight_decay=2e-3),
         lr=LrConfig(
             base=0.4,
             scaling="none",
@@ -187,7 +187,7 @@ def cifar10() -> RunConfig:
         ),
         epochs=30,
         precision="fp16",
-        optimizer=OptimizerConfig(name="sgd", momentum=0.9, weight_decay=5e-4),
+        optimizer=SgdSettings(momentum=0.9, weight_decay=5e-4),
         lr=LrConfig(
             base=0.8,
             base_batch=1024,

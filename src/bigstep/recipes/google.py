@@ -52,13 +52,13 @@ from bigstep.config import (
     ExchangeConfig,
     LrConfig,
     NormConfig,
-    OptimizerConfig,
     Piece,
     Published,
     RunConfig,
     Stage,
     WorkersConfig,
 )
+from bigstep.tables.optimizers import LarsSettings, SgdSettings
 
 __all__ = ["PUBLISHED", "SUMMARY", "TECHNIQUES", "cifar10", "mini", "paper", "paper_pod"]
 
@@ -85,7 +85,7 @@ def paper() -> RunConfig:
         workers=WorkersConfig(count=256, local_batch=32),
         plan=(Stage(epoch=30, count=256, local_batch=64),),
         epochs=90,
-        optimizer=OptimizerConfig(name="sgd", momentum=0.9, nesterov=True, weight_decay=1e-4),
+        optimizer=SgdSettings(momentum=0.9, nesterov=True, weight_decay=1e-4),
         lr=LrConfig(
             base=0.1,
             schedule=(
@@ -106,7 +106,7 @@ def paper_pod() -> RunConfig:
         preset="paper_pod",
         workers=WorkersConfig(count=1024, local_batch=32),
         plan=(),
-        optimizer=OptimizerConfig(name="lars", momentum=0.9, weight_decay=1e-4, trust_coefficient=0.001, eps=0.0),
+        optimizer=LarsSettings(momentum=0.9, weight_decay=1e-4, trust_coefficient=0.001, eps=0.0),
         lr=LrConfig(
             base=34.0,
             scaling="none",
@@ -129,7 +129,7 @@ def mini() -> RunConfig:
         workers=WorkersConfig(count=32, local_batch=32),
         plan=(Stage(epoch=7, count=32, local_batch=64),),
         epochs=20,
-        optimizer=OptimizerConfig(name="sgd", momentum=0.9, nesterov=True, weight_decay=2e-3),
+        optimizer=SgdSettings(momentum=0.9, nesterov=True, weight_decay=2e-3),
         lr=LrConfig(
             base=0.2,
             schedule=(
@@ -153,7 +153,7 @@ def cifar10() -> RunConfig:
         plan=(Stage(epoch=10, count=16, local_batch=16), Stage(epoch=20, count=16, local_batch=32)),
         epochs=30,
         precision="fp16",
-        optimizer=OptimizerConfig(name="sgd", momentum=0.9, nesterov=True, weight_decay=5e-4),
+        optimizer=SgdSettings(momentum=0.9, nesterov=True, weight_decay=5e-4),
         lr=LrConfig(
             base=0.4,
             base_batch=128,

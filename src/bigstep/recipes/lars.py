@@ -45,12 +45,12 @@ from bigstep.config import (
     ExchangeConfig,
     LrConfig,
     NormConfig,
-    OptimizerConfig,
     Piece,
     Published,
     RunConfig,
     WorkersConfig,
 )
+from bigstep.tables.optimizers import LarsSettings
 
 __all__ = ["PUBLISHED", "SUMMARY", "TECHNIQUES", "cifar10", "mini", "paper"]
 
@@ -76,7 +76,7 @@ def paper() -> RunConfig:
         data=DataConfig(name="imagenet", image_size=224, augment="resized_crop", loaders=8),
         workers=WorkersConfig(count=2048, local_batch=16),
         epochs=90,
-        optimizer=OptimizerConfig(name="lars", momentum=0.9, weight_decay=1e-4, trust_coefficient=0.001, eps=0.0),
+        optimizer=LarsSettings(momentum=0.9, weight_decay=1e-4, trust_coefficient=0.001, eps=0.0),
         lr=LrConfig(
             base=34.0,
             scaling="none",
@@ -100,7 +100,7 @@ def mini() -> RunConfig:
         data=DataConfig(augment="flip"),
         workers=WorkersConfig(count=32, local_batch=32),
         epochs=20,
-        optimizer=OptimizerConfig(name="lars", momentum=0.9, weight_decay=1e-4, trust_coefficient=0.005, eps=0.0),
+        optimizer=LarsSettings(momentum=0.9, weight_decay=1e-4, trust_coefficient=0.005, eps=0.0),
         lr=LrConfig(
             base=8.0,
             scaling="none",
@@ -124,7 +124,7 @@ def cifar10() -> RunConfig:
         workers=WorkersConfig(count=16, local_batch=32),
         epochs=30,
         precision="fp16",
-        optimizer=OptimizerConfig(name="lars", momentum=0.9, weight_decay=5e-4, trust_coefficient=0.005, eps=0.0),
+        optimizer=LarsSettings(momentum=0.9, weight_decay=5e-4, trust_coefficient=0.005, eps=0.0),
         lr=LrConfig(
             base=6.0,
             base_batch=2048,

@@ -39,12 +39,12 @@ from bigstep.config import (
     DataConfig,
     LrConfig,
     NormConfig,
-    OptimizerConfig,
     Piece,
     Published,
     RunConfig,
     WorkersConfig,
 )
+from bigstep.tables.optimizers import SgdSettings
 
 __all__ = ["PUBLISHED", "SUMMARY", "TECHNIQUES", "mini"]
 
@@ -70,7 +70,7 @@ def mini() -> RunConfig:
         data=DataConfig(augment="flip"),
         workers=WorkersConfig(count=2, local_batch=32),
         epochs=10,
-        optimizer=OptimizerConfig(name="sgd", momentum=0.9, weight_decay=2e-3),
+        optimizer=SgdSettings(momentum=0.9, weight_decay=2e-3),
         lr=LrConfig(base=0.2, schedule=(Piece(shape="linear", until=10, start=1.0, end=0.0),)),
         norm=NormConfig(statistics="moving", momentum=0.9, zero_gamma=True),
         asynchronous=AsynchronousConfig(method="locked", replicas=2),

@@ -56,12 +56,12 @@ from bigstep.config import (
     ExchangeConfig,
     LrConfig,
     NormConfig,
-    OptimizerConfig,
     Piece,
     Published,
     RunConfig,
     WorkersConfig,
 )
+from bigstep.tables.optimizers import SgdSettings
 
 __all__ = ["PUBLISHED", "SUMMARY", "TECHNIQUES", "cifar10", "mini", "paper"]
 
@@ -87,7 +87,7 @@ def paper() -> RunConfig:
         data=DataConfig(name="imagenet", image_size=224, augment="resized_crop", loaders=8),
         workers=WorkersConfig(count=8, local_batch=360),
         epochs=90,
-        optimizer=OptimizerConfig(name="sgd", adagrad="after", momentum=0.9, weight_decay=1e-4, eps=1e-8),
+        optimizer=SgdSettings(adagrad="after", momentum=0.9, weight_decay=1e-4, eps=1e-8),
         lr=LrConfig(base=0.002, scaling="none", schedule=(Piece(shape="linear", until=90, start=1.0, end=0.0),)),
         norm=NormConfig(statistics="moving", momentum=0.9, zero_gamma=True),
         exchange=ExchangeConfig(collective="gather", codec="onebit", warmup_steps=35, double_buffer=True),
@@ -104,7 +104,7 @@ def mini() -> RunConfig:
         data=DataConfig(augment="flip"),
         workers=WorkersConfig(count=32, local_batch=32),
         epochs=20,
-        optimizer=OptimizerConfig(name="sgd", adagrad="after", momentum=0.0, weight_decay=2e-3, eps=1e-8),
+        optimizer=SgdSettings(adagrad="after", momentum=0.0, weight_decay=2e-3, eps=1e-8),
         lr=LrConfig(base=0.06, scaling="none", schedule=(Piece(shape="linear", until=20, start=1.0, end=0.0),)),
         norm=NormConfig(statistics="moving", momentum=0.9, zero_gamma=True),
         exchange=ExchangeConfig(collective="gather", codec="onebit", warmup_steps=24),
@@ -121,7 +121,7 @@ def cifar10() -> RunConfig:
         workers=WorkersConfig(count=16, local_batch=32),
         epochs=30,
         precision="fp16",
-        optimizer=OptimizerConfig(name="sgd", adagrad="after", momentum=0.0, weight_decay=5e-4, eps=1e-8),
+        optimizer=SgdSettings(adagrad="after", momentum=0.0, weight_decay=5e-4, eps=1e-8),
         lr=LrConfig(
             base=0.03,
             base_batch=2048,

@@ -47,12 +47,12 @@ from bigstep.config import (
     ExchangeConfig,
     LrConfig,
     NormConfig,
-    OptimizerConfig,
     Piece,
     Published,
     RunConfig,
     WorkersConfig,
 )
+from bigstep.tables.optimizers import RMSpropWarmupSettings
 
 __all__ = ["PUBLISHED", "SUMMARY", "TECHNIQUES", "cifar10", "mini", "paper"]
 
@@ -77,8 +77,7 @@ def paper() -> RunConfig:
         data=DataConfig(name="imagenet", image_size=224, augment="resized_crop", loaders=8),
         workers=WorkersConfig(count=1024, local_batch=32),
         epochs=90,
-        optimizer=OptimizerConfig(
-            name="rmsprop_warmup",
+        optimizer=RMSpropWarmupSettings(
             momentum=0.9,
             weight_decay=1e-4,
             eps=1e-8,
@@ -106,8 +105,7 @@ def mini() -> RunConfig:
         data=DataConfig(augment="flip"),
         workers=WorkersConfig(count=32, local_batch=32),
         epochs=20,
-        optimizer=OptimizerConfig(
-            name="rmsprop_warmup",
+        optimizer=RMSpropWarmupSettings(
             momentum=0.9,
             weight_decay=1e-4,
             eps=1e-8,
@@ -135,8 +133,7 @@ def cifar10() -> RunConfig:
         workers=WorkersConfig(count=16, local_batch=32),
         epochs=30,
         precision="fp16",
-        optimizer=OptimizerConfig(
-            name="rmsprop_warmup",
+        optimizer=RMSpropWarmupSettings(
             momentum=0.9,
             weight_decay=5e-4,
             eps=1e-8,

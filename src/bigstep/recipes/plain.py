@@ -46,12 +46,12 @@ from bigstep.config import (
     LossConfig,
     LrConfig,
     NormConfig,
-    OptimizerConfig,
     Piece,
     Published,
     RunConfig,
     WorkersConfig,
 )
+from bigstep.tables.optimizers import SgdSettings
 
 __all__ = ["PUBLISHED", "SUMMARY", "TECHNIQUES", "cifar10", "mini", "paper"]
 
@@ -77,7 +77,7 @@ def paper() -> RunConfig:
         data=DataConfig(name="imagenet", image_size=224, augment="resized_crop", loaders=8),
         workers=WorkersConfig(count=8, local_batch=32),
         epochs=90,
-        optimizer=OptimizerConfig(name="sgd", momentum=0.9, nesterov=True, weight_decay=1e-4),
+        optimizer=SgdSettings(momentum=0.9, nesterov=True, weight_decay=1e-4),
         lr=LrConfig(base=0.1, schedule=(Piece(shape="step", until=90, at=(30, 60, 80), factor=0.1),)),
         norm=NormConfig(statistics="moving", momentum=0.9, zero_gamma=True),
         exchange=ExchangeConfig(collective="ring", codec="none"),
@@ -94,7 +94,7 @@ def mini() -> RunConfig:
         data=DataConfig(augment="flip"),
         workers=WorkersConfig(count=32, local_batch=32),
         epochs=20,
-        optimizer=OptimizerConfig(name="sgd", momentum=0.9, nesterov=True, weight_decay=2e-3),
+        optimizer=SgdSettings(momentum=0.9, nesterov=True, weight_decay=2e-3),
         lr=LrConfig(
             base=0.2,
             schedule=(
@@ -117,7 +117,7 @@ def cifar10() -> RunConfig:
         workers=WorkersConfig(count=16, local_batch=32),
         epochs=30,
         precision="fp16",
-        optimizer=OptimizerConfig(name="sgd", momentum=0.9, nesterov=True, weight_decay=5e-4),
+        optimizer=SgdSettings(momentum=0.9, nesterov=True, weight_decay=5e-4),
         lr=LrConfig(
             base=1.6,
             base_batch=2048,

@@ -56,13 +56,13 @@ from bigstep.config import (
     LossConfig,
     LrConfig,
     NormConfig,
-    OptimizerConfig,
     Piece,
     Published,
     RunConfig,
     Stage,
     WorkersConfig,
 )
+from bigstep.tables.optimizers import LarsSettings
 
 __all__ = ["PUBLISHED", "SUMMARY", "TECHNIQUES", "cifar10", "mini", "paper", "paper_v1"]
 
@@ -88,7 +88,7 @@ def paper() -> RunConfig:
         data=DataConfig(name="imagenet", image_size=224, augment="resized_crop", loaders=8),
         workers=WorkersConfig(count=3456, local_batch=16),
         epochs=90,
-        optimizer=OptimizerConfig(name="lars", momentum=0.9, weight_decay=5e-5, trust_coefficient=0.01, eps=1e-6),
+        optimizer=LarsSettings(momentum=0.9, weight_decay=5e-5, trust_coefficient=0.01, eps=1e-6),
         lr=LrConfig(
             base=29.0,
             scaling="none",
@@ -125,7 +125,7 @@ def mini() -> RunConfig:
         workers=WorkersConfig(count=32, local_batch=32),
         plan=(Stage(epoch=7, count=32, local_batch=64),),
         epochs=20,
-        optimizer=OptimizerConfig(name="lars", momentum=0.9, weight_decay=5e-5, trust_coefficient=0.005, eps=1e-6),
+        optimizer=LarsSettings(momentum=0.9, weight_decay=5e-5, trust_coefficient=0.005, eps=1e-6),
         lr=LrConfig(
             base=8.0,
             scaling="none",
@@ -151,7 +151,7 @@ def cifar10() -> RunConfig:
         plan=(Stage(epoch=14, count=16, local_batch=16), Stage(epoch=24, count=16, local_batch=32)),
         epochs=30,
         precision="fp16",
-        optimizer=OptimizerConfig(name="lars", momentum=0.9, weight_decay=5e-4, trust_coefficient=0.005, eps=1e-6),
+        optimizer=LarsSettings(momentum=0.9, weight_decay=5e-4, trust_coefficient=0.005, eps=1e-6),
         lr=LrConfig(
             base=1.5,
             base_batch=128,

@@ -1,0 +1,42 @@
+"""Ways of taking a step by name; `asynchronous.method` names those that wait for nobody."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["ASYNCHRONOUS", "METHODS", "Method"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """What there is to know of a method besides the optimizers that go with it, which `tables.optimizers` lists."""
+
+    meaning: str
+    """One sentence, for help and documents."""
+    waits: bool = True
+    """Whether all workers take a step together."""
+    same_path: bool = True
+    """Whether the same run takes the same path on any number of ranks."""
+    resumes: bool = True
+    """Whether a run can be broken off and resumed."""
+
+
+METHODS: dict[str, Method] = {
+    "synchronous": Method(meaning="all workers' gradients are averaged in every step"),
+    "islands": Method(meaning="workers live on islands with weights of their own, which meet every H steps"),
+    "locked": Method(
+        meaning="processes of one machine update shared weights, one at a time", waits=False, same_path=False,
+        resumes=False,
+    ),
+    "hogwild": Method(
+        meaning="processes of one machine update shared weights without locks (Niu et al. 2011)", waits=False,
+        same_path=False, resumes=False,
+    ),
+    "downpour": Method(
+        meaning="replicas push gradients to a parameter server and fetch weights from it (Dean et al. 2012)",
+        waits=False, same_path=False,
+    ),
+}  # fmt: skip
+
+ASYNCHRONOUS = tuple(name for name, method in METHODS.items() if not method.waits)
+"""The methods that wait for nobody."""

@@ -1,0 +1,82 @@
+"""Networks by name, and the forms that name networks from elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from bigstep.errors import ConfigError, nearest
+
+__all__ = ["FORMS", "MODELS", "Model", "find_model", "model_names"]
+
+Input = Literal["images", "tokens", "any"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """One network, or one place to take networks from."""
+
+    meaning: str
+    """One sentence, for help and documents."""
+    home: str
+    """Where the function is that builds it: from the shape of the data, and for a form from the name too."""
+    input: Input = "images"
+    """What it takes; `any` leaves that to the network itself."""
+
+
+MODELS: dict[str, Model] = {
+    "small": Model(meaning="a small residual network for 28 x 28 images", home="bigstep.models.small:small"),
+    "mlp": Model(meaning="fully connected layers: many weights, little arithmetic", home="bigstep.models.small:mlp"),
+    "resnet9": Model(meaning="nine layers for CIFAR-10", home="bigstep.models.small:resnet9"),
+    "resnet18": Model(meaning="ResNet-18", home="bigstep.models.resnet:resnet18"),
+    "resnet34": Model(meaning="ResNet-34", home="bigstep.models.resnet:resnet34"),
+    "resnet50": Model(meaning="ResNet-50, which the large-batch papers trained", home="bigstep.models.resnet:resnet50"),
+    "alexnet": Model(meaning="AlexNet with batch norm", home="bigstep.models.alexnet:alexnet"),
+    "vgg16": Model(meaning="VGG-16: many weights in its last layers", home="bigstep.models.vgg:vgg16"),
+    **{
+        f"gpt-{size}{ending}": Model(
+            meaning=f"a transformer {words}{', with a matrix of its own for the output' if ending else ''}",
+            home=f"bigstep.models.gpt:gpt_{size}{ending.replace('-', '_')}",
+            input="tokens",
+        )
+        for ending in ("", "-untied")
+        for size, words in {
+            "mini": "for two CPU cores",
+            "10m": "of 10 million weights",
+            "25m": "of 25 million weights",
+            "124m": "of GPT-2's size",
+        }.items()
+    },
+    "lstm": Model(meaning="a recurrent network for text", home="bigstep.models.lstm:lstm", input="tokens"),
+    "lstm-mini": Model(meaning="the same for two CPU cores", home="bigstep.models.lstm:lstm_mini", input="tokens"),
+}
+
+FORMS: dict[str, Model] = {
+    "timm:NAME": Model(meaning="a network of the timm library", home="bigstep.models.imported:model_from_timm"),
+    "hf:NAME": Model(
+        meaning="a causal language model of the transformers library",
+        home="bigstep.models.imported:model_from_transformers",
+        input="tokens",
+    ),
+    "package.module:function": Model(meaning="your own", home="bigstep.models.imported:model_from_path", input="any"),
+}
+"""Names with a colon: what stands before it says where the network comes from."""
+
+
+def find_model(name: str) -> Model:
+    """Return the entry of a name, of one of `FORMS` where it has a colon.
+
+    >>> find_model("resnet50").input, find_model("timm:vit_tiny").home
+    ('images', 'bigstep.models.imported:model_from_timm')
+    """
+    if name in MODELS:
+        return MODELS[name]
+    library, colon, _ = name.partition(":")
+    if colon:
+        return FORMS.get(f"{library}:NAME", FORMS["package.module:function"])
+    raise ConfigError(f"Unknown model {name!r:.60}: {nearest(name, MODELS)} ({', '.join(FORMS)} work too).")
+
+
+def model_names() -> tuple[str, ...]:
+    """Return all names and forms, in the order of the table."""
+    return (*MODELS, *FORMS)

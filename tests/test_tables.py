@@ -1,0 +1,145 @@
+"""One table for every kind of name: what it says is true of the code, and no list elsewhere disagrees with it."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import inspect
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from bigstep.config import OptimizerConfig
+from bigstep.config.text import apply_settings, config_from_mapping, config_to_mapping, config_to_yaml
+from bigstep.errors import ConfigError
+from bigstep.optim import parameter_groups
+from bigstep.tables import load
+from bigstep.tables.methods import METHODS
+from bigstep.tables.models import FORMS, MODELS, find_model, model_names
+from bigstep.tables.optimizers import OPTIMIZERS, LarsSettings, SgdSettings
+from bigstep.tables.schedules import SHAPES, make_schedule
+
+BASE = {"workers": {"count": 8, "local_batch": 32}, "epochs": 2, "lr": {"base": 0.1}}
+OLD_RUNS = sorted((Path(__file__).parent / "data" / "v0.1").glob("*/run.json"))
+HOMES = {
+    **{f"optimizer {name}": entry.home for name, entry in OPTIMIZERS.items()},
+    **{f"changing {name}": entry.changing for name, entry in OPTIMIZERS.items() if entry.changing},
+    **{f"shape {name}": entry.home for name, entry in SHAPES.items()},
+    **{f"model {name}": entry.home for name, entry in {**MODELS, **FORMS}.items()},
+}
+
+
+@pytest.mark.parametrize("home", HOMES.values(), ids=HOMES)
+def test_every_home_is_there(home: str) -> None:
+    if home.endswith("transformers") or importlib.util.find_spec(home.partition(":")[0]) is None:
+        pytest.skip(f"{home} is not written yet")
+    assert callable(load(home))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_is_built_from_its_settings_alone_and_takes_a_step(name: str) -> None:
+    settings = OptimizerConfig(name=name, weight_decay=1e-4)
+    if importlib.util.find_spec(settings.home.partition(":")[0]) is None:
+        pytest.skip(f"{settings.home} is not written yet")
+    model = nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3))
+    optimizer = load(settings.home)(parameter_groups(model, settings.weight_decay), lr=1.0, **settings.arguments())
+    changing = load(settings.entry.changing)(settings, 3.0, 0.1) if settings.entry.changing else {}
+    for group in optimizer.param_groups:
+        group.update({"lr": 0.1, **changing})
+    before = model[0].weight.detach().clone()
+    model(torch.ones(2, 4)).square().sum().backward()
+    optimizer.step()
+    assert not torch.equal(before, model[0].weight)
+
+
+@pytest.mark.parametrize("adagrad", ["none", "before", "after"])
+def test_sgd_is_built_for_every_place_of_adagrad(adagrad: str) -> None:
+    settings = OptimizerConfig(name="sgd", adagrad=adagrad, nesterov=True)
+    model = nn.Linear(2, 1)
+    groups = parameter_groups(model, 0.0)
+    assert type(load(settings.home)(groups, lr=1.0, **settings.arguments())).__name__ == (
+        "AdaGradSGD" if adagrad == "after" else "SGD"
+    )
+    assert bool(settings.before_exchange) == (adagrad == "before")
+    if settings.before_exchange:
+        load(settings.before_exchange)(model, groups, **settings.arguments_before())
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_settings_of_an_optimizer_survive_yaml_and_pickle(name: str) -> None:
+    config = apply_settings(config_from_mapping(BASE), [f"optimizer.name={name}"])
+    assert type(config.optimizer) is OPTIMIZERS[name].settings
+    assert config_from_mapping(json.loads(json.dumps(config_to_mapping(config)))) == config
+    assert pickle.loads(pickle.dumps(config)) == config
+    assert dataclasses.replace(config.optimizer, weight_decay=0.5).weight_decay == 0.5
+
+
+@pytest.mark.parametrize("path", OLD_RUNS, ids=lambda path: path.parent.name)
+def test_runs_of_the_first_release_keep_every_setting_that_had_a_meaning(path: Path) -> None:
+    old = json.loads(path.read_text())["config"]
+    new = config_to_mapping(config_from_mapping(old))
+    for field, value in new["optimizer"].items():
+        assert old["optimizer"].get(field, value) == value
+    assert {key: new[key] for key in old if key not in ("optimizer", "exchange")} == {
+        key: value for key, value in old.items() if key not in ("optimizer", "exchange")
+    }
+
+
+def test_switching_the_optimizer_keeps_what_means_the_same() -> None:
+    config = apply_settings(
+        config_from_mapping({**BASE, "optimizer": {"name": "lars", "momentum": 0.8, "eps": 0.0, "weight_decay": 0.1}}),
+        ["optimizer.adagrad=after", "optimizer.name=sgd"],  # in any order
+    )
+    assert config.optimizer == SgdSettings(momentum=0.8, weight_decay=0.1, adagrad="after")
+
+
+def test_settings_of_another_optimizer_are_left_out_of_files_and_refused_when_set() -> None:
+    config = config_from_mapping({**BASE, "optimizer": {"name": "sgd", "trust_coefficient": 0.1}})
+    assert config.optimizer == SgdSettings()
+    with pytest.raises(ConfigError, match=r"trust_coefficient goes with optimizer.name=lars \(got sgd\)"):
+        apply_settings(config, ["optimizer.trust_coefficient=0.1"])
+    with pytest.raises(ConfigError, match="did you mean 'optimizer.momentum'"):
+        apply_settings(config_from_mapping(BASE), ["optimizer.momentun=0.1"])
+    with pytest.raises(ConfigError, match="did you mean 'lars'"):
+        OptimizerConfig(name="larz")
+    with pytest.raises(ConfigError, match="change the name with `switch`"):
+        dataclasses.replace(LarsSettings(), name="sgd")
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_shape_takes_fields_of_a_piece_and_gives_a_schedule(shape: str) -> None:
+    fields: dict[str, Any] = {
+        "start": 1.0, "end": 0.5, "begin": 0.0, "until": 10.0, "power": 2.0, "at": (5.0,), "factor": 0.1,
+        "values": (1.0, 0.5),
+    }  # fmt: skip
+    entry = SHAPES[shape]
+    assert set(entry.takes) <= set(inspect.signature(load(entry.home)).parameters)
+    schedule = make_schedule(shape, fields)
+    assert 0 < schedule(0.0) <= 1
+    assert 0 < schedule(9.9) <= 1
+
+
+def test_a_model_says_what_it_takes() -> None:
+    assert {entry.input for entry in MODELS.values()} == {"images", "tokens"}
+    assert find_model("timm:resnet10t").input == "images"
+    assert find_model("hf:gpt2").input == "tokens"
+    assert find_model("mine:net").input == "any"
+    with pytest.raises(ConfigError, match="did you mean 'resnet50'"):
+        find_model("resnet5")
+
+
+def test_optimizers_name_methods_that_exist() -> None:
+    for entry in OPTIMIZERS.values():
+        assert set(entry.methods) <= set(METHODS)
+
+
+def test_the_yaml_of_a_configuration_lists_the_names_of_the_tables() -> None:
+    text = config_to_yaml(config_from_mapping(BASE))
+    for names in (OPTIMIZERS, model_names()):
+        assert ", ".join(names) in text
+    assert "{" not in "".join(line.partition("#")[2] for line in text.splitlines() if "optimizers" in line)
