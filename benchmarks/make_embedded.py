@@ -18,7 +18,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from bigstep.data import embedded
 from bigstep.data.idx import find_idx, open_idx
-from bigstep.data.images import TensorImages
+from bigstep.data.sources.memory import TensorImages
 
 
 def first_of_each_class(images: TensorImages, count: int) -> TensorImages:

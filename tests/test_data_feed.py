@@ -14,9 +14,11 @@ from torch import Tensor
 
 from bigstep.data.catalog import open_data
 from bigstep.data.feed import Feed, Request
-from bigstep.data.folder import open_folder, rectangle_of
-from bigstep.data.images import TensorImages
 from bigstep.data.pair import hold_out
+from bigstep.data.rectangles import rectangle_of
+from bigstep.data.sources.folder import open_folder
+from bigstep.data.sources.given import as_source
+from bigstep.data.sources.memory import TensorImages
 from bigstep.errors import ConfigError, DataError, RunError
 from test_data_folder import make_folder
 
@@ -187,7 +189,7 @@ def test_own_data_repeats_its_random_part_and_leaves_the_generator_alone() -> No
     assert torch.equal(alone[0][0][[7, 3]], alone[1][0])
     assert alone[1][0][:, 0, 0, 0].tolist() == [49, 9]
     assert alone[0][0].dtype == torch.float64
-    part = Feed(hold_out(Squares(), 0.1, seed=0).test, train=False)
+    part = Feed(hold_out(as_source(Squares()), 0.1, seed=0).test, train=False)
     assert (len(part), part.num_classes) == (20, 2)
     other_epoch = next(iter(feeds[0](requests(3, [7]))))[0]
     assert not torch.equal(other_epoch[0], alone[1][0][0])
@@ -238,17 +240,17 @@ def test_own_data_by_import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "my_fault.py").write_text("import a_module_that_is_not_there\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert len(open_data("my_sets:plain").train) == 3
-    assert open_data("my_sets:placed", "here").test == [("here", 0)]
-    assert open_data("my_sets:preset").test == [("there", 0)]
-    assert open_data("my_sets:preset", "here").test == [("here", 0)]
+    assert open_data("my_sets:placed", "here").test[0] == ("here", 0)
+    assert open_data("my_sets:preset").test[0] == ("there", 0)
+    assert open_data("my_sets:preset", "here").test[0] == ("here", 0)
     assert len(open_data("my_sets:plain", holdout=0.34).test) == 1
     for name, path, sentence in [
         ("my_setz:plain", "", "there is no module 'my_setz'"),
         ("my_sets.deeper:plain", "", "there is no module"),
         ("my_sets:plian", "", "did you mean 'plain'"),
-        ("my_sets:single", "", "must return two data sets"),
+        ("my_sets:single", "", "needs two data sets"),
         ("my_sets:empty", "", "empty data set"),
-        ("my_sets:numbers", "", "returned a int"),
+        ("my_sets:numbers", "", "gave a int"),
         ("my_sets:plain", "here", "takes no argument"),
         (":plain", "", "package.module:function"),
     ]:
@@ -263,7 +265,8 @@ def test_copies_to_a_gpu_are_begun_one_batch_ahead_from_pinned_memory(tmp_path: 
     train, _ = open_folder(make_folder(tmp_path))
     feed = Feed(train, train=True, augment="resized_crop", image_size=16, device="cuda")
     pinned, seen = [], []
-    feed._join = lambda parts, join=feed._join: (pinned.extend(part.is_pinned() for part in parts), join(parts))[1]
+    way = feed._way
+    way._join = lambda parts, join=way._join: (pinned.extend(part.is_pinned() for part in parts), join(parts))[1]
     for _, labels in feed(requests(0, [0, 1], [2, 3], [4, 5])):
         seen.append((len(pinned) // 2, labels.tolist()))
     assert all(pinned)

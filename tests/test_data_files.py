@@ -18,9 +18,9 @@ from bigstep.data.catalog import open_data
 from bigstep.data.cifar import find_cifar, open_cifar, read_batch
 from bigstep.data.embedded import open_embedded
 from bigstep.data.idx import find_idx, read_idx
-from bigstep.data.images import TensorImages
 from bigstep.data.inspect import describe
 from bigstep.data.pair import hold_out
+from bigstep.data.sources.memory import TensorImages
 from bigstep.errors import DataError
 
 

@@ -14,7 +14,8 @@ from PIL import Image
 
 from bigstep.data.catalog import open_data
 from bigstep.data.decode import centre_box, cut, cut_fast, open_image
-from bigstep.data.folder import open_folder, rectangle_of, rectangular_batches, scan_folder
+from bigstep.data.rectangles import rectangle_of, rectangular_batches
+from bigstep.data.sources.folder import open_folder, scan_folder
 from bigstep.errors import DataError
 
 
@@ -147,7 +148,7 @@ def test_random_crops_depend_on_seed_epoch_and_index_alone(tmp_path: Path) -> No
 
 def test_rectangles_hold_every_sample_once_and_one_shape_a_batch(tmp_path: Path) -> None:
     _, test = open_folder(make_folder(tmp_path, per_class=7))
-    batches = rectangular_batches(test, 64, batch=4)
+    batches = rectangular_batches(test.sizes, 64, batch=4)
     assert sorted(torch.cat(batches).tolist()) == list(range(14))
     for batch in batches:
         assert len(batch) <= 4

@@ -20,7 +20,7 @@ TRAIN, TEST = 480, 100
 
 
 def images() -> tuple[torch.utils.data.Dataset, torch.utils.data.Dataset]:
-    from bigstep.data.images import TensorImages
+    from bigstep.data.sources.memory import TensorImages
 
     generator = torch.Generator().manual_seed(3)
     labels = torch.randint(10, (TRAIN + TEST,), generator=generator)

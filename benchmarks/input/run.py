@@ -26,7 +26,7 @@ import torch
 from PIL import Image, ImageDraw
 
 from bigstep.data.feed import Feed, Request
-from bigstep.data.folder import FolderImages, open_folder
+from bigstep.data.sources.folder import FolderImages, open_folder
 from bigstep.records import describe_machine
 
 SIZE, BATCH, CHUNK = 224, 256, 64

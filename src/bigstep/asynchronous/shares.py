@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from bigstep.data.feed import Request
-from bigstep.data.images import TensorImages
 from bigstep.data.sampler import Position, Sampler, Step
 from bigstep.engine.build import Parts
 from bigstep.engine.methods.synchronous import requests_of
@@ -66,7 +65,7 @@ def batches_of(parts: Parts, shares: Shares, draw: Callable[[], int]) -> Iterato
     A set in memory is asked for one share at a time, so that who dies holds one. Loader processes work ahead, and hold
     the shares they load.
     """
-    if isinstance(parts.train_feed.source, TensorImages):
+    if parts.train_feed.loaders is None:
         while (share := shares.at(draw())) is not None:
             for batch in parts.train_feed(requests_of(parts, [share])):
                 yield share, batch

@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Subset
 
 from bigstep.check.subject import Own, Subject, Trial
 from bigstep.data.catalog import open_data
 from bigstep.data.feed import Request
-from bigstep.data.folder import FolderImages
-from bigstep.data.images import TensorImages
+from bigstep.data.pair import DataPair
 from bigstep.data.sampler import Position, Step
+from bigstep.data.sources.base import Source
+from bigstep.data.sources.given import as_source
 from bigstep.engine.build import Parts, assemble
 from bigstep.engine.checkpoint import load_latest, save_checkpoint
 from bigstep.engine.connect import connect, make_exchange
@@ -141,7 +141,7 @@ def _finish(parts: Parts) -> None:
         parts.exchange.close()
 
 
-def _data(own: Own, trial: Trial) -> tuple[Any, Any]:
+def _data(own: Own, trial: Trial) -> DataPair:
     data = own.data
     if data is None:
         where = trial.config.data
@@ -150,17 +150,15 @@ def _data(own: Own, trial: Trial) -> tuple[Any, Any]:
     elif isinstance(data, type) or not hasattr(data, "__getitem__"):  # a class, or a function: what makes a data set
         data = data()
     train, test = data if isinstance(data, tuple) else (data, data)
-    return _first(train, trial.train_samples), _first(test, trial.test_samples)
+    return DataPair(_first(train, trial.train_samples), _first(test, trial.test_samples))
 
 
 _opened = functools.cache(open_data)  # decoding a set takes longer than the trial that uses it
 
 
-def _first(source: Any, count: int) -> Any:
-    indices = torch.arange(min(count, len(source)))
-    if isinstance(source, TensorImages | FolderImages):
-        return source.subset(indices)
-    return Subset(source, indices.tolist())
+def _first(given: Any, count: int) -> Source:
+    source = as_source(given)
+    return source.subset(torch.arange(min(count, len(source))))
 
 
 class _Affine(nn.Module):

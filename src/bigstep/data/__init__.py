@@ -12,25 +12,31 @@ if TYPE_CHECKING:
     from bigstep.data.augment import Augment, sample_uniform
     from bigstep.data.catalog import open_data
     from bigstep.data.feed import Feed, Request
-    from bigstep.data.folder import FolderImages
-    from bigstep.data.images import TensorImages
-    from bigstep.data.pair import DataPair, MapStyle
+    from bigstep.data.pair import DataPair
+    from bigstep.data.sources.base import Source
+    from bigstep.data.sources.folder import FolderImages
+    from bigstep.data.sources.given import as_pair, as_source
+    from bigstep.data.sources.memory import TensorImages
+    from bigstep.data.sources.own import MapStyle
 
 _HOMES = {
     "Augment": "augment",
     "DataPair": "pair",
     "Feed": "feed",
-    "FolderImages": "folder",
-    "MapStyle": "pair",
+    "FolderImages": "sources.folder",
+    "MapStyle": "sources.own",
     "Request": "feed",
-    "TensorImages": "images",
+    "Source": "sources.base",
+    "TensorImages": "sources.memory",
+    "as_pair": "sources.given",
+    "as_source": "sources.given",
     "open_data": "catalog",
     "sample_uniform": "augment",
 }
 
 __all__ = [
-    "Augment", "DataPair", "Feed", "FolderImages", "MapStyle", "Request", "TensorImages", "open_data",
-    "sample_uniform",
+    "Augment", "DataPair", "Feed", "FolderImages", "MapStyle", "Request", "Source", "TensorImages",
+    "as_pair", "as_source", "open_data", "sample_uniform",
 ]  # fmt: skip
 
 

@@ -201,7 +201,7 @@ class Augment:
             crop and flip).
         seed: of the run.
         image_size: side of the result in pixels; 0 keeps the side of the images.
-        mean: of each channel, images scaled to 0..1.
+        mean: of each channel, images scaled to 0..1; empty leaves values in their range, and bytes as bytes.
         std: of each channel.
         dtype: of the result. The arithmetic is float64 for float64 and float32 otherwise.
         min_scale: smallest area of a resized crop, as a fraction of the image.
@@ -215,13 +215,13 @@ class Augment:
     kind: str = "none"
     seed: int = 0
     image_size: int = 0
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
     dtype: torch.dtype = torch.float32
     min_scale: float = 0.08
 
     def __call__(self, images: Tensor, indices: Tensor, epoch: int) -> Tensor:
-        """Augment uint8 images of NCHW; `indices` are the samples' positions in the data set, on the same device."""
+        """Augment images of NCHW; `indices` are the samples' positions in the data set, on the same device."""
         if self.kind == "crop_flip":
             images = random_crop(images, indices, self.seed, epoch)
         if self.kind in ("flip", "crop_flip"):
@@ -233,4 +233,8 @@ class Augment:
             x = _resized_crop_flip(x, indices, self.seed, epoch, max(size, x.shape[-1]), self.min_scale)
         if self.image_size:
             x = resize(x, size)
-        return normalise(x, self.mean, self.std).to(self.dtype)
+        if self.mean:
+            return normalise(x, self.mean, self.std).to(self.dtype)
+        if images.dtype == torch.uint8:
+            return x.round_().clamp_(0, 255).to(torch.uint8)
+        return x.to(self.dtype)

@@ -9,12 +9,15 @@ from typing import Any
 
 from bigstep.data import cifar, embedded
 from bigstep.data.cifar import find_cifar, open_cifar
-from bigstep.data.download import Progress, Remote, cache_folder, download, locked, unpack
-from bigstep.data.folder import open_folder
+from bigstep.data.download import Remote, cache_folder, download, locked, unpack
 from bigstep.data.idx import find_idx, open_idx
-from bigstep.data.names import SETS
+from bigstep.data.names import Progress, Wanted
 from bigstep.data.pair import DataPair, hold_out
+from bigstep.data.sources.folder import open_folder
+from bigstep.data.sources.given import as_pair
 from bigstep.errors import DataError, nearest
+from bigstep.tables import load
+from bigstep.tables.datasets import DATASETS
 
 __all__ = ["open_data"]
 
@@ -51,8 +54,8 @@ def open_data(
     """Open a data set by name.
 
     Args:
-        name: embedded, fashion-mnist, mnist, cifar10, imagenet, folder, or package.module:function, a function that
-            returns two map-style data sets; it is given `path` if it takes an argument.
+        name: one of `bigstep.tables.datasets.DATASETS`, or package.module:function, a function that returns what
+            `as_pair` takes: two data sets, (train, test). It is given `path` if it takes an argument.
         path: the folder of the files. Empty means the cache folder, where a missing set is downloaded to.
         holdout: this fraction of the training set, the same from each class, is evaluated on instead of the test set.
         seed: decides which samples are held out.
@@ -65,27 +68,36 @@ def open_data(
     >>> len(pair.train), len(pair.test), pair.train.image_size
     (9000, 3000, 28)
     """
-    pair = _open(name, path, progress)
+    return _open(Wanted(name=name, path=path, progress=progress), holdout, seed)
+
+
+def _open(wanted: Wanted, holdout: float, seed: int) -> DataPair:
+    if ":" in wanted.name:
+        return as_pair(_call_own(wanted.name, wanted.path), holdout, seed, wanted.name)
+    if wanted.name not in DATASETS:
+        hint = nearest(wanted.name, DATASETS)
+        raise DataError(f"There is no data set {wanted.name!r} ({hint}); your own is package.module:function.")
+    pair: DataPair = load(DATASETS[wanted.name].home)(wanted)
     return hold_out(pair.train, holdout, seed) if holdout else pair
 
 
-def _open(name: str, path: str, progress: Progress | None) -> DataPair:
-    if ":" in name:
-        return _open_own(name, path)
-    if name == "embedded":
-        return DataPair(*embedded.open_embedded())
-    if name in IDX_FILES:
-        return _open_idx(name, path, progress)
-    if name == "cifar10":
-        return _open_cifar(path, progress)
-    if name in ("imagenet", "folder"):
-        if not path:
-            raise DataError(f"{name} needs data.path, the folder that holds train/CLASS/*.JPEG and val/CLASS/*.JPEG.")
-        return DataPair(*open_folder(Path(path)))
-    raise DataError(f"There is no data set {name!r} ({nearest(name, SETS)}); your own is package.module:function.")
+def open_embedded_set(wanted: Wanted) -> DataPair:
+    """Open the images that ship with the package."""
+    return DataPair(*embedded.open_embedded())
 
 
-def _open_idx(name: str, path: str, progress: Progress | None) -> DataPair:
+def open_folder_set(wanted: Wanted) -> DataPair:
+    """Open a folder of images."""
+    if not wanted.path:
+        raise DataError(
+            f"{wanted.name} needs data.path, the folder that holds train/CLASS/*.JPEG and val/CLASS/*.JPEG."
+        )
+    return DataPair(*open_folder(Path(wanted.path)))
+
+
+def open_idx_set(wanted: Wanted) -> DataPair:
+    """Open MNIST or Fashion-MNIST from a folder, or from the cache, where they are fetched to."""
+    name, path = wanted.name, wanted.path
     remotes = IDX_FILES[name]
     if path:
         files = find_idx(Path(path))
@@ -101,13 +113,15 @@ def _open_idx(name: str, path: str, progress: Progress | None) -> DataPair:
             with locked(folder):
                 for remote in remotes:
                     if not (folder / remote.name).exists():
-                        download(remote, folder, progress)
+                        download(remote, folder, wanted.progress)
             files = find_idx(folder)
             assert files is not None, "all four were just downloaded"
     return DataPair(*open_idx(files, *_IDX_FACTS[name]))
 
 
-def _open_cifar(path: str, progress: Progress | None) -> DataPair:
+def open_cifar_set(wanted: Wanted) -> DataPair:
+    """Open CIFAR-10 from a folder, or from the cache, where it is fetched to."""
+    path = wanted.path
     if path:
         files = find_cifar(Path(path))
         if files is None:
@@ -122,15 +136,16 @@ def _open_cifar(path: str, progress: Progress | None) -> DataPair:
             with locked(folder):
                 if find_cifar(folder) is None:  # another rank may have fetched it while this one waited
                     archive = folder / CIFAR10.name
-                    unpack(
-                        archive if archive.exists() else download(CIFAR10, folder, progress), cifar.PYTHON_FILES, folder
-                    )
+                    if not archive.exists():
+                        download(CIFAR10, folder, wanted.progress)
+                    unpack(archive, cifar.PYTHON_FILES, folder)
             files = find_cifar(folder)
             assert files is not None, "the archive was just unpacked"
     return DataPair(*open_cifar(files))
 
 
-def _open_own(name: str, path: str) -> DataPair:
+def _call_own(name: str, path: str) -> Any:
+    """Return what a user's function returns."""
     module_name, _, function_name = name.partition(":")
     try:
         module = importlib.import_module(module_name)
@@ -145,15 +160,7 @@ def _open_own(name: str, path: str) -> DataPair:
     if not callable(function):
         known = [key for key, value in vars(module).items() if callable(value)]
         raise DataError(f"{module_name} has no function {function_name!r}; {nearest(function_name, known)}.")
-    pair = _call_with_path(function, path, name)
-    if not isinstance(pair, tuple | list) or len(pair) != 2:
-        raise DataError(f"{name} must return two data sets, (train, test), not {type(pair).__name__}.")
-    for part in pair:
-        if not hasattr(part, "__len__") or not hasattr(part, "__getitem__"):
-            raise DataError(f"{name} returned a {type(part).__name__}, which has no length or no items by index.")
-        if len(part) == 0:
-            raise DataError(f"{name} returned an empty data set.")
-    return DataPair(pair[0], pair[1])
+    return _call_with_path(function, path, name)
 
 
 def _call_with_path(function: Any, path: str, name: str) -> Any:

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bigstep.data.images import TensorImages, check_labels
+from bigstep.data.sources.memory import TensorImages, check_labels
 from bigstep.errors import DataError
 
 __all__ = ["CLASSES", "MEAN", "PYTHON_FILES", "STD", "find_cifar", "open_cifar"]

@@ -12,18 +12,16 @@ import tarfile
 import urllib.error
 import urllib.request
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from bigstep.data.names import Progress
 from bigstep.errors import DataError
 from bigstep.records import write_atomically
 
-__all__ = ["Progress", "Remote", "cache_folder", "download", "locked", "unpack"]
-
-Progress = Callable[[str, int, int], None]
-"""Called with the name of a file, the bytes received so far and the bytes in all (0 where unknown)."""
+__all__ = ["Remote", "cache_folder", "download", "locked", "unpack"]
 
 _TIMEOUT_S = 30
 _CHUNK_BYTES = 2**20

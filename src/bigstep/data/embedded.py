@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from bigstep.data.images import TensorImages
+from bigstep.data.sources.memory import TensorImages
 from bigstep.errors import DataError
 
 __all__ = ["CLASSES", "open_embedded"]

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from bigstep.errors import DataError, nearest
+from bigstep.tables.datasets import DATASETS
 
-__all__ = ["SETS", "name_of_set"]
+__all__ = ["Progress", "Wanted", "name_of_set"]
 
-SETS = ("embedded", "fashion-mnist", "mnist", "cifar10", "imagenet", "folder")
-"""Sets that are known by name; `folder` and `imagenet` are ImageNet-style folders of images."""
+Progress = Callable[[str, int, int], None]
+"""Called with the name of a file, the bytes received so far and the bytes in all (0 where unknown)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """A data set as a configuration names it; `open_data` says what each field means."""
+
+    name: str
+    path: str = ""
+    progress: Progress | None = None
 
 
 def name_of_set(given: str, current: str = "embedded") -> tuple[str, str]:
@@ -22,14 +34,14 @@ def name_of_set(given: str, current: str = "embedded") -> tuple[str, str]:
     >>> name_of_set("cifar10")
     ('cifar10', '')
     """
-    if given in SETS:
+    if given in DATASETS:
         return given, ""
     path = Path(given).expanduser()
     if not path.exists():
         module, colon, function = given.partition(":")
         if colon and function.isidentifier() and all(part.isidentifier() for part in module.split(".")):
             return given, ""
-        raise DataError(f"--data {given!r} is neither a known set nor a path that exists: {nearest(given, SETS)}")
+        raise DataError(f"--data {given!r} is neither a known set nor a path that exists: {nearest(given, DATASETS)}")
     return _kind(path, current), str(path)
 
 

@@ -14,6 +14,7 @@ from bigstep.config import LrConfig, OptimizerConfig, Piece, RunConfig, Stage, r
 from bigstep.data.catalog import open_data
 from bigstep.data.feed import Feed
 from bigstep.data.sampler import Sampler
+from bigstep.data.sources.given import as_pair
 from bigstep.engine.checkpoint import weights_hash
 from bigstep.engine.fusing import Kernels, fuse
 from bigstep.engine.observers.noise import NoiseScale
@@ -106,7 +107,7 @@ def assemble(
     ranks: Ranks,
     *,
     model: nn.Module | None = None,
-    data: tuple[Any, Any] | None = None,
+    data: Any = None,
     loss: Loss | None = None,
 ) -> Parts:
     """Build the parts of a run; `model`, `data` and `loss` stand in for those that the configuration names."""
@@ -247,10 +248,12 @@ def _largest_image(config: RunConfig, feed: Feed) -> int:
     return max([feed.image_size, *(size.image_size for size in config.data.sizes)])
 
 
-def _feeds(config: RunConfig, ranks: Ranks, data: tuple[Any, Any] | None) -> tuple[Feed, Feed]:
+def _feeds(config: RunConfig, ranks: Ranks, data: Any) -> tuple[Feed, Feed]:
+    where = config.data
     if data is None:
-        pair = open_data(config.data.name, config.data.path, config.data.holdout, config.seed)
-        data = pair.train, pair.test
+        pair = open_data(where.name, where.path, where.holdout, config.seed)
+    else:
+        pair = as_pair(data, where.holdout, config.seed)
     dtype = torch.float64 if config.precision == "float64" else torch.float32
 
     def feed(source: Any, train: bool) -> Feed:
@@ -266,4 +269,4 @@ def _feeds(config: RunConfig, ranks: Ranks, data: tuple[Any, Any] | None) -> tup
             rectangular=config.data.rectangular,
         )
 
-    return feed(data[0], True), feed(data[1], False)
+    return feed(pair.train, True), feed(pair.test, False)

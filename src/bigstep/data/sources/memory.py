@@ -1,19 +1,27 @@
-"""Images held in memory."""
+"""Images held in memory: they are moved to the device once, and gathered and augmented there."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor
 
+from bigstep.data.device_memory import DeviceMemory, Take
+from bigstep.data.pixels import count_values, moments
+from bigstep.data.sources.base import Source, digest, spread
+from bigstep.data.view import View, Way
 from bigstep.errors import DataError
 
 __all__ = ["TensorImages", "check_labels"]
 
+_HASHED = 64  # samples whose content is part of a fingerprint
+
 
 @dataclass(frozen=True, kw_only=True)
-class TensorImages:
+class TensorImages(Source):
     """Square images held in memory.
 
     Args:
@@ -30,6 +38,7 @@ class TensorImages:
     (3, 8, [1])
     """
 
+    unit = "images"
     images: Tensor
     labels: Tensor
     classes: tuple[str, ...]
@@ -63,9 +72,50 @@ class TensorImages:
         """Side of an image in pixels."""
         return self.images.shape[3]
 
+    def inputs(self, image_size: int) -> dict[str, int]:
+        """Return channels and side of the images."""
+        return {"channels": self.channels, "image_size": image_size or self.image_size}
+
     def subset(self, indices: Tensor) -> TensorImages:
         """Keep the samples at `indices`, in that order."""
         return replace(self, images=self.images[indices], labels=self.labels[indices])
+
+    def feed(self, view: View) -> Way:
+        """Keep the images on the device and augment them there."""
+        images, labels = self.images.to(view.device), self.labels.to(view.device)
+
+        def prepare(view: View) -> Take:
+            augment = view.augmentation(self.mean, self.std)
+
+            def take(indices: Tensor, epoch: int) -> tuple[Tensor, Tensor]:
+                return augment(images.index_select(0, indices), indices, epoch), labels.index_select(0, indices)
+
+            return take
+
+        return DeviceMemory(view, prepare)
+
+    def fingerprint(self) -> str:
+        """Hash all labels and some of the images."""
+        return digest(*self.images.shape, self.labels, self.images[spread(len(self), _HASHED)])
+
+    def describe(self, verify: bool) -> dict[str, Any]:
+        """Count classes and describe the pixels of all images."""
+        counts = self.labels.bincount(minlength=len(self.classes)).tolist()
+        side = [self.image_size, self.image_size]
+        histogram = torch.stack([count_values(self.images[:, channel]) for channel in range(self.channels)])
+        return {
+            "per_class": dict(zip(self.classes, counts, strict=True)),
+            "sizes": {"smallest": side, "median": side, "largest": side},
+            **moments(histogram),
+            "checked": len(self),
+            "corrupt": [],
+        }
+
+    def thumbnail(self, index: int, side: int) -> Image.Image:
+        """Enlarge an image without smoothing its pixels."""
+        pixels = self.images[index]
+        image = Image.fromarray(pixels[0].numpy() if len(pixels) == 1 else pixels.permute(1, 2, 0).contiguous().numpy())
+        return image.resize((side, side), Image.Resampling.NEAREST)
 
 
 def check_labels(labels: Tensor, count: int, num_classes: int, where: str) -> None:

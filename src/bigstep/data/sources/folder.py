@@ -5,31 +5,40 @@ Files are found in sorted order, so a sample's index means the same file on ever
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 
-from bigstep.data.augment import resized_crop_boxes
+from bigstep.data.augment import Augment, resized_crop_boxes
 from bigstep.data.decode import Box, centre_box, cut, cut_fast, image_sizes, open_image, whole_box
-from bigstep.errors import DataError
+from bigstep.data.loaders import Chunk, Finish, Job, Loaders
+from bigstep.data.pixels import count_values, moments
+from bigstep.data.rectangles import rectangle_of, rectangular_batches
+from bigstep.data.sources.base import Source, digest, spread
+from bigstep.data.view import Request, View, Way
+from bigstep.errors import ConfigError, DataError
 
-__all__ = ["FolderImages", "open_folder", "rectangular_batches", "scan_folder"]
+__all__ = ["FolderImages", "open_folder", "scan_folder"]
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's training images
 SUFFIXES = (".jpeg", ".jpg", ".png", ".webp", ".bmp")
-_STRIDE = 32  # sides of rectangles are multiples of it: a ResNet shrinks by 32
-_MAX_ASPECT = 2.0  # a longer image is trimmed to this, lest one panorama make a batch of its own
+_SAMPLE = 500  # files that are decoded for statistics, and looked at for a fingerprint, unless all are asked for
+_STATISTICS_SIZE = 64  # side at which they are decoded, in pixels
 
 
 @dataclass(frozen=True, kw_only=True)
-class FolderImages:
+class FolderImages(Source):
     """Labelled image files.
 
     Args:
@@ -42,6 +51,7 @@ class FolderImages:
         std: of each channel.
     """
 
+    unit = "images"
     root: Path
     files: NDArray[np.bytes_]
     labels: Tensor
@@ -75,6 +85,72 @@ class FolderImages:
         """Keep the samples at `indices`, in that order."""
         return replace(self, files=self.files[indices.numpy()], labels=self.labels[indices])
 
+    def inputs(self, image_size: int) -> dict[str, int]:
+        """Return channels and side of the images as they are shown."""
+        return {"channels": self.channels, "image_size": image_size}
+
+    def feed(self, view: View) -> Way:
+        """Decode and crop in loader processes, because the crop decides how much is decoded; the rest on the device."""
+        if not view.image_size:
+            raise ConfigError(f"{self.name} has images of many sizes; set data.image_size, for example to 224.")
+
+        def prepare(view: View) -> Finish:
+            kind = "flip" if view.kind == "resized_crop" else view.kind
+            return Augment(kind=kind, seed=view.seed, mean=self.mean, std=self.std, dtype=view.dtype)
+
+        return Loaders(view, FolderJobs(self, view.seed), prepare, self.name)
+
+    def batches(self, batch: int, view: View) -> list[Tensor]:
+        """Divide all samples into batches: in order, or by shape if whole images are evaluated."""
+        if _is_whole(view):
+            return rectangular_batches(self.sizes, view.image_size, batch)
+        return super().batches(batch, view)
+
+    def fingerprint(self) -> str:
+        """Hash the names of all files, their labels, and the sizes of some."""
+        bytes_of = [self.path(index).stat().st_size for index in spread(len(self), _SAMPLE).tolist()]
+        return digest(len(self), self.files, self.labels, tuple(bytes_of))
+
+    def thumbnail(self, index: int, side: int) -> Image.Image:
+        """Shrink the middle of an image."""
+        try:
+            with open_image(self.path(index)) as image:
+                return Image.fromarray(cut(image, centre_box(*image.size, fraction=1.0), (side, side)))
+        except DataError:
+            return Image.new("RGB", (side, side), "red")  # a damaged file is meant to be seen
+
+    def describe(self, verify: bool) -> dict[str, Any]:
+        """Count classes, decode some files, or all of them, and describe their pixels."""
+        chosen = spread(len(self), len(self) if verify else _SAMPLE).tolist()  # evenly over the classes
+        sizes, corrupt, histogram = [], [], torch.zeros(3, 256, dtype=torch.int64)
+        with ThreadPoolExecutor() as pool:  # decoding releases the interpreter's lock
+            for index, seen in zip(chosen, pool.map(lambda index: self._examine(index, verify), chosen), strict=True):
+                if isinstance(seen, str):
+                    corrupt.append({"file": str(self.path(index)), "reason": seen})
+                else:
+                    sizes.append(seen[0])
+                    histogram += seen[1]
+        counts = self.labels.bincount(minlength=len(self.classes)).tolist()
+        facts: dict[str, Any] = {"per_class": dict(zip(self.classes, counts, strict=True))}
+        if sizes:
+            by_area = sorted(sizes, key=lambda size: (math.prod(size), size))
+            picks = {"smallest": by_area[0], "median": by_area[len(by_area) // 2], "largest": by_area[-1]}
+            facts["sizes"] = {key: list(size) for key, size in picks.items()}
+            facts.update(moments(histogram))
+        return {**facts, "checked": len(chosen), "corrupt": corrupt}
+
+    def _examine(self, index: int, verify: bool) -> tuple[tuple[int, int], Tensor] | str:
+        """Return the size of an image and the counts of its pixels' values, or what is wrong with it."""
+        try:
+            with open_image(self.path(index)) as image:
+                size = image.size
+                if verify:
+                    image.load()  # every pixel: a reduced decode can pass over damage
+                pixels = cut(image, centre_box(*size, fraction=1.0), (_STATISTICS_SIZE, _STATISTICS_SIZE))
+        except DataError as error:
+            return str(error)
+        return size, torch.stack([count_values(torch.from_numpy(pixels[..., c].copy())) for c in range(3)])
+
     def load_crops(self, indices: list[int], size: int) -> Tensor:
         """Decode for evaluation: the short side shrunk to size / 0.875, then the centre of size x size."""
         return self._load(indices, (size, size), lambda _, width, height: centre_box(width, height))
@@ -106,6 +182,47 @@ class FolderImages:
     def _size(self, index: int) -> tuple[int, int]:
         with open_image(self.path(index)) as image:
             return image.size
+
+
+class FolderLook(NamedTuple):
+    """How the files of a request are shown."""
+
+    crop: Literal["random", "centre", "whole"]
+    shape: tuple[int, int]
+    """Width and height in pixels."""
+    min_scale: float
+
+
+class FolderJobs:
+    """Decode files to uint8 images of one shape."""
+
+    def __init__(self, source: FolderImages, seed: int) -> None:
+        self.source, self.seed = source, seed
+
+    def look(self, request: Request, view: View) -> FolderLook:
+        """Choose crop and shape; whole images of a request have one shape, that of the first."""
+        if _is_whole(view):
+            width, height = self.source.sizes[request.indices[0]].tolist()
+            return FolderLook("whole", rectangle_of(width, height, view.image_size), view.min_scale)
+        crop: Literal["random", "centre"] = "random" if view.kind == "resized_crop" else "centre"
+        return FolderLook(crop, (view.image_size, view.image_size), view.min_scale)
+
+    def __getitem__(self, job: Job) -> Chunk:
+        look: FolderLook = job.look
+        try:
+            if look.crop == "random":
+                images = self.source.load_random_crops(job.indices, look.shape[0], self.seed, job.epoch, look.min_scale)
+            elif look.crop == "whole":
+                images = self.source.load_rectangles(job.indices, look.shape)
+            else:
+                images = self.source.load_crops(job.indices, look.shape[0])
+        except DataError as error:
+            return str(error)
+        return images, self.source.labels[job.indices]
+
+
+def _is_whole(view: View) -> bool:
+    return view.rectangular and not view.train
 
 
 def open_folder(path: Path) -> tuple[FolderImages, FolderImages]:
@@ -155,40 +272,3 @@ def _entries(folder: Path, *, folders: bool) -> list[str]:
             return sorted(e.name for e in entries if not e.name.startswith(".") and e.is_dir() == folders)
     except OSError as error:
         raise DataError(f"{folder} cannot be read: {error.strerror}.") from None
-
-
-def rectangle_of(width: int, height: int, size: int) -> tuple[int, int]:
-    """Return the shape (width, height) at which an image is evaluated whole: short side `size`, long side in 32s.
-
-    >>> rectangle_of(500, 375, 288), rectangle_of(375, 500, 288), rectangle_of(3000, 300, 288)
-    ((384, 288), (288, 384), (576, 288))
-    """
-    aspect = min(max(width, height) / min(width, height), _MAX_ASPECT)
-    long = max(round(size * aspect / _STRIDE) * _STRIDE, size)
-    return (long, size) if width >= height else (size, long)
-
-
-def rectangular_batches(source: FolderImages, size: int, batch: int) -> list[Tensor]:
-    """Group all samples into batches of one shape each: every sample once, order by shape.
-
-    The shape of a sample depends on that sample alone, so what it is evaluated at does not change with the batch or
-    with the number of ranks.
-
-    Args:
-        source: the images to evaluate.
-        size: the short side in pixels.
-        batch: samples in a batch at most.
-
-    Returns:
-        Indices of each batch, int64.
-
-    Reference: the rectangular validation of fast.ai's DAWNBench entry, 2018.
-    Differs from it: shapes are in steps of 32 pixels instead of the mean of a batch, and nothing is cut off but what
-    the rounding takes.
-    """
-    shapes = [rectangle_of(width, height, size) for width, height in source.sizes.tolist()]
-    order = sorted(range(len(shapes)), key=lambda index: (shapes[index], index))
-    groups: dict[tuple[int, int], list[int]] = {}
-    for index in order:
-        groups.setdefault(shapes[index], []).append(index)
-    return [part for group in groups.values() for part in torch.split(torch.tensor(group), batch)]

@@ -1,0 +1,205 @@
+"""Feeding through loader processes: they read and decode chunks of samples, the device does the rest.
+
+To a GPU the chunks travel from pinned memory in a stream of their own, one batch ahead of the one that is computed. A
+loader keeps no state, so it can live through a change of image size and serve any epoch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from bigstep.data.device_memory import move_indices
+from bigstep.data.view import Request, View
+from bigstep.errors import DataError, RunError
+
+__all__ = ["Chunk", "Finish", "Job", "Jobs", "Loaders"]
+
+_CHUNK = 64  # samples that a loader process sends at once: its share of /dev/shm stays small, and all share a batch
+_T = TypeVar("_T")
+
+Chunk = tuple[Tensor, Tensor] | str
+"""Inputs and targets, or the sentence of a DataError: torch would wrap a raised one in its own words."""
+
+Finish = Callable[[Tensor, Tensor, int], Tensor]
+"""(loaded inputs, indices, epoch) -> the network's input; all on the device."""
+
+
+class Job(NamedTuple):
+    """A chunk of a batch; plain numbers, because tensors would travel through shared memory."""
+
+    epoch: int
+    indices: list[int]
+    look: Any
+    """What `Jobs.look` said of the whole request."""
+
+
+class Jobs(Protocol):
+    """What loader processes do for a source."""
+
+    def look(self, request: Request, view: View) -> Any:
+        """Say in the main process how the samples of a request are to be read: any plain value."""
+
+    def __getitem__(self, job: Job, /) -> Chunk:
+        """Read a chunk, in a loader process."""
+
+
+class Loaders:
+    """Yield batches that loader processes read.
+
+    Args:
+        view: how the samples are wanted.
+        jobs: what a loader process does with a chunk.
+        prepare: returns, for a view, what the device does with what was loaded.
+        name: of the source, for messages.
+    """
+
+    def __init__(self, view: View, jobs: Jobs, prepare: Callable[[View], Finish], name: str) -> None:
+        self._device, self._jobs, self._prepare, self._name = view.device, jobs, prepare, name
+        self.see(view)
+        self._requests: Iterable[Request] = ()
+        self._pending: deque[tuple[Request, int]] = deque()  # what the loaders are at: requests, and chunks of each
+        self._turn = 0
+        self._loader: DataLoader[Any] = DataLoader(
+            jobs,  # type: ignore[arg-type]  # a job is no int, and torch does not ask for one
+            batch_size=None,  # a job is a whole chunk already
+            sampler=_Chunks(self),
+            num_workers=view.loaders,
+            pin_memory=self._device.type == "cuda",
+            persistent_workers=view.loaders > 0,
+            worker_init_fn=_quiet_worker,
+            generator=torch.Generator(),  # else each epoch would advance the global one
+        )
+
+    @property
+    def loaders(self) -> int:
+        """Processes that load; 0 loads in this one."""
+        return self._loader.num_workers
+
+    def see(self, view: View) -> None:
+        """Show the samples like this from the next call on."""
+        self._view, self._finish = view, self._prepare(view)
+
+    def __call__(self, requests: Iterable[Request]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield one batch for each request; loaders work ahead of what is consumed."""
+        batches = self._on_device(requests)
+        for batch in one_ahead(batches) if self._device.type == "cuda" else batches:
+            if batch.copied is not None:  # what computes must wait for the copy, and the memory for what computes
+                stream = torch.cuda.current_stream(self._device)
+                stream.wait_event(batch.copied)
+                for tensor in (batch.inputs, batch.targets, batch.indices):
+                    tensor.record_stream(stream)
+            yield self._finish(batch.inputs, batch.indices, batch.epoch), batch.targets
+
+    def close(self) -> None:
+        """End the loader processes; a later call starts new ones."""
+        # torch has no public way to end persistent loaders. Left to the garbage collector, which closes their queues
+        # before it tells them to end, each would be waited for in vain for five seconds.
+        loaders, self._loader._iterator = self._loader._iterator, None
+        if loaders is not None:
+            loaders._shutdown_workers()  # type: ignore[attr-defined]
+
+    def jobs(self) -> Iterator[Job]:
+        """Yield the chunks of the present requests; torch asks for them in this process, ahead of the loaders."""
+        for request in self._requests:
+            look = self._jobs.look(request, self._view)
+            parts = torch.split(request.indices, _CHUNK)
+            self._pending.append((request, len(parts)))
+            for part in parts:
+                yield Job(request.epoch, part.tolist(), look)
+
+    def _on_device(self, requests: Iterable[Request]) -> Iterator[_Batch]:
+        """Yield batches on their way to the device."""
+        stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None  # type: ignore[no-untyped-call]  # untyped in torch
+        for request, chunks in self._loaded(requests):
+            with contextlib.nullcontext() if stream is None else torch.cuda.stream(stream):
+                inputs, targets = (self._join([chunk[side] for chunk in chunks]) for side in (0, 1))
+                indices = move_indices(request.indices, self._device)
+                copied = None if stream is None else stream.record_event()
+            yield _Batch(request.epoch, inputs, targets, indices, copied)
+
+    def _loaded(self, requests: Iterable[Request]) -> Iterator[tuple[Request, list[tuple[Tensor, Tensor]]]]:
+        """Yield each request with the chunks of it, as the loaders have them ready."""
+        self._turn += 1
+        turn = self._turn
+        self._requests = requests
+        self._pending.clear()
+        with warnings.catch_warnings():
+            # Python 3.12 and later warn of any fork beside threads; a loader touches nothing that the threads hold
+            warnings.filterwarnings("ignore", ".*fork.*", DeprecationWarning)
+            chunks = iter(self._loader)
+        while True:
+            assert turn == self._turn, "a feed serves one iteration at a time"
+            first = self._next(chunks)
+            if first is None:
+                return
+            request, count = self._pending.popleft()
+            parts = [first, *(self._next(chunks) for _ in range(count - 1))]
+            yield request, [part for part in parts if part is not None]
+
+    def _join(self, parts: list[Tensor]) -> Tensor:
+        moved = [part.to(self._device, non_blocking=True) for part in parts]
+        return moved[0] if len(moved) == 1 else torch.cat(moved)
+
+    def _next(self, chunks: Iterator[Any]) -> tuple[Tensor, Tensor] | None:
+        try:
+            chunk = next(chunks, None)
+        except RuntimeError as error:
+            if "DataLoader worker" not in str(error) or "exited unexpectedly" not in str(error):
+                raise
+            raise RunError(
+                f"A loader process of {self._name} was killed, perhaps for want of memory; "
+                "use fewer data.loaders or a smaller local batch."
+            ) from None
+        if isinstance(chunk, str):
+            raise DataError(chunk)
+        return chunk
+
+
+class _Batch(NamedTuple):
+    """A batch that may still be on its way: it is there once `copied` has happened on the device."""
+
+    epoch: int
+    inputs: Tensor
+    targets: Tensor
+    indices: Tensor
+    copied: torch.cuda.Event | None
+
+
+class _Chunks:
+    """The sampler that torch's DataLoader asks for jobs."""
+
+    def __init__(self, loaders: Loaders) -> None:
+        self._loaders = loaders
+
+    def __iter__(self) -> Iterator[Job]:
+        return self._loaders.jobs()
+
+
+def one_ahead(items: Iterable[_T]) -> Iterator[_T]:
+    """Yield each item once the next one has been begun.
+
+    >>> begun = []
+    >>> items = one_ahead(begun.append(number) or number for number in range(3))
+    >>> next(items), begun
+    (0, [0, 1])
+    """
+    waiting: list[_T] = []
+    for item in items:
+        waiting.append(item)
+        if len(waiting) > 1:
+            yield waiting.pop(0)
+    yield from waiting
+
+
+def _quiet_worker(_: int) -> None:
+    """Leave Ctrl-C to the main process, which ends its loaders."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,0 +1,94 @@
+"""What users have, made into sources: the one place that asks what kind of thing it was given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Subset, TensorDataset
+
+from bigstep.data.pair import DataPair, hold_out
+from bigstep.data.sources.base import Source
+from bigstep.data.sources.own import OwnItems, TensorItems
+from bigstep.errors import DataError
+
+__all__ = ["as_pair", "as_source"]
+
+_ARRAYS = Tensor | np.ndarray
+
+
+def as_source(given: Any, what: str = "data") -> Source:
+    """Return a source of samples.
+
+    Args:
+        given: a source (`TensorImages`, `FolderImages`, ...), any map-style data set of pairs (x, y), two arrays
+            (x, y) of one length, or a `Subset` of these.
+        what: who gave it, for messages.
+
+    >>> len(as_source((np.zeros((5, 3)), np.arange(5))))
+    5
+    """
+    if isinstance(given, Source):
+        return given
+    if type(given) is Subset:
+        return as_source(given.dataset, what).subset(torch.as_tensor(given.indices, dtype=torch.int64))
+    if type(given) is TensorDataset and len(given.tensors) == 2:
+        return TensorItems(given)
+    if isinstance(given, tuple) and len(given) == 2 and all(isinstance(part, _ARRAYS) for part in given):
+        x, y = map(torch.as_tensor, given)
+        if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
+            raise DataError(f"{what} gave arrays x of {tuple(x.shape)} and y of {tuple(y.shape)}; one y for each x.")
+        return TensorItems(TensorDataset(x, y))
+    if isinstance(given, DataLoader):
+        raise DataError(
+            f"{what} gave a DataLoader, which draws batches by itself; give its data set (loader.dataset), since the "
+            "run decides which worker sees which sample."
+        )
+    if isinstance(given, _ARRAYS):
+        raise DataError(f"{what} gave an array of {tuple(given.shape)} alone; give a pair of arrays (x, y).")
+    if not hasattr(given, "__len__") or not hasattr(given, "__getitem__"):
+        raise DataError(
+            f"{what} gave a {type(given).__name__}, which has no length or no items by index; give a map-style "
+            "data set, whose items are pairs (x, y)."
+        )
+    if len(given) == 0:
+        raise DataError(f"{what} gave an empty data set.")
+    return OwnItems(given)
+
+
+def as_pair(given: Any, holdout: float = 0.0, seed: int = 0, what: str = "data") -> DataPair:
+    """Return what to train on and what to evaluate on.
+
+    Args:
+        given: two of what `as_source` takes, (train, test); with `holdout`, a training set alone will do. A `DataPair`
+            is divided already and passes.
+        holdout: this fraction of the training set is evaluated on instead of a test set.
+        seed: decides which samples are held out.
+        what: who gave it, for messages.
+
+    >>> x, y = np.zeros((10, 3)), np.arange(10) % 2
+    >>> pair = as_pair((x, y), holdout=0.2)
+    >>> len(pair.train), len(pair.test)
+    (8, 2)
+    """
+    if isinstance(given, DataPair):
+        return given
+    train, test = given if _is_two_sets(given) else (given, None)
+    if holdout:
+        return hold_out(as_source(train, what), holdout, seed)
+    if test is None:
+        as_source(train, what)  # if it is none, that is to be said first
+        raise DataError(
+            f"{what} gave a {type(given).__name__} with a training set alone, but a run needs two data sets, (train, "
+            "test); give both, or set data.holdout, the fraction of the training set that is evaluated on instead."
+        )
+    return DataPair(as_source(train, what), as_source(test, what))
+
+
+def _is_two_sets(given: Any) -> bool:
+    """Whether this is (train, test) and not one set: the two arrays (x, y), or items in a list."""
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        return False
+    return not all(isinstance(part, _ARRAYS) for part in given)

@@ -1,0 +1,262 @@
+"""Data sets of a user's own: anything with a length whose items, by index, are pairs (x, y)."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset, default_collate
+
+from bigstep.data.augment import sample_uniform
+from bigstep.data.device_memory import DeviceMemory, Take
+from bigstep.data.loaders import Chunk, Finish, Job, Loaders
+from bigstep.data.sources.base import PADDING, Source, digest, spread
+from bigstep.data.view import Request, View, Way
+from bigstep.errors import ConfigError, DataError
+
+__all__ = ["MapStyle", "OwnItems", "TensorItems"]
+
+_OWN = 12  # stream of the seeds that items get
+_MOST_READ = 10_000  # items that are read to find out how many classes there are
+_HASHED = 64  # samples whose content is part of a fingerprint
+
+
+class MapStyle(Protocol):
+    """A data set with a length whose items, by index, are pairs (x, y)."""
+
+    def __len__(self) -> int: ...  # noqa: D105
+
+    def __getitem__(self, index: int, /) -> Any: ...  # noqa: D105
+
+
+class OwnItems(Source):
+    """Items of a user's own map-style data set, or some of them.
+
+    An attribute `classes` (names) is used if there is one; else the classes are counted: from an attribute `targets`,
+    as torchvision's sets have it, or by reading the items, if they are few.
+
+    >>> items = OwnItems([(torch.zeros(1, 4, 4), 0), (torch.ones(1, 4, 4), 1)])
+    >>> len(items), items.num_classes, items.inputs(0)
+    (2, 2, {'channels': 1, 'image_size': 4})
+    """
+
+    labels = None
+
+    def __init__(self, items: MapStyle, indices: Tensor | None = None) -> None:
+        self.items, self._indices = items, indices
+
+    @property
+    def name(self) -> str:
+        """The class of the data set."""
+        return type(self.items).__name__
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """What the data set calls its classes, or the set that it is a part of."""
+        within = getattr(self.items, "dataset", None)
+        return tuple(map(str, getattr(self.items, "classes", getattr(within, "classes", ()))))
+
+    def __len__(self) -> int:
+        return len(self.items) if self._indices is None else len(self._indices)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.items[index if self._indices is None else int(self._indices[index])]
+
+    def subset(self, indices: Tensor) -> OwnItems:
+        """Keep the samples at `indices`, in that order."""
+        return type(self)(self.items, indices if self._indices is None else self._indices[indices])
+
+    @cached_property
+    def first(self) -> tuple[Tensor, Tensor]:
+        """The first pair, which shows what all are like."""
+        x, y = self._read([0])
+        return x[0], y[0]
+
+    @property
+    def is_images(self) -> bool:
+        """Whether x looks like an image: (channels, height, width) of bytes or floating numbers."""
+        x, _ = self.first
+        return x.ndim == 3 and (x.dtype == torch.uint8 or x.is_floating_point())
+
+    @property
+    def is_tokens(self) -> bool:
+        """Whether x is a sequence of whole numbers."""
+        x, _ = self.first
+        return x.ndim == 1 and not x.is_floating_point()
+
+    @property
+    def has_many_targets(self) -> bool:
+        """Whether y holds several whole numbers, as that of a language model does."""
+        _, y = self.first
+        return y.ndim >= 1 and not y.is_floating_point()
+
+    def inputs(self, image_size: int) -> dict[str, int]:
+        """Return the length of sequences of tokens; of all else the first dimension of x and the last."""
+        shape = self.first[0].shape or (1,)
+        if self.is_tokens:
+            return {"length": shape[0]}
+        return {"channels": shape[0], "image_size": image_size or shape[-1]}
+
+    @cached_property
+    def num_classes(self) -> int:
+        """Count the classes, or the tokens that occur, in the whole set, also where this is a part of it."""
+        if self.classes:
+            return len(self.classes)
+        listed = getattr(self.items, "targets", None)
+        if not self.is_tokens and isinstance(listed, Tensor | np.ndarray | list) and len(listed) == len(self.items):
+            return self._count(torch.as_tensor(listed))
+        x, y = self._read_all()
+        return self._count(torch.cat([x.reshape(-1), y.reshape(-1)]) if self.is_tokens else y)
+
+    def feed(self, view: View) -> Way:
+        """Read items in loader processes."""
+        return Loaders(view, OwnJobs(self, view.seed), self.finish, self.name)
+
+    def finish(self, view: View) -> Finish:
+        """Return what the device does with loaded items: images are augmented and resized as asked, all else is left.
+
+        Values keep their range, because what they mean is known to the user's model alone.
+        """
+        if view.kind != "none" and not self.is_images:
+            x, _ = self.first
+            raise ConfigError(
+                f"data.augment is {view.kind}, which needs images of (channels, height, width), but an item of "
+                f"{self.name} is {x.dtype} of {tuple(x.shape)}; set data.augment=none."
+            )
+        if view.kind != "none" or (view.image_size and self.is_images):
+            return view.augmentation()
+        dtype = view.dtype
+        return lambda x, indices, epoch: x.to(dtype) if x.is_floating_point() else x
+
+    def targets(self, indices: Tensor) -> Tensor | None:
+        """Count the targets of each sequence that are not padding; reads each item once for it."""
+        if not self.has_many_targets:
+            return None
+        missing = indices[self._counted[indices] < 0]
+        if len(missing):
+            _, y = self._read(missing.tolist())
+            self._counted[missing] = (y != PADDING).flatten(1).sum(1)
+        return self._counted[indices]
+
+    @cached_property
+    def _counted(self) -> Tensor:
+        return torch.full((len(self),), -1, dtype=torch.int64)
+
+    def fingerprint(self) -> str:
+        """Hash the shape of x and some of the targets; x itself may be augmented by chance."""
+        _, y = self._read(spread(len(self), _HASHED // 4).tolist())
+        return digest(len(self), tuple(self.first[0].shape), y)
+
+    def describe(self, verify: bool) -> dict[str, Any]:
+        """Describe the first item; `verify` reads all."""
+        x, y = self.first
+        facts: dict[str, Any] = {"item": f"{x.dtype} {list(x.shape)}, {y.dtype} {list(y.shape)}"}
+        if verify:
+            chunks = ((index, OwnJobs(self, 0)[Job(0, [index], None)]) for index in range(len(self)))
+            damaged = [{"file": f"item {index}", "reason": chunk} for index, chunk in chunks if isinstance(chunk, str)]
+            facts.update(checked=len(self), corrupt=damaged)
+        return facts
+
+    def _read(self, indices: list[int]) -> tuple[Tensor, Tensor]:
+        chunk = OwnJobs(self, 0)[Job(0, indices, None)]
+        if isinstance(chunk, str):
+            raise DataError(chunk)
+        return chunk
+
+    def _read_all(self) -> tuple[Tensor, ...]:
+        count = len(self.items)
+        if count > _MOST_READ:
+            raise DataError(
+                f"{self.name} has {count:,} items, too many to find its classes by reading them; give it an "
+                "attribute `classes` with their names, or `targets` with the label of each item."
+            )
+        return OwnItems(self.items)._read(list(range(count)))
+
+    def _count(self, values: Tensor) -> int:
+        kept = values[values != PADDING]
+        if values.is_floating_point() or not len(kept) or int(kept.min()) < 0:
+            raise DataError(
+                f"The targets of {self.name} are no numbers of classes (whole, from 0 on), so a model by name cannot "
+                "be built for it; give a model of your own, or the data set an attribute `classes`."
+            )
+        return int(kept.max()) + 1
+
+
+class OwnJobs:
+    """Collate the items of a user's own data set.
+
+    torch's generator is seeded for each item from (seed, epoch, index), so that random transforms repeat, and is put
+    back afterwards, so that the rest of the program does not notice.
+    """
+
+    def __init__(self, source: OwnItems, seed: int) -> None:
+        self.source, self.seed = source, seed
+
+    def look(self, request: Request, view: View) -> None:
+        """Items are what they are."""
+
+    def __getitem__(self, job: Job) -> Chunk:
+        chance = sample_uniform(self.seed, job.epoch, torch.tensor(job.indices), _OWN)
+        seeds = (chance * 2**24).long().tolist()
+        items: list[Any] = []
+        try:
+            with torch.random.fork_rng(devices=[]):
+                for index, seed in zip(job.indices, seeds, strict=True):
+                    torch.default_generator.manual_seed(seed)
+                    items.append(self.source[index])
+        except DataError as error:
+            return str(error)
+        kind = self.source.name
+        try:
+            batch = default_collate(items)
+        except (TypeError, RuntimeError, KeyError) as error:
+            return f"Items {job.indices[0]} to {job.indices[-1]} of {kind} do not form a batch: {error}."
+        if not isinstance(batch, tuple | list) or len(batch) != 2 or not all(isinstance(x, Tensor) for x in batch):
+            return f"Item {job.indices[0]} of {kind} must be a pair (x, y) of tensors or numbers."
+        return batch[0], batch[1]
+
+
+class TensorItems(OwnItems):
+    """Pairs (x, y) of a user's own that are two tensors: held on the device where they fit.
+
+    >>> items = TensorItems(TensorDataset(torch.eye(3), torch.tensor([0, 2, 1])))
+    >>> len(items), items.num_classes, items.subset(torch.tensor([2])).x.tolist()
+    (3, 3, [[0.0, 0.0, 1.0]])
+    """
+
+    def __init__(self, items: TensorDataset, indices: Tensor | None = None) -> None:
+        super().__init__(items, indices)
+        self._whole = items.tensors
+        self.x, self.y = items.tensors if indices is None else (tensor[indices] for tensor in items.tensors)
+
+    def feed(self, view: View) -> Way:
+        """Keep the tensors on the device; on a GPU where they take less than half of what is free."""
+        size = self.x.nbytes + self.y.nbytes
+        if view.device.type == "cuda" and size > torch.cuda.mem_get_info(view.device)[0] // 2:
+            return super().feed(view)
+        x, y = self.x.to(view.device), self.y.to(view.device)
+
+        def prepare(view: View) -> Take:
+            finish = self.finish(view)
+
+            def take(indices: Tensor, epoch: int) -> tuple[Tensor, Tensor]:
+                return finish(x.index_select(0, indices), indices, epoch), y.index_select(0, indices)
+
+            return take
+
+        return DeviceMemory(view, prepare)
+
+    def targets(self, indices: Tensor) -> Tensor | None:
+        """Count the targets of each sequence that are not padding."""
+        return (self.y[indices] != PADDING).flatten(1).sum(1) if self.has_many_targets else None
+
+    def fingerprint(self) -> str:
+        """Hash the shapes and some of the samples."""
+        chosen = spread(len(self), _HASHED)
+        return digest(tuple(self.x.shape), tuple(self.y.shape), self.x[chosen], self.y[chosen])
+
+    def _read_all(self) -> tuple[Tensor, ...]:
+        return self._whole

@@ -1,0 +1,72 @@
+"""What a run asks of its data: which samples, and how it wants to see them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from bigstep.data.augment import Augment
+
+__all__ = ["Request", "View", "Way"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A batch that the loop wants: samples of one epoch, by index."""
+
+    epoch: int
+    indices: Tensor
+    """int64 of one dimension, on the CPU."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """How a run wants to see the samples of a source; `Feed` says what each field means."""
+
+    train: bool
+    seed: int = 0
+    augment: str = "none"
+    image_size: int = 0
+    min_scale: float = 0.08
+    device: torch.device = torch.device("cpu")
+    dtype: torch.dtype = torch.float32
+    loaders: int = 0
+    rectangular: bool = False
+
+    @property
+    def kind(self) -> str:
+        """The augmentation that applies: none unless the samples are trained on."""
+        return self.augment if self.train else "none"
+
+    def augmentation(self, mean: tuple[float, ...] = (), std: tuple[float, ...] = ()) -> Augment:
+        """Return what turns stored images, held whole, into the network's input."""
+        return Augment(
+            kind=self.kind,
+            seed=self.seed,
+            image_size=self.image_size,
+            mean=mean,
+            std=std,
+            dtype=self.dtype,
+            min_scale=self.min_scale,
+        )
+
+
+class Way(Protocol):
+    """A way of feeding: from memory on the device, or through loader processes."""
+
+    @property
+    def loaders(self) -> int | None:
+        """Processes that load; None where the samples are in memory."""
+
+    def see(self, view: View) -> None:
+        """From the next call on, show the samples like this; the device, the seed and the loaders stay."""
+
+    def __call__(self, requests: Iterable[Request]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield one batch for each request."""
+
+    def close(self) -> None:
+        """End what runs in the background; a later call starts it again."""

@@ -1,0 +1,67 @@
+"""Data sets by name: what each holds and which function opens it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["DATASETS", "DataSet"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSet:
+    """A data set, or a kind of files that a person brings."""
+
+    sentence: str
+    """What it is."""
+    input: Literal["images", "tokens"]
+    """What a model has to take."""
+    size: str
+    """Training and test samples, and what one is like."""
+    home: str
+    """The function that opens it: (Wanted) -> DataPair."""
+    needs_path: bool = False
+    """Whether it is nothing without a path."""
+
+
+DATASETS: dict[str, DataSet] = {
+    "embedded": DataSet(
+        sentence="Part of Fashion-MNIST that ships with the package.",
+        input="images",
+        size="12,000 + 2,000 grey images of 28 x 28, 10 classes",
+        home="bigstep.data.catalog:open_embedded_set",
+    ),
+    "fashion-mnist": DataSet(
+        sentence="Articles of clothing (Xiao et al., 2017); fetched once.",
+        input="images",
+        size="60,000 + 10,000 grey images of 28 x 28, 10 classes",
+        home="bigstep.data.catalog:open_idx_set",
+    ),
+    "mnist": DataSet(
+        sentence="Handwritten digits (LeCun et al., 1998); fetched once.",
+        input="images",
+        size="60,000 + 10,000 grey images of 28 x 28, 10 classes",
+        home="bigstep.data.catalog:open_idx_set",
+    ),
+    "cifar10": DataSet(
+        sentence="Small colour photographs (Krizhevsky, 2009); fetched once.",
+        input="images",
+        size="50,000 + 10,000 colour images of 32 x 32, 10 classes",
+        home="bigstep.data.catalog:open_cifar_set",
+    ),
+    "imagenet": DataSet(
+        sentence="ImageNet (ILSVRC 2012) as a folder: train/CLASS/*.JPEG and val/CLASS/*.JPEG.",
+        input="images",
+        size="1,281,167 + 50,000 colour photographs, 1,000 classes",
+        home="bigstep.data.catalog:open_folder_set",
+        needs_path=True,
+    ),
+    "folder": DataSet(
+        sentence="Any folder of images like ImageNet's: train/CLASS/* and val/CLASS/*.",
+        input="images",
+        size="as many images and classes as it holds",
+        home="bigstep.data.catalog:open_folder_set",
+        needs_path=True,
+    ),
+}
+"""The sets that are known by name; `package.module:function` is a user's own."""
