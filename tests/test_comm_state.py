@@ -16,7 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bigstep.errors import ConfigError, RunError
 from bigstep.exchange import Exchange
-from bigstep.wire import collective_traffic, encoded_bytes
+from bigstep.tables.codecs import encoded_bytes
+from bigstep.tables.collectives import collective_traffic
 from test_comm_hook import BUCKET_MB, batch_of, largest_difference, make_model, train
 from worlds import Pool
 from worlds import World as Ranks
@@ -246,8 +247,8 @@ def test_a_killed_rank_ends_the_others_with_an_error_that_names_it(collective: s
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"collective": "ring", "codec": "onebit"}, "1-bit codes cannot be summed on the wire"),
-        ({"collective": "gather", "codec": "fp16"}, "carries 1-bit codes only"),
+        ({"collective": "ring", "codec": "onebit"}, "onebit codes cannot be summed on the wire"),
+        ({"collective": "gather", "codec": "fp16"}, "carries codes that cannot be summed"),
         ({"collective": "torus", "codec": "powersgd"}, "brings its own all-reduce"),
         ({"collective": "rings"}, "did you mean 'ring'"),
         ({"codec": "fp61"}, "did you mean 'fp16'"),

@@ -12,7 +12,7 @@ import pytest
 
 from bigstep.errors import ConfigError, RunError
 from bigstep.lab.hosts import Lab, why_no_lab
-from bigstep.wire import collective_traffic
+from bigstep.tables.collectives import collective_traffic
 
 reason = why_no_lab()
 pytestmark = [pytest.mark.netns, pytest.mark.skipif(reason is not None, reason=reason or "")]

@@ -21,7 +21,6 @@ ALLOWED: dict[str, set[str]] = {
     "tables": set(),
     "config": set(),
     "records": set(),
-    "wire": set(),
     # 1 mathematics: no process groups, no config
     "schedules": set(),
     "losses": set(),
@@ -50,10 +49,10 @@ ALLOWED: dict[str, set[str]] = {
     # 5 choices
     "recipes": set(),
 }
-FACTS = {"errors", "validate", "published", "tables", "records", "wire", "config"}
+FACTS = {"errors", "validate", "published", "tables", "records", "config"}
 NO_CONFIG = {"schedules", "losses", "optim", "norm", "models", "data", "gpu", "exchange", "doctor"}
 NO_TORCH = {
-    "__init__", "errors", "validate", "published", "tables", "config", "records", "wire", "plan", "report", "recipes",
+    "__init__", "errors", "validate", "published", "tables", "config", "records", "plan", "report", "recipes",
 }  # fmt: skip
 DOOR = {"cli", "__main__"}
 

@@ -27,7 +27,8 @@ from bigstep.plan.simulate import closed_form, expected_maximum, step_tasks
 from bigstep.plan.validate import check_rows, summarise
 from bigstep.plan.workload import workload_names
 from bigstep.records import RunWriter
-from bigstep.wire import collective_traffic, encoded_bytes
+from bigstep.tables.codecs import encoded_bytes
+from bigstep.tables.collectives import collective_traffic
 
 RESNET = Workload.load("resnet50")
 ABCI = Cluster.load("abci")

@@ -88,7 +88,7 @@ def test_what_cannot_run_is_refused() -> None:
         predict(RESNET, ABCI, devices=5000, local_batch=1)
     with pytest.raises(ConfigError, match="at least 1"):
         predict(RESNET, ABCI, devices=0, local_batch=1)
-    with pytest.raises(ConfigError, match="1-bit codes"):
+    with pytest.raises(ConfigError, match="onebit codes"):
         Method(collective="ring", codec="onebit")
     with pytest.raises(ConfigError, match="grid is 3x3"):
         predict(RESNET, ABCI, devices=8, local_batch=1, method=Method(collective="torus", grid=(3, 3)))

@@ -41,7 +41,8 @@ def test_a_slow_layer_is_seen_as_slow() -> None:
 
 @pytest.mark.parametrize("name", ["ring", "halving", "torus", "gather"])
 def test_the_fit_finds_the_costs_it_is_given(name: str) -> None:
-    from bigstep.wire import collective_traffic, encoded_bytes
+    from bigstep.tables.codecs import encoded_bytes
+    from bigstep.tables.collectives import collective_traffic
 
     def seconds(size: int) -> float:
         wire = encoded_bytes("onebit", [(max(1, size // 4096), min(1024, size // 4))]) if name == "gather" else size

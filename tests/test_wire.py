@@ -7,7 +7,8 @@ import math
 import pytest
 
 from bigstep.errors import ConfigError
-from bigstep.wire import ONEBIT_MAX_BLOCK, choose_grid, collective_traffic, encoded_bytes, onebit_blocks
+from bigstep.tables.codecs import ONEBIT_MAX_BLOCK, encoded_bytes, onebit_blocks
+from bigstep.tables.collectives import choose_grid, collective_traffic
 
 
 def resnet50_shapes() -> list[tuple[int, ...]]:

@@ -21,7 +21,7 @@ import torch
 
 from bigstep.exchange.onebit_code import Blocks, decode, encode
 from bigstep.records import describe_machine
-from bigstep.wire import onebit_blocks
+from bigstep.tables.codecs import onebit_blocks
 
 HERE = Path(__file__).parent
 VALUES = 25_000_000

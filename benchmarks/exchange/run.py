@@ -22,7 +22,8 @@ from typing import Any
 import torch
 
 from bigstep.lab.hosts import Lab, bits_per_second, why_no_lab
-from bigstep.wire import collective_traffic, encoded_bytes
+from bigstep.tables.codecs import encoded_bytes
+from bigstep.tables.collectives import collective_traffic
 
 HERE = Path(__file__).parent
 REPEATS = 5

@@ -19,7 +19,7 @@ from torch import Tensor
 from bigstep.exchange.line import Steps, Waitable
 from bigstep.exchange.post import Letter, post
 from bigstep.exchange.world import World
-from bigstep.wire import collective_traffic
+from bigstep.tables.collectives import collective_traffic
 
 __all__ = ["Collective", "Halving", "Hierarchical", "Ring", "Torus", "all_gather", "all_to_all", "sum_over_ranks"]
 

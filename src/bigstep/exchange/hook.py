@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from bigstep.errors import ConfigError, RunError, nearest
+from bigstep.errors import ConfigError, RunError
 from bigstep.exchange.clock import Clock, Meter
 from bigstep.exchange.codecs import HALF_TYPES, Bucket, Codec, Dense
 from bigstep.exchange.collectives import Collective, Halving, Hierarchical, Ring, Torus
@@ -23,6 +23,7 @@ from bigstep.exchange.line import Line, Steps
 from bigstep.exchange.onebit import OneBit
 from bigstep.exchange.powersgd import PowerSGD
 from bigstep.exchange.world import World
+from bigstep.tables.codecs import check_pair
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket
@@ -35,8 +36,6 @@ _SUMMING: dict[str, Callable[[World], Collective]] = {
     "torus": Torus,
     "halving": Halving,
 }
-_COLLECTIVES = (*_SUMMING, "gather")
-_CODECS = (*HALF_TYPES, "onebit", "powersgd")
 
 
 class Exchange:
@@ -66,7 +65,7 @@ class Exchange:
 
         >>> Exchange("torus", "onebit")
         Traceback (most recent call last):
-        bigstep.errors.ConfigError: 1-bit codes cannot be summed on the wire: use collective='gather' (got 'torus').
+        bigstep.errors.ConfigError: onebit codes cannot be summed on the wire: use collective=gather (got torus).
 
     Reference: Mikami et al., Massively Distributed SGD, 2018 (torus); Jia et al., 2018, and Goyal et al., 2017
     (hierarchical, halving); Akiba et al., 2017 (fp16); Seide et al., 2014 (1-bit).
@@ -89,7 +88,7 @@ class Exchange:
         timeout: float = 300.0,
         prepare: Callable[[Tensor, Tensor], None] | None = None,
     ) -> None:
-        _check_pair(collective, codec, double_buffer)
+        check_pair(collective, codec, double_buffer=double_buffer)
         self.collective, self.codec, self.grid = collective, codec, grid
         self.warmup_steps, self.ranks_per_node = warmup_steps, ranks_per_node
         self.error_feedback, self.rank = error_feedback, rank
@@ -114,7 +113,7 @@ class Exchange:
 
     @property
     def bytes_sent(self) -> float:
-        """Bytes this rank has put on the wire since the beginning, by the count of `bigstep.wire`."""
+        """Bytes this rank has put on the wire since the beginning, by the count of `bigstep.tables`."""
         return sum(codec.bytes_sent for codec in self._codecs)
 
     @property
@@ -362,18 +361,3 @@ def _laid_out_as(parameter: Tensor, flat: Tensor) -> Tensor:
 
 def _new_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's, without annotations
-
-
-def _check_pair(collective: str, codec: str, double_buffer: bool) -> None:
-    if collective not in _COLLECTIVES:
-        raise ConfigError(f"There is no collective {collective!r}: {nearest(collective, _COLLECTIVES)}.")
-    if codec not in _CODECS:
-        raise ConfigError(f"There is no codec {codec!r}: {nearest(codec, _CODECS)}.")
-    if codec == "onebit" and collective != "gather":
-        raise ConfigError(f"1-bit codes cannot be summed on the wire: use collective='gather' (got {collective!r}).")
-    if collective == "gather" and codec != "onebit":
-        raise ConfigError(f"collective='gather' carries 1-bit codes only: use codec='onebit' (got {codec!r}).")
-    if codec == "powersgd" and collective != "ring":
-        raise ConfigError(f"powersgd brings its own all-reduce: use collective='ring' (got {collective!r}).")
-    if codec == "powersgd" and double_buffer:
-        raise ConfigError("double_buffer does not go with powersgd: use codec='onebit', or leave it out.")

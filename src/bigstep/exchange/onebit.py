@@ -20,7 +20,7 @@ from bigstep.exchange.error_feedback import Residuals, mean_over_ranks
 from bigstep.exchange.line import Steps
 from bigstep.exchange.onebit_code import Blocks, decode, encode
 from bigstep.exchange.world import World
-from bigstep.wire import onebit_blocks
+from bigstep.tables.codecs import onebit_blocks
 
 __all__ = ["OneBit"]
 
@@ -59,8 +59,8 @@ class OneBit:
         Distributed Training of Speech DNNs, Interspeech 2014, sections 2 and 3.
 
     Differs from the paper:
-        Short rows share a block (`bigstep.wire.onebit_blocks`); owners send the mean gradient, and AdaGrad and momentum
-        are the optimizer's, on every rank alike, where the paper applies them on the owner before the second
+        Short rows share a block (`bigstep.tables.codecs.onebit_blocks`); owners send the mean gradient, and AdaGrad and
+        momentum are the optimizer's, on every rank alike, where the paper applies them on the owner before the second
         quantisation; blocks go round over the ranks where the paper cuts the model into N contiguous stripes.
     """
 

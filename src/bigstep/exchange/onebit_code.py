@@ -26,7 +26,7 @@ class Blocks:
     starts: Tensor
     """First value of each block."""
     lengths: Tensor
-    """Values of each block, at most 4096 (`bigstep.wire.ONEBIT_MAX_BLOCK`)."""
+    """Values of each block, at most 4096 (`bigstep.tables.codecs.ONEBIT_MAX_BLOCK`)."""
     means_at: Tensor
     """Index of r0 in the message as float32; r1 follows."""
     bits_at: Tensor

@@ -13,7 +13,8 @@ from bigstep.exchange.codecs import Bucket
 from bigstep.exchange.error_feedback import mean_over_ranks
 from bigstep.exchange.line import Steps
 from bigstep.exchange.world import World
-from bigstep.wire import collective_traffic, encoded_bytes
+from bigstep.tables.codecs import encoded_bytes
+from bigstep.tables.collectives import collective_traffic
 
 __all__ = ["PowerSGD"]
 

@@ -11,7 +11,7 @@ from typing import Literal
 import torch.distributed as dist
 
 from bigstep.errors import ConfigError
-from bigstep.wire import choose_grid
+from bigstep.tables.collectives import choose_grid
 
 __all__ = ["World"]
 

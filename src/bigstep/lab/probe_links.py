@@ -20,7 +20,8 @@ from bigstep.exchange.codecs import Bucket
 from bigstep.exchange.collectives import Halving, Hierarchical, Ring, Torus, sum_over_ranks
 from bigstep.exchange.onebit import OneBit
 from bigstep.exchange.world import World
-from bigstep.wire import collective_traffic, encoded_bytes
+from bigstep.tables.codecs import encoded_bytes
+from bigstep.tables.collectives import collective_traffic
 
 __all__ = ["fit_cost", "measure_codecs", "measure_collectives", "time_collectives", "without_codec"]
 
@@ -141,10 +142,10 @@ def measure_codecs(values: int = 4_194_304, repeats: int = 5) -> dict[str, Mappi
         starts, torch.full((count,), length), torch.arange(count) * stride // 4, torch.arange(count) * stride + 8
     )
     message = torch.zeros(count * stride, dtype=torch.uint8)
-    half = flat.half()
+    half, brain = flat.half(), flat.bfloat16()
     seconds = {
         "fp16": (_alone(lambda: flat.half(), repeats), _alone(lambda: flat.copy_(half), repeats)),
-        "bf16": (_alone(lambda: flat.bfloat16(), repeats), _alone(lambda: flat.copy_(half), repeats)),
+        "bf16": (_alone(lambda: flat.bfloat16(), repeats), _alone(lambda: flat.copy_(brain), repeats)),
         "onebit": (
             _alone(lambda: encode(flat, residual, blocks, message), repeats),
             # the owner unpacks and adds all ranks' codes of its slice, and everybody unpacks the result

@@ -7,15 +7,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bigstep.errors import ConfigError, nearest
+from bigstep.errors import ConfigError
 from bigstep.plan.accuracy import LAWS, ConvergenceLaw, law_from_runs
 from bigstep.plan.cluster import Cluster
-from bigstep.plan.cost import PLANNED_COLLECTIVES
 from bigstep.plan.crossover import find_crossover
-from bigstep.plan.method import CODECS
 from bigstep.plan.search import Choice, candidate_methods, explain, fewest_devices, rank, suggest_recipe
 from bigstep.plan.validate import as_dict, check_rows, summarise
 from bigstep.plan.workload import Workload
+from bigstep.tables import find
+from bigstep.tables.codecs import CODECS
+from bigstep.tables.collectives import COLLECTIVES
 
 __all__ = ["cli_result"]
 
@@ -59,9 +60,10 @@ def cli_result(
     """
     if validate:
         return {"kind": "validation", **as_dict(check_rows())}
-    for name, given, allowed in (("codec", codec, CODECS), ("collective", collective, PLANNED_COLLECTIVES)):
-        if given and given not in allowed:
-            raise ConfigError(f"There is no {name} {given!r}: {nearest(given, allowed)}")
+    if codec:
+        find(CODECS, "codec", codec)
+    if collective:
+        find(COLLECTIVES, "collective", collective)
     for name, number in (("gpus", gpus), ("batch", batch), ("budget", budget_minutes)):
         if number < 0:
             raise ConfigError(f"{name} is {number:g}, but it must not be negative.")

@@ -1,4 +1,4 @@
-"""Seconds of one exchange on a cluster: the bytes and rounds of `bigstep.wire`, placed on the links they cross.
+"""Seconds of one exchange on a cluster: the bytes and rounds of `bigstep.tables`, placed on the links they cross.
 
 alpha-beta model: a round costs its link's latency, a byte its link's bandwidth; flows that share a node's adapters
 share their rate. By symmetry one rank (or one leader) stands for all, so 65,536 devices cost as little as two.
@@ -9,14 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from bigstep.errors import ConfigError, nearest
+from bigstep.errors import ConfigError
 from bigstep.plan.cluster import Cluster, Link
-from bigstep.wire import COLLECTIVES, choose_grid, collective_traffic
+from bigstep.tables import find, load
+from bigstep.tables.collectives import COLLECTIVES, choose_grid, collective_traffic
 
-__all__ = ["PLANNED_COLLECTIVES", "Phase", "choose_planned_grid", "exchange_phases", "exchange_seconds"]
-
-PLANNED_COLLECTIVES = (*COLLECTIVES, "switch")
-"""Those of `bigstep.exchange`, and reduction inside the switches, which a backend may do by itself."""
+__all__ = [
+    "Phase", "Placement", "choose_planned_grid", "exchange_phases", "exchange_seconds", "price_gather", "price_halving",
+    "price_hierarchical", "price_ring", "price_switch", "price_torus",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,26 @@ class Phase:
     seconds: float
     rounds_s: float
     """Those of the seconds in which messages wait for one another and no byte holds the links."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The devices that exchange, filling whole nodes of a cluster in order."""
+
+    cluster: Cluster
+    devices: int
+    grid: tuple[int, int] | None = None
+    """X and Y of a torus; X runs along a node first."""
+
+    @property
+    def per_node(self) -> int:
+        """Devices of a node that take part: k of the formulas."""
+        return min(self.cluster.devices_per_node, self.devices)
+
+    @property
+    def nodes(self) -> int:
+        """Nodes that take part: m of the formulas."""
+        return -(-self.devices // self.per_node)
 
 
 def exchange_seconds(
@@ -68,7 +89,7 @@ def exchange_phases(
         switch        2(k-1) a1 + 2n(k-1)/k b1 + 2 a2 + (n/k) k b2          the switches add
 
     Args:
-        collective: One of `PLANNED_COLLECTIVES`.
+        collective: A name of `bigstep.tables.collectives`.
         nbytes: Encoded size of what is exchanged.
         cluster: The links.
         devices: How many take part, filling whole nodes in order.
@@ -80,33 +101,10 @@ def exchange_phases(
     Reference: the cost formulas of Goyal et al. 2017 (section 4), Mikami et al. 2018 (section 3), Jia et al. 2018
     (section 3) and Seide et al. 2014; latencies of a ring that leaves its node as in NCCL's tuning model.
     """
-    if collective not in PLANNED_COLLECTIVES:
-        raise ConfigError(f"There is no collective {collective!r}: {nearest(collective, PLANNED_COLLECTIVES)}")
+    entry = find(COLLECTIVES, "collective", collective)
     if devices <= 1:
         return []
-    cluster = cluster.running(collective)
-    k = min(cluster.devices_per_node, devices)
-    m = -(-devices // k)
-    if collective == "ring":
-        phases = [_ring(nbytes, devices, k, cluster, flows=1, senders=1)]
-    elif collective == "torus":
-        X, Y = grid or choose_planned_grid(cluster, devices)
-        if devices != X * Y:
-            raise ConfigError(f"grid is {X}x{Y} = {X * Y}, but there are {devices} devices; change the grid.")
-        rows_in_node = max(1, k // X)
-        row_nodes = max(1, X // k)
-        phases = [
-            _ring(nbytes, X, min(k, X), cluster, flows=1, senders=1),
-            _ring(nbytes / X, Y, min(rows_in_node, Y), cluster, flows=min(X, k), senders=row_nodes, nodes=m),
-        ]
-    elif collective == "hierarchical":
-        phases = _hierarchical(nbytes, k, m, cluster)
-    elif collective == "halving":
-        phases = _halving(nbytes, k, m, cluster)
-    elif collective == "gather":
-        phases = [_gather(nbytes, devices, k, m, cluster)]
-    else:
-        phases = _switch(nbytes, k, m, cluster)
+    phases: list[Phase] = load(entry.price)(nbytes, Placement(cluster.running(collective), devices, grid))
     return [phase for phase in phases if phase.rounds]
 
 
@@ -135,8 +133,28 @@ def _ring(n: float, ranks: int, per_node: int, cluster: Cluster, *, flows: int, 
     )
 
 
-def _hierarchical(n: float, k: int, m: int, cluster: Cluster) -> list[Phase]:
-    traffic = collective_traffic("hierarchical", n, k * m, group=k)
+def price_ring(n: float, place: Placement) -> list[Phase]:
+    """A ring over all devices."""
+    return [_ring(n, place.devices, place.per_node, place.cluster, flows=1, senders=1)]
+
+
+def price_torus(n: float, place: Placement) -> list[Phase]:
+    """A ring along X, then rings along Y that share the adapters of a node."""
+    cluster, k = place.cluster, place.per_node
+    X, Y = place.grid or choose_planned_grid(cluster, place.devices)
+    if place.devices != X * Y:
+        raise ConfigError(f"grid is {X}x{Y} = {X * Y}, but there are {place.devices} devices; change the grid.")
+    rows_in_node, row_nodes = max(1, k // X), max(1, X // k)
+    return [
+        _ring(n, X, min(k, X), cluster, flows=1, senders=1),
+        _ring(n / X, Y, min(rows_in_node, Y), cluster, flows=min(X, k), senders=row_nodes, nodes=place.nodes),
+    ]
+
+
+def price_hierarchical(n: float, place: Placement) -> list[Phase]:
+    """All inside a node in turn, then the leaders alone."""
+    cluster, k = place.cluster, place.per_node
+    traffic = collective_traffic("hierarchical", n, k * place.nodes, group=k)
     inner, outer = traffic.inner, traffic.outer
     assert inner is not None
     assert outer is not None
@@ -148,8 +166,9 @@ def _hierarchical(n: float, k: int, m: int, cluster: Cluster) -> list[Phase]:
     ]
 
 
-def _halving(n: float, k: int, m: int, cluster: Cluster) -> list[Phase]:
+def price_halving(n: float, place: Placement) -> list[Phase]:
     """Neighbours first, so that only 1/(nodes of a rack) of the bytes leave a rack."""
+    cluster, k, m = place.cluster, place.per_node, place.nodes
     inner, outer = collective_traffic("halving", n, k), collective_traffic("halving", n / k, m)
     rack = cluster.nodes_per_rack or m
     near = min(m, 1 << (rack.bit_length() - 1))
@@ -164,7 +183,9 @@ def _halving(n: float, k: int, m: int, cluster: Cluster) -> list[Phase]:
     ]
 
 
-def _gather(n: float, devices: int, k: int, m: int, cluster: Cluster) -> Phase:
+def price_gather(n: float, place: Placement) -> list[Phase]:
+    """Everybody to every owner at once: what leaves a node waits for its adapters, and each message for its start."""
+    cluster, devices, k, m = place.cluster, place.devices, place.per_node, place.nodes
     traffic = collective_traffic("gather", n, devices)
     outside = traffic.bytes_sent * (devices - k) / (devices - 1)
     link = cluster.between if m > 1 else cluster.inside
@@ -173,13 +194,14 @@ def _gather(n: float, devices: int, k: int, m: int, cluster: Cluster) -> Phase:
         wire = max(wire, outside * k / cluster.node_rate(m, cluster.nodes_per_rack))
     waiting = link.start_s + traffic.messages * link.latency_s + 2 * (devices - 1) * link.gap_s
     seconds = waiting + max(wire, traffic.bytes_sent / link.copy_byte_s)
-    return Phase("between" if m > 1 else "inside", traffic.messages, traffic.bytes_sent, seconds, waiting)
+    return [Phase("between" if m > 1 else "inside", traffic.messages, traffic.bytes_sent, seconds, waiting)]
 
 
-def _switch(n: float, k: int, m: int, cluster: Cluster) -> list[Phase]:
+def price_switch(n: float, place: Placement) -> list[Phase]:
     """Each device sends its 1/k of the sum up the tree of switches once, and receives it once, at the same time."""
-    inner = collective_traffic("ring", n, k)
-    phases = [_phase("inside", cluster.inside, inner.messages, inner.bytes_sent, cluster.inside.rate)]
-    if m > 1:
-        phases.append(_phase("between", cluster.between, 2, n / k, cluster.node_rate(m, 1) / k))
-    return phases
+    cluster, k, m = place.cluster, place.per_node, place.nodes
+    inner, up = collective_traffic("ring", n, k), collective_traffic("switch", n / k, m)
+    return [
+        _phase("inside", cluster.inside, inner.messages, inner.bytes_sent, cluster.inside.rate),
+        _phase("between", cluster.between, up.messages, up.bytes_sent, cluster.node_rate(m, 1) / k),
+    ]

@@ -6,23 +6,16 @@ import functools
 from dataclasses import dataclass
 from typing import Literal
 
-from bigstep.errors import ConfigError, nearest
+from bigstep.errors import require_positive
 from bigstep.plan.cluster import Cluster, Device
-from bigstep.plan.cost import PLANNED_COLLECTIVES
 from bigstep.plan.workload import Workload
-from bigstep.wire import encoded_bytes
+from bigstep.tables.codecs import CODECS, check_pair, encoded_bytes
 
-__all__ = ["CODECS", "Bucket", "Method", "codec_seconds", "make_buckets", "optimizer_seconds"]
+__all__ = ["Bucket", "Method", "codec_seconds", "make_buckets", "optimizer_seconds"]
 
-CODECS = ("none", "fp16", "bf16", "onebit", "powersgd")
 STREAMED = 0.9
 """Share of a memory's nominal bandwidth that a streaming kernel reaches (4.3 of 4.8 TB/s on an H200)."""
 
-# bytes of device memory that each value costs to encode and to decode, where a codec was not measured:
-# half precision reads 4 and writes 2; 1-bit reads gradient and residual and writes residual and a bit (12.1), then
-# unpacks and adds at the owner (8.1) and at the receiver (4.1); PowerSGD reads the matrix three times
-_ENCODE_BYTES = {"none": 0.0, "fp16": 6.0, "bf16": 6.0, "onebit": 12.125, "powersgd": 12.0}
-_DECODE_BYTES = {"none": 0.0, "fp16": 6.0, "bf16": 6.0, "onebit": 12.25, "powersgd": 8.0}
 # bytes a parameter that an update reads and writes, in float32; LARS reads weights and gradients once more for norms
 _UPDATE_BYTES = {"sgd": 20.0, "lars": 28.0}
 
@@ -49,19 +42,8 @@ class Method:
     optimizer: Literal["sgd", "lars"] = "sgd"
 
     def __post_init__(self) -> None:
-        if self.collective not in PLANNED_COLLECTIVES:
-            raise ConfigError(
-                f"There is no collective {self.collective!r}: {nearest(self.collective, PLANNED_COLLECTIVES)}"
-            )
-        if self.codec not in CODECS:
-            raise ConfigError(f"There is no codec {self.codec!r}: {nearest(self.codec, CODECS)}")
-        if (self.codec == "onebit") != (self.collective == "gather"):
-            raise ConfigError(
-                "1-bit codes cannot be summed on the wire and the owner-per-slice exchange carries nothing else: use "
-                f"gather with onebit, and only there (got {self.collective} with {self.codec})."
-            )
-        if self.bucket_mb <= 0:
-            raise ConfigError(f"bucket_mb is {self.bucket_mb}, but it must be greater than 0.")
+        check_pair(self.collective, self.codec, double_buffer=self.double_buffer, planned=True)
+        require_positive(self.bucket_mb, "bucket_mb")
 
     @property
     def label(self) -> str:
@@ -120,9 +102,9 @@ def codec_seconds(codec: str, values: int, cluster: Cluster, devices: int) -> tu
             speed.encode_call_s + 4 * values / speed.encode_byte_s,
             speed.decode_call_s + 4 * values / speed.decode_byte_s,
         )
-    streamed = cluster.device.memory_byte_s * STREAMED
-    again = _ENCODE_BYTES[codec] / devices if codec == "onebit" else 0.0  # the owner encodes its slice of the sum
-    return values * _ENCODE_BYTES[codec] / streamed, values * (_DECODE_BYTES[codec] + again) / streamed
+    entry, streamed = CODECS[codec], cluster.device.memory_byte_s * STREAMED
+    again = 0.0 if entry.summable else entry.encode_traffic / devices  # the owner encodes its slice of the sum
+    return values * entry.encode_traffic / streamed, values * (entry.decode_traffic + again) / streamed
 
 
 def optimizer_seconds(workload: Workload, device: Device, optimizer: str) -> float:

@@ -8,11 +8,11 @@ from typing import Any
 
 import bigstep
 from bigstep.plan.cluster import Cluster, Link
-from bigstep.plan.cost import PLANNED_COLLECTIVES
 from bigstep.plan.terminal import crossover_sentence, spoken_minutes
 from bigstep.plan.workload import Workload
 from bigstep.records import write_atomically
-from bigstep.wire import encoded_bytes
+from bigstep.tables.codecs import CODECS, encoded_bytes
+from bigstep.tables.collectives import COLLECTIVES
 
 __all__ = ["page_facts", "write_page"]
 
@@ -107,7 +107,7 @@ def page_facts(workload: Workload, cluster: Cluster, result: dict[str, Any]) -> 
     return {
         "counts": counts,
         "batches": [2**power for power in range(10)],
-        "collectives": [name for name in PLANNED_COLLECTIVES if name != "switch" or cluster.in_network],
+        "collectives": [name for name in COLLECTIVES if name != "switch" or cluster.in_network],
         "model": {
             "layers": layers,
             "parameters": workload.parameters,
@@ -150,6 +150,14 @@ def page_facts(workload: Workload, cluster: Cluster, result: dict[str, Any]) -> 
                     "decodeCall": speed.decode_call_s,
                 }
                 for name, speed in cluster.codecs.items()
+            },
+            "traffic": {
+                name: {
+                    "encode": CODECS[name].encode_traffic,
+                    "decode": CODECS[name].decode_traffic,
+                    "summable": CODECS[name].summable,
+                }
+                for name in PAGE_CODECS
             },
         },
     }

@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from bigstep.errors import ConfigError
 from bigstep.plan.accuracy import ConvergenceLaw
 from bigstep.plan.cluster import Cluster
-from bigstep.plan.cost import PLANNED_COLLECTIVES, choose_planned_grid
+from bigstep.plan.cost import choose_planned_grid
 from bigstep.plan.method import Method
 from bigstep.plan.simulate import Prediction, predict
 from bigstep.plan.workload import Workload
-from bigstep.wire import choose_grid
+from bigstep.tables.codecs import CODECS, check_pair, collectives_for
+from bigstep.tables.collectives import COLLECTIVES, choose_grid
 
 __all__ = ["Choice", "candidate_methods", "explain", "fewest_devices", "rank", "suggest_recipe"]
 
@@ -52,32 +53,31 @@ def candidate_methods(
     cluster: Cluster, devices: int, *, collective: str = "", codec: str = "", optimizer: str = "lars"
 ) -> list[Method]:
     """Every exchange worth trying on this cluster, or only those of one collective or codec."""
+    if collective and codec:
+        check_pair(collective, codec, planned=True)
     methods = []
-    for name in PLANNED_COLLECTIVES:
+    for name in COLLECTIVES:
         if (collective and name != collective) or (name == "switch" and not (cluster.in_network or collective)):
             continue
         if name == "hierarchical" and devices % min(devices, cluster.devices_per_node):
             continue
-        codecs = (
-            ("onebit",) if name == "gather" else ("none", "fp16", "powersgd") if name == "ring" else ("none", "fp16")
-        )
-        for written in codecs:
-            if codec and written != codec and not (codec == "bf16" and written == "fp16"):
+        for written in [codec] if codec else [name for name, entry in CODECS.items() if entry.offered]:
+            if name not in collectives_for(written):
                 continue
             grids: list[tuple[int, int] | None] = [None]
             if name == "torus":
                 node = choose_grid(devices, min(devices, cluster.devices_per_node))
                 grids = list(dict.fromkeys([choose_planned_grid(cluster, devices), node]))
             methods += [
-                Method(collective=name, codec=codec or written, grid=grid, bucket_mb=bucket,
+                Method(collective=name, codec=written, grid=grid, bucket_mb=bucket,
                        optimizer="lars" if optimizer == "lars" else "sgd")
                 for grid in grids
                 for bucket in BUCKETS_MB
             ]  # fmt: skip
     if not methods:
         raise ConfigError(
-            f"{collective or 'No collective'} does not go with codec {codec or 'none'}: 1-bit needs gather, powersgd "
-            "needs ring, and the rest none, fp16 or bf16."
+            f"{collective or 'No collective'} cannot run on {devices} devices in nodes of {cluster.devices_per_node}: "
+            "change the collective or the number of devices."
         )
     return methods
 

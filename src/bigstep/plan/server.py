@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from bigstep.plan.cluster import Cluster
 from bigstep.plan.method import STREAMED, codec_seconds
 from bigstep.plan.workload import Workload
-from bigstep.wire import encoded_bytes
+from bigstep.tables.codecs import encoded_bytes
 
 __all__ = ["ServerPrediction", "predict_server", "server_bound"]
 

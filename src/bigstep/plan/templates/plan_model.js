@@ -2,8 +2,6 @@
 // The closed form of bigstep.plan in the browser: the same formulas as cost.py, method.py and simulate.py.
 const planner = (() => {
   const STREAMED = 0.9;
-  const ENCODE = { none: 0, fp16: 6, bf16: 6, onebit: 12.125, powersgd: 12 };
-  const DECODE = { none: 0, fp16: 6, bf16: 6, onebit: 12.25, powersgd: 8 };
   const UPDATE = { sgd: 20, lars: 28 };
   const sum = (list) => list.reduce((total, value) => total + value, 0);
 
@@ -42,12 +40,13 @@ const planner = (() => {
     return Math.min(rate, (c.rack * rate) / c.oversubscription / Math.max(1, Math.min(senders, c.rack)));
   }
   const seconds = (link, rounds, bytes, rate) => link.start + rounds * link.latency + bytes * Math.max(1 / rate, link.copy);
+  const rateOf = (link) => link.bandwidth * link.efficiency;
   const ringBytes = (n, N) => (N > 1 ? (2 * n * (N - 1)) / N : 0);
 
   function ring(n, ranks, perNode, c, flows, senders, nodes) {
     if (ranks <= 1) return 0;
     const rounds = 2 * (ranks - 1), bytes = ringBytes(n, ranks), crossed = Math.ceil(ranks / perNode);
-    const insideRate = c.inside.bandwidth * c.inside.efficiency;
+    const insideRate = rateOf(c.inside);
     if (crossed === 1) return seconds(c.inside, rounds, bytes, insideRate);
     let rate = nodeRate(c, nodes || crossed, senders) / flows;
     const outer = perNode > 1 ? Math.min(rounds, 2 * crossed) : rounds;
@@ -60,47 +59,53 @@ const planner = (() => {
     return p === N ? [2 * Math.log2(p), bytes] : [2 * Math.log2(p) + 2, bytes + n];
   }
 
-  // Seconds to sum n encoded bytes over `devices`.
-  function exchange(collective, n, machine, devices) {
-    if (devices <= 1) return 0;
-    const own = machine.collectives[collective] || {};
-    const c = { ...machine, inside: { ...machine.inside, ...own }, between: { ...machine.between, ...own } };
-    const k = Math.min(c.perNode, devices), m = Math.ceil(devices / k);
-    const inside = c.inside.bandwidth * c.inside.efficiency, between = c.between.bandwidth * c.between.efficiency;
-    if (collective === "ring") return ring(n, devices, k, c, 1, 1, 0);
-    if (collective === "torus") {
+  // Seconds to sum n encoded bytes over `devices`, k in each of m nodes; the names are those of bigstep.tables.collectives.
+  const PRICES = {
+    ring: (n, c, devices, k) => ring(n, devices, k, c, 1, 1, 0),
+    torus(n, c, devices, k, m) {
       const [X, Y] = chooseGrid(devices, c.perNode);
       return ring(n, X, Math.min(k, X), c, 1, 1, 0) +
         ring(n / X, Y, Math.min(Math.max(1, Math.floor(k / X)), Y), c, Math.min(X, k), Math.max(1, Math.floor(X / k)), m);
-    }
-    if (collective === "hierarchical") {
+    },
+    hierarchical(n, c, devices, k, m) {
       const inner = 4 * (k - 1), outer = 2 * (m - 1);
-      return (inner ? seconds(c.inside, inner, (inner * n) / k, inside) : 0) + (outer ? seconds(c.between, outer, ringBytes(n, m), between) : 0);
-    }
-    if (collective === "halving") {
+      return (inner ? seconds(c.inside, inner, (inner * n) / k, rateOf(c.inside)) : 0) +
+        (outer ? seconds(c.between, outer, ringBytes(n, m), rateOf(c.between)) : 0);
+    },
+    halving(n, c, devices, k, m) {
       const [inner, innerBytes] = halvingTraffic(n, k), [outer, outerBytes] = halvingTraffic(n / k, m);
       const near = Math.min(m, 2 ** Math.floor(Math.log2(c.rack || m)));
       const far = ((2 * n) / k) * Math.max(0, 1 / near - 1 / m);
-      return (inner ? seconds(c.inside, inner, innerBytes, inside) : 0) + (outer ? c.between.start + outer * c.between.latency +
+      return (inner ? seconds(c.inside, inner, innerBytes, rateOf(c.inside)) : 0) + (outer ? c.between.start + outer * c.between.latency +
         Math.max(0, outerBytes - far) * Math.max(k / nodeRate(c, 1, 0), c.between.copy) + far * Math.max(k / nodeRate(c, m, c.rack), c.between.copy) : 0);
-    }
-    if (collective === "gather") {
+    },
+    gather(n, c, devices, k, m) {
       const bytes = ringBytes(n, devices), outside = (bytes * (devices - k)) / (devices - 1);
       const link = m > 1 ? c.between : c.inside;
-      let wire = (bytes - outside) / inside;
+      let wire = (bytes - outside) / rateOf(c.inside);
       if (m > 1) wire = Math.max(wire, (outside * k) / nodeRate(c, m, c.rack));
       return link.start + 2 * link.latency + 2 * (devices - 1) * link.gap + Math.max(wire, bytes * link.copy);
-    }
-    const within = k > 1 ? seconds(c.inside, 2 * (k - 1), ringBytes(n, k), inside) : 0;
-    return within + (m > 1 ? seconds(c.between, 2, n / k, nodeRate(c, m, 1) / k) : 0);
+    },
+    switch(n, c, devices, k, m) {
+      const within = k > 1 ? seconds(c.inside, 2 * (k - 1), ringBytes(n, k), rateOf(c.inside)) : 0;
+      return within + (m > 1 ? seconds(c.between, 2, n / k, nodeRate(c, m, 1) / k) : 0);
+    },
+  };
+  function exchange(collective, n, machine, devices) {
+    if (!PRICES[collective]) throw new Error(`the page cannot price the collective ${collective}`);
+    if (devices <= 1) return 0;
+    const own = machine.collectives[collective] || {};
+    const c = { ...machine, inside: { ...machine.inside, ...own }, between: { ...machine.between, ...own } };
+    const k = Math.min(c.perNode, devices);
+    return PRICES[collective](n, c, devices, k, Math.ceil(devices / k));
   }
 
   function codec(name, values, c, devices) {
     if (name === "none" || devices <= 1) return [0, 0];
     const speed = c.codecs[name];
     if (speed) return [speed.encodeCall + (4 * values) / speed.encode, speed.decodeCall + (4 * values) / speed.decode];
-    const streamed = c.device.memoryRate * STREAMED, again = name === "onebit" ? ENCODE[name] / devices : 0;
-    return [(values * ENCODE[name]) / streamed, (values * (DECODE[name] + again)) / streamed];
+    const streamed = c.device.memoryRate * STREAMED, moved = c.traffic[name], again = moved.summable ? 0 : moved.encode / devices;
+    return [(values * moved.encode) / streamed, (values * (moved.decode + again)) / streamed];
   }
 
   // One step: { devices, localBatch, collective, codec, bucketMb, bandwidth } on a model and a cluster.
@@ -168,5 +173,5 @@ const planner = (() => {
     }
     return Math.sqrt(low * high);
   }
-  return { predict, crossover, expectedMaximum, chooseGrid };
+  return { predict, crossover, expectedMaximum, chooseGrid, collectives: Object.keys(PRICES) };
 })();

@@ -10,7 +10,7 @@ function chosen() {
   const codec = by("codec").value;
   return {
     devices: gpus, localBatch: 2 ** +by("batch").value, bandwidth: (gbit * 1e9) / 8, codec,
-    collective: codec === "onebit" ? "gather" : by("collective").value, bucketMb: +by("bucket").value, optimizer: "lars",
+    collective: facts.cluster.traffic[codec].summable ? by("collective").value : "gather", bucketMb: +by("bucket").value, optimizer: "lars",
   };
 }
 const number = (value, digits = 3) => value >= 1000 ? Math.round(value).toLocaleString("en") : String(+value.toPrecision(digits));
@@ -36,7 +36,7 @@ const draw = (id, data, look) => Plotly.react(id, data, look, { displayModeBar: 
 
 function update() {
   const ask = chosen(), now = planner.predict(facts.model, facts.cluster, ask);
-  by("collective").disabled = ask.codec === "onebit";
+  by("collective").disabled = ask.collective === "gather";
   by("gpus-value").textContent = ask.devices.toLocaleString("en");
   by("bandwidth-value").textContent = `${number((ask.bandwidth * 8) / 1e9)} Gbit/s`;
   by("batch-value").textContent = `${ask.localBatch} (global ${now.batch.toLocaleString("en")})`;
