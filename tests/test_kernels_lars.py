@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import os
 
@@ -14,6 +15,7 @@ import torch
 
 from bigstep.gpu import backend, lars
 from bigstep.gpu.lars import LarsKernels, LarsSettings, lars_step, lars_twin
+from bigstep.optim import LARS
 
 DEVICE = "cuda" if os.environ.get("BIGSTEP_TEST_GPU") else "cpu"
 SHAPES = [(3, 5), (9000,), (4, 8, 3, 3), (7,), (2, 2)]
@@ -72,35 +74,49 @@ def test_three_steps_agree_with_float64(nesterov, low, monkeypatch) -> None:
 
 @needs_triton
 @pytest.mark.usefixtures("kernels_run")
-def test_copies_loss_scale_and_skipped_steps() -> None:
+def test_copies_are_rewritten_gradients_count_times_the_factor_and_skipped_steps_change_nothing() -> None:
     params, velocities = weights(), tensors(1)
     copies = [torch.zeros_like(p, dtype=torch.float16) if p.dim() > 1 else None for p in params]
     kernels = LarsKernels(params, velocities, SETTINGS, momentum=0.9, copies=copies)
     lr = torch.tensor(LR, device=DEVICE)
-    scale = torch.tensor(64.0, device=DEVICE)
-    good = torch.zeros((), dtype=torch.int32, device=DEVICE)
+    factor, skipped = torch.tensor(1 / 64, device=DEVICE), torch.tensor(0.0, device=DEVICE)
     params64, velocities64 = [p.double() for p in params], [v.double() for v in velocities]
     grads = tensors(2)
     scaled = [64 * g for g in grads]
     kernels.bind(scaled)
-    kernels.launch(lr, scale=scale, good_steps=good, growth_interval=2)
+    kernels.launch(scaled, {"lr": lr}, factor, skipped)
     exact(params64, [g.double() for g in grads], velocities64, False)
     for got, want in zip(params, params64, strict=True):
         torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-6)
-    for param, copy in zip(params, copies, strict=True):
-        assert copy is None or torch.equal(copy, param.half())
-    assert (scale.item(), good.item(), kernels.skipped.item()) == (64.0, 1, 0.0)
+    for param, low in zip(params, copies, strict=True):
+        assert low is None or torch.equal(low, param.half())
 
-    before = [t.clone() for t in (*params, *velocities)]
+    before = [t.clone() for t in (*params, *velocities, *(c for c in copies if c is not None))]
     scaled[1][17] = float("inf")
-    kernels.launch(lr, scale=scale, good_steps=good, growth_interval=2)
-    assert all(torch.equal(a, b) for a, b in zip(before, (*params, *velocities), strict=True))
-    assert (scale.item(), good.item(), kernels.skipped.item()) == (32.0, 0, 1.0)
+    kernels.launch(scaled, {"lr": lr}, factor, skipped.fill_(1))
+    after = [*params, *velocities, *(c for c in copies if c is not None)]
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
-    scaled[1][17] = 0.0
-    for _ in range(2):
-        kernels.launch(lr, scale=scale, good_steps=good, growth_interval=2)
-    assert (scale.item(), good.item(), kernels.skipped.item()) == (64.0, 0, 0.0)
+
+@needs_triton
+@pytest.mark.usefixtures("kernels_run")
+def test_the_optimizer_keeps_its_kernels_and_makes_new_ones_when_its_tensors_change() -> None:
+    params = [torch.nn.Parameter(w) for w in weights()]
+    optimizer = LARS(params, lr=0.5, trust_coefficient=0.02)
+    plain = [p.detach().double().requires_grad_() for p in params]
+    reference = LARS(plain, lr=0.5, trust_coefficient=0.02)
+    kept = []
+    for step in range(4):
+        for ours, theirs, grad in zip(params, plain, tensors(2 + step), strict=True):
+            ours.grad, theirs.grad = grad, grad.double()
+        if step == 2:
+            optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # new velocities
+        optimizer.step()
+        reference.step()
+        kept.append(optimizer._kept[1])
+    assert kept[0] is kept[1] is not kept[2] is kept[3]
+    for got, want in zip(params, plain, strict=True):
+        torch.testing.assert_close(got.double(), want, rtol=2e-5, atol=1e-6)  # fp32 state over four steps
 
 
 def test_on_the_cpu_the_twin_runs() -> None:

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from bigstep.errors import ConfigError
+from bigstep.gpu.lars import LarsSettings, lars_twin
 from bigstep.optim import LARS, RMSpropWarmup, parameter_groups
-from bigstep.optim.lars import lars, lars_reference
+from bigstep.optim.lars import lars
 from bigstep.optim.rmsprop_warmup import rmsprop_warmup, rmsprop_warmup_reference
 
 SHAPES = [(4, 3, 3, 3), (10, 7), (5,), (1, 1), ()]
@@ -106,13 +107,14 @@ def test_lars_without_adaptation_is_momentum_sgd_at_a_constant_rate(nesterov: bo
 def test_lars_together_equals_lars_one_by_one(
     adapt: bool, nesterov: bool, dtype: torch.dtype, tolerance: float
 ) -> None:
-    settings = {"lr": 0.7, "momentum": 0.9, "weight_decay": 0.01, "trust_coefficient": 0.02, "eps": 1e-9}
+    settings = {"weight_decay": 0.01, "trust_coefficient": 0.02, "eps": 1e-9, "adapt": adapt}
+    each, lr = [LarsSettings(**settings)] * len(SHAPES), torch.tensor([0.7], dtype=dtype)
     together, one_by_one = (tensors(0, dtype), tensors(9, dtype)), (tensors(0, dtype), tensors(9, dtype))
     for step in range(1, 5):
         grads = tensors(step, dtype)
         grads[1].zero_()
-        lars(together[0], grads, together[1], nesterov=nesterov, adapt=adapt, **settings)
-        lars_reference(one_by_one[0], grads, one_by_one[1], nesterov=nesterov, adapt=adapt, **settings)
+        lars(together[0], grads, together[1], lr=0.7, momentum=0.9, nesterov=nesterov, **settings)
+        lars_twin(one_by_one[0], grads, one_by_one[1], each, lr=lr, momentum=0.9, nesterov=nesterov)
     torch.testing.assert_close(together, one_by_one, rtol=tolerance, atol=tolerance)  # order of roundings
 
 

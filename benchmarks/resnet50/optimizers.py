@@ -56,9 +56,8 @@ def measure(result: dict) -> None:
     params = list(model.parameters())
     velocities = [torch.zeros_like(p) for p in params]
     settings = [LarsSettings(weight_decay=5e-5 if p.dim() > 1 else 0.0, adapt=p.dim() > 1) for p in params]
-    lr = torch.tensor([1e-3], device="cuda")
-    scale = torch.tensor(1024.0, device="cuda")
-    good = torch.zeros((), dtype=torch.int32, device="cuda")
+    lr = {"lr": torch.tensor([1e-3], device="cuda")}
+    factor, skipped = torch.tensor(1 / 1024, device="cuda"), torch.zeros((), device="cuda")
     with torch.no_grad():
         for low, title in ((True, "fp16 gradients, fp16 copies written, loss scale on the device"), (False, "fp32")):
             grads = [torch.randn_like(p, dtype=torch.float16 if low and p.dim() > 1 else torch.float32) for p in params]
@@ -66,8 +65,8 @@ def measure(result: dict) -> None:
             kernels = LarsKernels([p.detach() for p in params], velocities, settings, momentum=0.9, copies=copies)
             kernels.bind(grads)
 
-            def call(kernels=kernels, low=low) -> None:
-                kernels.launch(lr, scale=scale if low else None, good_steps=good if low else None)
+            def call(kernels=kernels, grads=grads, low=low) -> None:
+                kernels.launch(grads, lr, factor if low else None, skipped if low else None)
 
             add(f"bigstep LARS kernels, {title}, in a CUDA graph", graphed(call), call)
             add(f"bigstep LARS kernels, {title}", call)
@@ -88,21 +87,19 @@ def measure(result: dict) -> None:
 
 def sweep() -> None:
     """The update under several chunk sizes, in a CUDA graph."""
-    from bigstep.gpu import lars
+    from bigstep.gpu import chunks, lars
 
     params = [p.detach() for p in network("torchvision").to(memory_format=torch.channels_last).parameters()]
     velocities = [torch.zeros_like(p) for p in params]
     grads = [torch.randn_like(p, dtype=torch.float16 if p.dim() > 1 else torch.float32) for p in params]
     copies = [p.half() if p.dim() > 1 else None for p in params]
     settings = [LarsSettings(weight_decay=5e-5 if p.dim() > 1 else 0.0, adapt=p.dim() > 1) for p in params]
-    lr = torch.tensor([1e-3], device="cuda")
-    for lars.CHUNK, lars.WARPS in ((4096, 8), (4096, 4), (2048, 4), (8192, 8), (8192, 16), (2048, 8), (1024, 4)):
+    lr = {"lr": torch.tensor([1e-3], device="cuda")}
+    for chunks.CHUNK, lars.WARPS in ((4096, 8), (4096, 4), (2048, 4), (8192, 8), (8192, 16), (2048, 8), (1024, 4)):
         kernels = LarsKernels(params, velocities, settings, momentum=0.9, copies=copies)
         kernels.bind(grads)
-        print(
-            f"  chunk {lars.CHUNK} warps {lars.WARPS}: {timed(graphed(lambda k=kernels: k.launch(lr))):.0f} us",
-            flush=True,
-        )
+        us = timed(graphed(lambda k=kernels: k.launch(grads, lr)))
+        print(f"  chunk {chunks.CHUNK} warps {lars.WARPS}: {us:.0f} us", flush=True)
 
 
 if __name__ == "__main__":

@@ -12,12 +12,14 @@ if TYPE_CHECKING:
     from bigstep.gpu.batch_norm import batch_norm_relu
     from bigstep.gpu.graphs import GraphedStep
     from bigstep.gpu.lars import lars_step
+    from bigstep.gpu.loss_scale import LossScale
     from bigstep.gpu.transform import optimize, set_groups
 
-__all__ = ["GraphedStep", "batch_norm_relu", "lars_step", "optimize", "set_groups"]
+__all__ = ["GraphedStep", "LossScale", "batch_norm_relu", "lars_step", "optimize", "set_groups"]
 
 _HOME = {
     "GraphedStep": "bigstep.gpu.graphs",
+    "LossScale": "bigstep.gpu.loss_scale",
     "batch_norm_relu": "bigstep.gpu.batch_norm",
     "lars_step": "bigstep.gpu.lars",
     "optimize": "bigstep.gpu.transform",

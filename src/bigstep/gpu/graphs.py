@@ -1,8 +1,9 @@
-"""A whole training step as one CUDA graph: forward, backward, loss scaling and the optimizer, without the host."""
+"""A whole training step as one graph: forward, backward, loss scale, clipping and the update, without the host."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,102 +12,120 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from bigstep.errors import ConfigError
-from bigstep.gpu.lars import LarsKernels, LarsSettings, same_memory_order, why_not_lars_kernels
+from bigstep.gpu.capture import CudaGraphs, Graph, Tapes
+from bigstep.gpu.loss_scale import LossScale
+from bigstep.gpu.tensor_lists import global_norm, same_memory_order
 from bigstep.gpu.transform import groups_of
+from bigstep.gpu.update import GraphUpdate, GroupSettings, make_update
 
 __all__ = ["GraphedStep"]
 
-PRECISIONS = {"fp16": torch.float16, "bf16": torch.bfloat16, "float32": torch.float32}
+PRECISIONS = {
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+}
 WARM_UP = 3
 """Runs before a capture: libraries choose their algorithms, kernels are compiled."""
-CHANGING = ("lr", "blend")
-"""Settings of a parameter group that may change from step to step; a graph reads them from the device."""
 
 
 @dataclass
-class _Graph:
+class _Captured:
     """One captured step and the memory that it reads and writes."""
 
-    graph: torch.cuda.CUDAGraph
-    images: Tensor
-    labels: Tensor
+    graph: Graph
+    inputs: Tensor
+    targets: Tensor
     loss: Tensor
-    kernels: LarsKernels | None
     gradients: list[Tensor]
+    update: GraphUpdate
 
 
 class GraphedStep:
     """Train with one graph launch a step: a graph for each shape of batch, made when the shape is first seen.
 
-    Weights stay fp32; convolutions and linear layers compute with copies in `precision`, rewritten by the update itself
-    (LARS) or after it. With fp16 the loss is scaled; a step whose gradients are not finite changes nothing and halves
-    the scale. All of it is decided on the device.
+    Weights stay as they are; in fp16 and bf16, convolutions and linear layers compute with copies that the update
+    rewrites. With fp16 the loss is scaled; a step whose gradients are not finite changes nothing and halves the scale.
+    All of it is decided on the device.
 
-    `step(images, labels)` takes a step. A batch in parts is a call of `add` for each part, without graphs, and one of
-    `update`. The rate (and the `blend` of RMSprop warm-up) may change between steps as usual, through
+    `step(inputs, targets)` takes a step. A batch in parts is a call of `add` for each part, without graphs, and one of
+    `update`. The rate, and whatever else an optimizer names as changing, may change between steps as usual, through
     `optimizer.param_groups[i]["lr"]`. Other settings of an optimizer that is in the graph are fixed there, and so are
-    the groups of `set_groups` (another number makes another graph). State dicts must be loaded before the first step,
-    since graphs hold the tensors that were there; call `refresh()` then.
+    the groups of `set_groups` (another number makes another graph). A state dict may be loaded at any time: one of the
+    optimizer makes new graphs.
 
     Args:
-        model: On a CUDA device, in training mode; best after `bigstep.gpu.optimize`.
-        loss: loss(outputs, labels) -> 0-dim tensor.
+        model: In training mode; best after `bigstep.gpu.optimize`.
+        loss: loss(outputs, targets) -> 0-dim tensor, a mean over what counts.
         optimizer: Those of `bigstep.optim` and torch's with `fused=True` become part of the graph; any other updates
             after it, and fp16 then makes the host wait for each step.
-        precision: "fp16", "bf16" or "float32".
-        scale: First loss scale of fp16.
+        precision: "fp16", "bf16", "float32" or "float64".
+        scale: The first loss scale of fp16, or one that is shared with others.
         growth_interval: Good steps after which the scale is doubled.
+        clip: Largest norm of the whole gradient, after unscaling; a longer one is shortened to it.
+        emulate: Run on any device, through a tape that behaves as a graph does: for tests, not for speed.
+
+    >>> model = nn.Linear(2, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> step = GraphedStep(model, nn.MSELoss(), optimizer, precision="float32", emulate=True)
+    >>> losses = [float(step(torch.ones(4, 2), torch.ones(4, 1))) for _ in range(20)]
+    >>> losses[-1] < 0.01 * losses[0]
+    True
     """
 
     def __init__(
         self,
         model: nn.Module,
-        loss: Callable[[Tensor, Tensor], Tensor],
+        loss: Callable[[Any, Tensor], Tensor],
         optimizer: Optimizer,
         *,
         precision: str = "fp16",
-        scale: float = 1024.0,
+        scale: float | LossScale = 1024.0,
         growth_interval: int = 2000,
+        clip: float | None = None,
+        emulate: bool = False,
     ) -> None:
         """See the class."""
         if precision not in PRECISIONS:
             raise ConfigError(f"GraphedStep was given precision={precision!r}; allowed are {', '.join(PRECISIONS)}.")
-        self.model, self.loss, self.optimizer = model, loss, optimizer
+        if clip is not None and not clip > 0:
+            raise ConfigError(
+                f"GraphedStep was given clip={clip}, but it must be greater than 0; leave it out for none."
+            )
+        self.model, self.loss, self.optimizer, self.clip = model, loss, optimizer, clip
         self.dtype = PRECISIONS[precision]
-        self.growth_interval = growth_interval
-        params = [p for group in optimizer.param_groups for p in group["params"]]
-        if not params or not all(p.is_cuda for p in params):
+        self.params: list[Tensor] = [p for g in optimizer.param_groups for p in g["params"] if p.requires_grad]
+        if not self.params or not (emulate or all(p.is_cuda for p in self.params)):
             raise ConfigError("GraphedStep needs a model on a CUDA device; move it with model.cuda() first.")
-        self.is_lars = "trust_coefficient" in optimizer.defaults
-        # fused optimizers of torch read the rate, and whether to skip the step, on the device
-        self.skips_by_itself = bool(getattr(optimizer, "_step_supports_amp_scaling", False))
-        self.updates_in_graph = self.is_lars or self.skips_by_itself or hasattr(optimizer, "create_state")
-        self.params: list[Tensor] = params
-        self.device = params[0].device
+        self.device = self.params[0].device
+        self._graph_maker = Tapes() if emulate else CudaGraphs(self.device)
+        self._names = {id(p): name for name, p in model.named_parameters()}
         self.copies = self._low_precision_copies()
-        self.names = {id(p): name for name, p in model.named_parameters()}
-        self.settings = {
-            name: torch.zeros(len(optimizer.param_groups), dtype=torch.float32, device=self.device)
-            for name in CHANGING
-            if name in optimizer.defaults
-        }
-        self.scale = torch.tensor(scale if precision == "fp16" else 1.0, dtype=torch.float32, device=self.device)
-        self.good_steps = torch.zeros((), dtype=torch.int32, device=self.device)
-        self.skipped = torch.zeros((), dtype=torch.float32, device=self.device)
-        self._prepare_optimizer()
-        self._graphs: dict[tuple[object, ...], _Graph] = {}
-        self._pool = torch.cuda.graph_pool_handle()
-        self._last_settings: dict[str, list[float]] = {}
+        wide = torch.float64 if self.params[0].dtype == torch.float64 else torch.float32
+        self._settings = GroupSettings(optimizer, self.device, wide)
+        scaled = precision == "fp16"
+        self.loss_scale = (
+            scale
+            if isinstance(scale, LossScale)
+            else LossScale(self.device, enabled=scaled, scale=scale, growth_interval=growth_interval)
+        )
+        self._factor = torch.ones((), dtype=wide, device=self.device)
+        self._captured: dict[tuple[object, ...], _Captured] = {}
         self._sums: list[Tensor] = []  # made once, so that the table of their addresses is written once
         self._parts = 0
-        self._kernels_of_sums: LarsKernels | None = None
+        self._update_of_sums: GraphUpdate | None = None
+        self._versions: list[int] = []
+        self.refresh()
+        optimizer.register_load_state_dict_post_hook(self._forget_graphs)
 
-    def __call__(self, images: Tensor, labels: Tensor) -> Tensor:
+    def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Take one step and return its loss (on the device; reading it waits for the step)."""
-        key = (images.shape, labels.shape, groups_of(self.model))
-        if key not in self._graphs:
+        self._prepare()
+        key = (inputs.shape, inputs.dtype, targets.shape, targets.dtype, groups_of(self.model))
+        if key not in self._captured:
             try:
-                self._graphs[key] = self._capture(images, labels)
+                self._captured[key] = self._capture(inputs, targets)
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as error:  # a model that asks the device for a value, say, cannot be captured
@@ -114,29 +133,31 @@ class GraphedStep:
                 raise ConfigError(
                     f"This step cannot be one CUDA graph ({reason}); train with kernels=plain instead."
                 ) from error
-        captured = self._graphs[key]
-        captured.images.copy_(images, non_blocking=True)
-        captured.labels.copy_(labels, non_blocking=True)
-        self._set_settings()
+        captured = self._captured[key]
+        captured.inputs.copy_(inputs, non_blocking=True)
+        captured.targets.copy_(targets, non_blocking=True)
         captured.graph.replay()
-        if not self.updates_in_graph:
-            self._torch_update(captured.gradients)
+        if not captured.update.in_graph:
+            self._apply(captured.update, captured.gradients)
+        self._note_versions()
         return captured.loss.clone()
 
-    def add(self, images: Tensor, labels: Tensor, weight: float) -> Tensor:
+    def add(self, inputs: Tensor, targets: Tensor, weight: float) -> Tensor:
         """Add `weight` times the gradient of one part of a batch, and return the part's loss; `update` ends the step.
 
         Args:
-            images: Of this part.
-            labels: Of this part.
-            weight: Samples of this part / samples of the batch.
+            inputs: Of this part.
+            targets: Of this part.
+            weight: Targets that count in this part / targets that count in the batch.
         """
-        loss, gradients = self._forward_backward(self._input(images), labels)
+        self._prepare()
+        loss, gradients = self._forward_backward(self._static_copy(inputs), targets.to(self.device))
         if not self._sums:
             self._sums = [torch.empty_like(p, memory_format=torch.preserve_format) for p in self.params]
         if self._parts == 0:
             torch._foreach_zero_(self._sums)
-        torch._foreach_add_(self._sums, [g.float() for g in gradients], alpha=weight)
+        wide = [g.to(p.dtype) for g, p in zip(gradients, self.params, strict=True)]
+        torch._foreach_add_(self._sums, wide, alpha=weight)
         self._parts += 1
         return loss
 
@@ -149,221 +170,162 @@ class GraphedStep:
         """Update the weights with what `add` gathered."""
         assert self._parts, "a batch in parts needs at least one"
         self._parts = 0
-        self._set_settings()
-        if self.is_lars:
-            if self._kernels_of_sums is None:  # of its own: a table that graphs read must keep their gradients
-                self._kernels_of_sums = self._lars_kernels()
-            self._kernels_of_sums.bind(self._sums)
-            self._lars_update(self._kernels_of_sums)
-        else:
-            self._torch_update(self._sums)
+        self._prepare()
+        if self._update_of_sums is None:  # of its own: a table that graphs read must keep their gradients
+            self._update_of_sums = self._make_update()
+        self._update_of_sums.bind(self._sums)
+        self._apply(self._update_of_sums, self._sums)
+        self._note_versions()
+
+    @property
+    def scale(self) -> Tensor:
+        """What the loss is multiplied by, on the device."""
+        return self.loss_scale.value
+
+    @property
+    def skipped(self) -> Tensor:
+        """1 if the last step was skipped, on the device."""
+        return self.loss_scale.skipped
 
     def scaler_state(self) -> dict[str, Any]:
         """The loss scale, as `torch.amp.GradScaler` keeps it in checkpoints."""
-        return {
-            "scale": float(self.scale),
-            "growth_factor": 2.0,
-            "backoff_factor": 0.5,
-            "growth_interval": self.growth_interval,
-            "_growth_tracker": int(self.good_steps),
-        }
+        return self.loss_scale.state_dict()
 
     def load_scaler_state(self, state: dict[str, Any]) -> None:
         """Go on with a loss scale of `scaler_state` or of a `GradScaler`; an empty one changes nothing."""
-        if state and self.dtype == torch.float16:
-            self.scale.fill_(state["scale"])
-            self.good_steps.fill_(state["_growth_tracker"])
+        self.loss_scale.load_state_dict(state)
 
     def rehearse(self) -> None:
         """Run forward and backward of the newest graph once more without it, and leave no trace: for a profile."""
-        captured = next(reversed(self._graphs.values()), None)
+        captured = next(reversed(self._captured.values()), None)
         if captured is not None:
-            buffers = [(b, b.clone()) for b in self.model.buffers()]
-            self._forward_backward(captured.images, captured.labels)
-            for buffer, before in buffers:
-                buffer.copy_(before)
+            with _untouched(self.model.buffers()):
+                self._forward_backward(captured.inputs, captured.targets)
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Rewrite the low-precision copies from the weights, after these were changed from outside."""
+        """Rewrite the low-precision copies from the weights.
+
+        A step does this by itself after a state dict was loaded or weights were changed by torch's operations; call it
+        after changing them past torch's count of changes, through `param.data` or a kernel.
+        """
         for param in self.params:
             if id(param) in self.copies:
                 self.copies[id(param)].copy_(param)
+        self._note_versions()
+
+    def _note_versions(self) -> None:
+        self._versions = [param._version for param in self.params]
+
+    def _prepare(self) -> None:
+        """Bring copies and settings up to date with weights and parameter groups."""
+        if self.copies and self._versions != [param._version for param in self.params]:
+            self.refresh()
+        self._settings.write()
+
+    def _forget_graphs(self, optimizer: Optimizer) -> None:
+        """Graphs hold the tensors of the optimizer's state; a state dict that is loaded brings new ones."""
+        self._captured.clear()
+        self._update_of_sums = None
 
     def _low_precision_copies(self) -> dict[int, Tensor]:
-        """Copies of the weights of convolutions and linear layers, by the identity of the weight."""
-        if self.dtype == torch.float32:
+        """Copies of the weights of convolutions and linear layers, by the identity of the weight.
+
+        A weight that another module uses as well, such as an embedding tied to the last layer, has none: that module
+        would compute in low precision too, which autocast does not ask of it.
+        """
+        if self.dtype not in (torch.float16, torch.bfloat16):
             return {}
-        kinds = (nn.Conv2d, nn.Linear)
-        weights = {id(p) for m in self.model.modules() if isinstance(m, kinds) for p in m.parameters(recurse=False)}
+        kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
+        inside, outside = (
+            {id(p) for m in self.model.modules() if isinstance(m, kinds) == fits for p in m.parameters(recurse=False)}
+            for fits in (True, False)
+        )
         return {
             id(p): p.detach().to(self.dtype, memory_format=torch.preserve_format, copy=True).requires_grad_()
             for p in self.params
-            if id(p) in weights
+            if id(p) in inside - outside
         }
 
-    def _prepare_optimizer(self) -> None:
-        if not self.updates_in_graph:
-            return
-        # A buffer that a first step would create could not be created inside a graph.
-        if hasattr(self.optimizer, "create_state"):
-            self.optimizer.create_state()
-            return
-        for group in self.optimizer.param_groups:
-            for param in group["params"]:
-                state = self.optimizer.state[param]
-                if (group.get("momentum") or self.is_lars) and state.get("momentum_buffer") is None:
-                    state["momentum_buffer"] = torch.zeros_like(param, memory_format=torch.preserve_format)
-        if self.is_lars:
-            reason = why_not_lars_kernels(self.params, self._velocities())
-            if reason is not None:
-                raise ConfigError(f"GraphedStep cannot run LARS: {reason}.")
-            if len({(g["momentum"], g["nesterov"]) for g in self.optimizer.param_groups}) > 1:
-                raise ConfigError("GraphedStep needs the same momentum and nesterov in all parameter groups of LARS.")
+    def _make_update(self) -> GraphUpdate:
+        return make_update(self.optimizer, self.params, [self.copies.get(id(p)) for p in self.params])
 
-    def _velocities(self) -> list[Tensor]:
-        return [self.optimizer.state[param]["momentum_buffer"] for param in self.params]
-
-    def _set_settings(self) -> None:
-        for name, on_device in self.settings.items():
-            values = [float(group[name]) for group in self.optimizer.param_groups]
-            if values != self._last_settings.get(name):
-                for index, value in enumerate(values):
-                    on_device[index].fill_(value)  # a kernel argument: no copy that the host would have to keep alive
-                self._last_settings[name] = values
-
-    def _lars_kernels(self) -> LarsKernels:
-        settings = [
-            LarsSettings(
-                weight_decay=group["weight_decay"],
-                adapt=group["adapt"],
-                trust_coefficient=group["trust_coefficient"],
-                eps=group["eps"],
-                rate=index,
-            )
-            for index, group in enumerate(self.optimizer.param_groups)
-            for _ in group["params"]
-        ]
-        group = self.optimizer.param_groups[0]
-        return LarsKernels(
-            self.params,
-            self._velocities(),
-            settings,
-            momentum=group["momentum"],
-            nesterov=group["nesterov"],
-            copies=[self.copies.get(id(p)) for p in self.params],
-            narrow=torch.float16 if self.dtype == torch.float32 else self.dtype,
-        )
-
-    def _forward_backward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, list[Tensor]]:
+    def _forward_backward(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, list[Tensor]]:
         leaves = [self.copies.get(id(p), p) for p in self.params]
-        swapped = {self.names[id(p)]: self.copies[id(p)] for p in self.params if id(p) in self.copies}
-        half = self.dtype != torch.float32
+        swapped = {self._names[id(p)]: self.copies[id(p)] for p in self.params if id(p) in self.copies}
+        half = self.dtype in (torch.float16, torch.bfloat16)
         with torch.autocast(self.device.type, self.dtype if half else None, enabled=half, cache_enabled=False):
-            outputs = torch.func.functional_call(self.model, swapped, (images,))
-            loss = self.loss(outputs, labels)
-        gradients = torch.autograd.grad(loss.float() * self.scale, leaves)
+            outputs = torch.func.functional_call(self.model, swapped, (inputs,))
+            loss = self.loss(outputs, targets)
+        wide_loss = loss if loss.dtype == torch.float64 else loss.float()
+        gradients = torch.autograd.grad(self.loss_scale.scale(wide_loss), leaves)
         return loss.detach(), [_laid_out(g, p) for g, p in zip(gradients, self.params, strict=True)]
 
-    def _input(self, images: Tensor) -> Tensor:
-        """A copy of the images, as the network wants them."""
-        channels_last = {"memory_format": torch.channels_last} if images.dim() == 4 else {}
-        narrow = torch.empty(images.shape, dtype=self.dtype, device=self.device, **channels_last)  # type: ignore[call-overload]  # a dict hides the types
-        return narrow.copy_(images)  # type: ignore[no-any-return]  # as above
+    def _static_copy(self, inputs: Tensor) -> Tensor:
+        """A copy of the inputs, as the network wants them: tokens stay integers."""
+        dtype = self.dtype if inputs.is_floating_point() else inputs.dtype
+        images = inputs.is_floating_point() and inputs.dim() == 4
+        order = torch.channels_last if images else torch.contiguous_format
+        return torch.empty(inputs.shape, dtype=dtype, device=self.device, memory_format=order).copy_(inputs)
 
-    def _capture(self, images: Tensor, labels: Tensor) -> _Graph:
-        self._prepare_optimizer()  # once more: a state dict may have been loaded that lacks something
-        static_images = self._input(images)
-        static_labels = labels.to(self.device, copy=True)
-        kernels = self._lars_kernels() if self.is_lars else None
-        buffers = [(b, b.clone()) for b in self.model.buffers()]
-        stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # untyped in torch
-        stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(stream):
+    def _capture(self, inputs: Tensor, targets: Tensor) -> _Captured:
+        inputs, targets = self._static_copy(inputs), targets.to(self.device, copy=True)
+        update = self._make_update()
+
+        def rehearse() -> None:
             for _ in range(WARM_UP):
-                _, gradients = self._forward_backward(static_images, static_labels)
-            if self.updates_in_graph:
-                self._update(kernels, gradients, warm_up=True)
-            del gradients
-        torch.cuda.current_stream(self.device).wait_stream(stream)
-        for buffer, before in buffers:  # warming up must leave no trace in the running statistics
-            buffer.copy_(before)
-        graph = torch.cuda.CUDAGraph()
-        # cuBLAS keeps a workspace for each stream. One from outside could be freed while the graph still writes to it
-        # (torch.compile's own graphs do that), so the graph takes a new one from its own pool and leaves it there.
-        torch._C._cuda_clearCublasWorkspaces()
-        with torch.cuda.graph(graph, pool=self._pool):
-            loss, gradients = self._forward_backward(static_images, static_labels)
-            if self.updates_in_graph:
-                self._update(kernels, gradients, warm_up=False)
-        torch._C._cuda_clearCublasWorkspaces()
-        if kernels is not None:
-            kernels.bind(gradients)  # only now are their addresses known; the graph reads the table when it runs
-        return _Graph(graph, static_images, static_labels, loss, kernels, gradients)
+                _, gradients = self._forward_backward(inputs, targets)
+            if update.in_graph:
+                update.bind(gradients)
+                update.launch(gradients, self._settings.values, self._factor, torch.ones_like(self.skipped))
 
-    def _update(self, kernels: LarsKernels | None, gradients: list[Tensor], *, warm_up: bool) -> None:
-        if kernels is None:
-            self._torch_update(gradients, warm_up)
-            return
-        if warm_up:
-            kernels.bind(gradients)
-        self._lars_update(kernels, warm_up)
+        def run() -> tuple[Tensor, list[Tensor]]:
+            loss, gradients = self._forward_backward(inputs, targets)
+            if update.in_graph:
+                self._apply(update, gradients)
+            return loss, gradients
 
-    def _lars_update(self, kernels: LarsKernels, warm_up: bool = False) -> None:
-        scale, good_steps = self.scale, self.good_steps if self.dtype == torch.float16 else None
-        if warm_up:
-            scale = torch.full_like(scale, float("nan"))  # makes every norm nan: the step is skipped
-            good_steps = None if good_steps is None else good_steps.clone()
-        interval = self.growth_interval
-        kernels.launch(self.settings["lr"], scale=scale, good_steps=good_steps, growth_interval=interval, aligned=True)
-        self.skipped.copy_(kernels.skipped)
+        with _untouched(self.model.buffers()):  # no trace in the running statistics
+            self._graph_maker.warm_up(rehearse)
+            graph, (loss, gradients) = self._graph_maker.capture(run)
+        update.bind(gradients)  # only now are their addresses known; the graph reads them when it runs
+        return _Captured(graph, inputs, targets, loss, gradients, update)
+
+    def _apply(self, update: GraphUpdate, gradients: list[Tensor]) -> None:
+        """Unscale, clip, update, and adapt the loss scale."""
+        scaled = self.loss_scale.enabled
+        if scaled or self.clip is not None:
+            self._look_at(gradients)
+        factor = self._factor if scaled or self.clip is not None else None
+        update.launch(gradients, self._settings.values, factor, self.skipped if scaled else None)
+        self.loss_scale.update()
 
     @torch.no_grad()
-    def _torch_update(self, gradients: list[Tensor], warm_up: bool = False) -> None:
-        wide = [g.float() for g in gradients]
-        self.skipped.zero_()
-        torch._amp_foreach_non_finite_check_and_unscale_(wide, self.skipped, self.scale.reciprocal())
-        if warm_up:
-            self.skipped.fill_(1.0)
-        for param, gradient in zip(self.params, wide, strict=True):
-            param.grad = gradient
-        if self.updates_in_graph:
-            self._step_on_device()
-        elif self.dtype != torch.float16 or not float(self.skipped):  # only a scaled loss may overflow by design
-            self.optimizer.step()
-        for param in self.params:
-            param.grad = None
-        copied = [p for p in self.params if id(p) in self.copies]
-        if copied:
-            torch._foreach_copy_([self.copies[id(p)] for p in copied], copied)
-        if self.dtype == torch.float16 and not warm_up:
-            torch._amp_update_scale_(self.scale, self.good_steps, self.skipped, 2.0, 0.5, self.growth_interval)
+    def _look_at(self, gradients: list[Tensor]) -> None:
+        """Set the factor that unscales and clips, and whether to skip: gradients are finite if their norm is."""
+        norm = global_norm(gradients, self._factor.dtype)
+        self._factor.copy_(self.scale.reciprocal())
+        if self.loss_scale.enabled:
+            self.skipped.copy_(~norm.isfinite())
+        if self.clip is not None:
+            # as torch.nn.utils.clip_grad_norm_ does
+            self._factor.mul_((self.clip / (norm * self._factor + 1e-6)).clamp(max=1.0))
 
-    def _step_on_device(self) -> None:
-        """Let the optimizer read what changes from step to step, and whether to skip this one, from the device."""
-        optimizer: Any = self.optimizer
-        on_host = [{name: group[name] for name in self.settings} for group in optimizer.param_groups]
-        for index, group in enumerate(optimizer.param_groups):
-            group.update({name: values[index] for name, values in self.settings.items()})
-        if self.skips_by_itself:
-            optimizer.grad_scale, optimizer.found_inf = None, self.skipped
-            changed = []
-        else:
-            changed = self.params + [value for param in self.params for value in optimizer.state[param].values()]
-        before = [tensor.clone() for tensor in changed]
-        try:
-            optimizer.step()
-        finally:
-            for group, settings in zip(optimizer.param_groups, on_host, strict=True):
-                group.update(settings)
-            if self.skips_by_itself:
-                del optimizer.grad_scale, optimizer.found_inf
-        skip = self.skipped > 0
-        for tensor, old in zip(changed, before, strict=True):
-            torch.where(skip, old, tensor, out=tensor)
+
+@contextlib.contextmanager
+def _untouched(buffers: Iterable[Tensor]) -> Iterator[None]:
+    """Put buffers back afterwards."""
+    kept = [(buffer, buffer.clone()) for buffer in buffers]
+    yield
+    for buffer, before in kept:
+        buffer.copy_(before)
 
 
 def _laid_out(gradient: Tensor, param: Tensor) -> Tensor:
-    """The gradient with the memory order of its parameter; almost always it has that already."""
-    same = same_memory_order(gradient, param)
-    return gradient if same else torch.empty_like(param, dtype=gradient.dtype).copy_(gradient)
+    """The gradient in the memory order of its parameter, at an address that kernels can read 16 bytes from.
+
+    Almost always it is so already; a gradient that is a part of a larger tensor may begin anywhere.
+    """
+    if same_memory_order(gradient, param) and gradient.data_ptr() % 16 == 0:
+        return gradient
+    return torch.empty_like(param, dtype=gradient.dtype).copy_(gradient)

@@ -1,9 +1,6 @@
 """Triton kernels of LARS over all tensors of a model: partial norms, trust ratios, updates; three launches in all.
 
-A chunk is up to CHUNK consecutive elements of one tensor. A table on the device, (5, tensors), holds the addresses of
-weights, gradients, velocities and low-precision copies (0: none) and whether a gradient is in low precision, so that
-one launch walks over all tensors. It has a column for each tensor, not for each chunk, so that it stays in the caches:
-a table of chunks, read once by each program, made the update twice as slow on an H200.
+A table on the device holds the addresses of all tensors; see `bigstep.gpu.chunks.Chunks`. Row 4 is the velocities.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -13,32 +10,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from bigstep.gpu.chunks_triton import partial_sum, pointer_of, put, put_copy, take
+
 __all__ = ["norms_kernel", "trust_kernel", "update_kernel"]
-
-
-@triton.jit
-def pointer_of(table, row, tensor, tensors, TYPE: tl.constexpr, ALIGNED: tl.constexpr):
-    """The address in row `row` of the table, as a pointer to TYPE."""
-    pointer = tl.load(table + row * tensors + tensor).to(tl.pointer_type(TYPE))
-    if ALIGNED:  # lets the compiler use 16-byte accesses, which it cannot infer from an address in memory
-        pointer = tl.multiple_of(pointer, 16)
-    return pointer
-
-
-@triton.jit
-def take(pointer, size, FULL: tl.constexpr):
-    """Elements of a chunk in fp32. A mask would keep the compiler from 16-byte accesses, so full chunks go without."""
-    chunk = tl.load(pointer) if FULL else tl.load(pointer, mask=size, other=0.0)
-    return chunk.to(tl.float32)
-
-
-@triton.jit
-def put(pointer, value, size, FULL: tl.constexpr):
-    """Store a chunk."""
-    if FULL:
-        tl.store(pointer, value)
-    else:
-        tl.store(pointer, value, mask=size)
 
 
 @triton.jit
@@ -67,7 +41,6 @@ def norms_kernel(
     chunk_first,
     sizes,
     partial,
-    skipped,
     tensors,
     chunks,
     CHUNK: tl.constexpr,
@@ -76,12 +49,10 @@ def norms_kernel(
 ):
     """Sums of squares of each chunk of weights and gradients; partial is (2, chunks)."""
     chunk = tl.program_id(0)
-    if chunk == 0:
-        tl.store(skipped, 0.0)
     tensor = tl.load(chunk_tensor + chunk)
     first = tl.multiple_of(tl.load(chunk_first + chunk), 16)
     size = tl.load(sizes + tensor)
-    if tl.load(table + 4 * tensors + tensor) != 0:
+    if tl.load(table + 3 * tensors + tensor) != 0:
         if first + CHUNK <= size:
             w, g = squares(table, tensor, tensors, first, size, CHUNK, NARROW, ALIGNED, True)
         else:
@@ -100,30 +71,23 @@ def trust_kernel(
     first_chunk,
     settings,
     lr,
-    scale,
+    factor,
     rates,
-    skipped,
     tensors,
     chunks,
     BLOCK: tl.constexpr,
 ):
-    """Store rates[0] = lr * lambda / scale, rates[1] = lr * lambda * decay of each tensor; skipped if not finite.
+    """Store rates[0] = lr * lambda * factor and rates[1] = lr * lambda * decay of each tensor.
 
-    settings is (5, tensors): weight decay, adapt, trust coefficient, eps, index into lr; `scale` is what the loss was
-    multiplied by.
+    settings is (5, tensors): weight decay, adapt, trust coefficient, eps and index into lr;
+    gradients count `factor` times.
     """
     tensor = tl.program_id(0)
     begin = tl.load(first_chunk + tensor)
     end = tl.load(first_chunk + tensor + 1)
-    w = tl.zeros((BLOCK,), dtype=tl.float32)
-    g = tl.zeros((BLOCK,), dtype=tl.float32)
-    for at in range(begin, end, BLOCK):
-        chunk = at + tl.arange(0, BLOCK)
-        w += tl.load(partial + chunk, mask=chunk < end, other=0.0)
-        g += tl.load(partial + chunks + chunk, mask=chunk < end, other=0.0)
-    unscale = 1.0 / tl.load(scale)
-    w_norm = tl.sqrt(tl.sum(w))
-    g_norm = tl.sqrt(tl.sum(g)) * unscale
+    times = tl.load(factor)
+    w_norm = tl.sqrt(partial_sum(partial, begin, end, BLOCK))
+    g_norm = tl.sqrt(partial_sum(partial + chunks, begin, end, BLOCK)) * times
     decay = tl.load(settings + tensor)
     adapt = tl.load(settings + tensors + tensor)
     coefficient = tl.load(settings + 2 * tensors + tensor)
@@ -131,10 +95,8 @@ def trust_kernel(
     rate = tl.load(lr + tl.load(settings + 4 * tensors + tensor).to(tl.int32))
     adapted = (adapt != 0.0) & (w_norm > 0.0) & (g_norm > 0.0)
     trust = tl.where(adapted, coefficient * w_norm / (g_norm + decay * w_norm + eps), 1.0)
-    tl.store(rates + tensor, rate * trust * unscale)
+    tl.store(rates + tensor, rate * trust * times)
     tl.store(rates + tensors + tensor, rate * trust * decay)
-    finite = g_norm <= 3.4e38  # false for inf and for nan
-    tl.atomic_max(skipped, tl.where(finite, 0.0, 1.0))
 
 
 @triton.jit
@@ -158,7 +120,7 @@ def update(
     at = first + tl.arange(0, CHUNK)
     inside = at < size
     w_at = pointer_of(table, 0, tensor, tensors, tl.float32, ALIGNED) + at
-    v_at = pointer_of(table, 2, tensor, tensors, tl.float32, ALIGNED) + at
+    v_at = pointer_of(table, 4, tensor, tensors, tl.float32, ALIGNED) + at
     w = take(w_at, inside, FULL)
     v = take(v_at, inside, FULL)
     g = take(pointer_of(table, 1, tensor, tensors, GRAD, ALIGNED) + at, inside, FULL)
@@ -167,10 +129,8 @@ def update(
     w -= momentum * v + u if NESTEROV else v
     put(v_at, v, inside, FULL)
     put(w_at, w, inside, FULL)
-    if COPIES:  # noqa: SIM102  # decided when the kernel is compiled
-        if tl.load(table + 3 * tensors + tensor) != 0:
-            copy_at = pointer_of(table, 3, tensor, tensors, NARROW, ALIGNED) + at
-            put(copy_at, w.to(NARROW), inside, FULL)
+    if COPIES:
+        put_copy(table, tensor, tensors, at, w, inside, NARROW, ALIGNED, FULL)
 
 
 @triton.jit
@@ -181,9 +141,6 @@ def update_kernel(
     sizes,
     rates,
     skipped,
-    scale,
-    good_steps,
-    growth_interval,
     momentum,
     tensors,
     chunks,
@@ -191,29 +148,16 @@ def update_kernel(
     NARROW: tl.constexpr,
     NESTEROV: tl.constexpr,
     COPIES: tl.constexpr,
-    DYNAMIC: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
-    """Update every chunk; nothing at all where `skipped` is set.
-
-    With COPIES, tensors that have a low-precision copy get it rewritten. With DYNAMIC, the loss scale is halved after a
-    skipped step and doubled after `growth_interval` good ones.
-    """
+    """Update every chunk, and with COPIES the low-precision copies; nothing at all where `skipped` is set."""
     # from the last chunk to the first: the norms were taken in the other direction, so the L2 cache holds the end
     chunk = chunks - 1 - tl.program_id(0)
-    skip = tl.load(skipped) != 0.0
-    if DYNAMIC:  # noqa: SIM102  # decided when the kernel is compiled
-        if tl.program_id(0) == 0:
-            good = tl.where(skip, 0, tl.load(good_steps) + 1)
-            grow = good >= growth_interval
-            old = tl.load(scale)
-            tl.store(scale, tl.where(skip, tl.maximum(old * 0.5, 1.0), tl.where(grow, old * 2.0, old)))
-            tl.store(good_steps, tl.where(grow, 0, good))
-    if not skip:
+    if tl.load(skipped) == 0.0:
         tensor = tl.load(chunk_tensor + chunk)
         first = tl.multiple_of(tl.load(chunk_first + chunk), 16)
         size = tl.load(sizes + tensor)
-        if tl.load(table + 4 * tensors + tensor) != 0:
+        if tl.load(table + 3 * tensors + tensor) != 0:
             if first + CHUNK <= size:
                 update(
                     table, rates, tensor, tensors, first, size, momentum,

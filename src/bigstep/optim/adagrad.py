@@ -11,7 +11,8 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from bigstep.errors import ConfigError
-from bigstep.optim.gather import by_device_and_dtype, with_gradient
+from bigstep.gpu.tensor_lists import by_device_and_dtype
+from bigstep.optim.gather import with_gradient
 
 __all__ = ["AdaGradSGD", "RankAdaGrad"]
 
@@ -75,7 +76,7 @@ class AdaGradSGD(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            for params, grads in by_device_and_dtype(with_gradient(group["params"])):
+            for params, grads in by_device_and_dtype(*with_gradient(group["params"])):
                 self._update(group, params, grads)
         return loss
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -10,10 +10,13 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from bigstep.errors import ConfigError
-from bigstep.gpu.lars import LarsSettings, lars_on_device
-from bigstep.optim.gather import by_device_and_dtype, with_gradient
+from bigstep.gpu.backend import why_not_triton
+from bigstep.gpu.chunks import why_not_kernels
+from bigstep.gpu.lars import LarsKernels, LarsSettings
+from bigstep.gpu.tensor_lists import by_device_and_dtype, laid_out_like, narrow_type
+from bigstep.optim.gather import with_gradient
 
-__all__ = ["LARS", "lars", "lars_reference"]
+__all__ = ["LARS", "lars"]
 
 SETTINGS = ("lr", "momentum", "weight_decay", "trust_coefficient", "eps", "nesterov", "adapt")
 """What a parameter group may set for itself; torch adds names of its own to a group."""
@@ -59,6 +62,9 @@ class LARS(Optimizer):
     the decay are not scaled with them.
     """
 
+    _kept: tuple[object, LarsKernels] | None = None
+    """The kernels of the last step on a CUDA device, and the tensors and settings that they are for."""
+
     def __init__(
         self,
         params: ParamsT,
@@ -101,29 +107,62 @@ class LARS(Optimizer):
             return loss
         for group in self.param_groups:
             settings = {name: group[name] for name in SETTINGS}
-            for params, grads in by_device_and_dtype(with_gradient(group["params"])):
+            for params, grads in by_device_and_dtype(*with_gradient(group["params"])):
                 lars(params, grads, [self._velocity(param) for param in params], **settings)
         return loss
 
+    def create_state(self) -> None:
+        """Create all velocities now, not in the first step: a CUDA graph can only use what is there."""
+        for group in self.param_groups:
+            for param in group["params"]:
+                self._velocity(param)
+
+    def graph_update(self, params: Sequence[Tensor], copies: Sequence[Tensor | None]) -> LarsKernels | None:
+        """Return kernels that update `params` and rewrite `copies` inside a whole-step graph; None if they cannot."""
+        narrow = narrow_type([copy for copy in copies if copy is not None])
+        return None if narrow is None else self._kernels(params, copies, narrow)
+
     def _step_in_three_launches(self) -> bool:
         """On a CUDA device, update all groups together (`bigstep.gpu.lars`) if their tensors allow it."""
-        groups = self.param_groups
-        found = [(index, *pair) for index, group in enumerate(groups) for pair in with_gradient(group["params"])]
-        if not found or not found[0][1].is_cuda or len({(g["momentum"], g["nesterov"]) for g in groups}) > 1:
+        params, grads = with_gradient(param for group in self.param_groups for param in group["params"])
+        if not params or why_not_triton(params[0]) is not None or (narrow := narrow_type(grads)) is None:
             return False
-        indices, params, grads = zip(*found, strict=True)
-        names = ("weight_decay", "adapt", "trust_coefficient", "eps")
-        each = [LarsSettings(rate=index, **{name: group[name] for name in names}) for index, group in enumerate(groups)]
+        places = [tensor.data_ptr() for param in params for tensor in (param, self._velocity(param))]
+        settings = [
+            [value for name, value in group.items() if name not in ("params", "lr")] for group in self.param_groups
+        ]
+        if self._kept is None or self._kept[0] != (places, settings, narrow):
+            kernels = self._kernels(params, None, narrow)
+            if kernels is None:
+                return False
+            self._kept = (places, settings, narrow), kernels
+        kernels, laid_out = self._kept[1], laid_out_like(params, grads)
+        kernels.bind(laid_out)
         # filled on the device: a copy from the host would make the host wait
-        rates = [torch.zeros(1, device=params[0].device).add_(group["lr"]) for group in groups]
-        return lars_on_device(
+        rates = [torch.zeros(1, device=params[0].device).add_(group["lr"]) for group in self.param_groups]
+        kernels.launch(laid_out, {"lr": torch.cat(rates)})
+        return True
+
+    def _kernels(
+        self, params: Sequence[Tensor], copies: Sequence[Tensor | None] | None, narrow: torch.dtype
+    ) -> LarsKernels | None:
+        velocities, groups = [self._velocity(param) for param in params], self.param_groups
+        if why_not_kernels(params, velocities) is not None or len({(g["momentum"], g["nesterov"]) for g in groups}) > 1:
+            return None
+        names = ("weight_decay", "adapt", "trust_coefficient", "eps")
+        settings = {
+            param: LarsSettings(rate=index, **{name: group[name] for name in names})
+            for index, group in enumerate(groups)
+            for param in group["params"]
+        }
+        return LarsKernels(
             params,
-            grads,
-            [self._velocity(param) for param in params],
-            [each[index] for index in indices],
-            lr=torch.cat(rates),
+            velocities,
+            [settings[param] for param in params],
             momentum=groups[0]["momentum"],
             nesterov=groups[0]["nesterov"],
+            copies=copies,
+            narrow=narrow,
         )
 
     def _velocity(self, param: Tensor) -> Tensor:
@@ -149,7 +188,7 @@ def lars(
 ) -> None:
     """Update `params` and `velocities` in place, all tensors together; they share one device and dtype.
 
-    Equal to `lars_reference`, which is the specification; the arguments are those of `LARS`.
+    Equal to `bigstep.gpu.lars.lars_twin`, which is the specification; the arguments are those of `LARS`.
 
     >>> weight, velocity = torch.ones(2, 2), torch.zeros(2, 2)
     >>> settings = dict(lr=1.0, momentum=0.9, weight_decay=0.0, eps=0.0, nesterov=False, adapt=True)
@@ -174,34 +213,3 @@ def lars(
         torch._foreach_sub_(params, updates)
     else:
         torch._foreach_sub_(params, velocities)
-
-
-def lars_reference(
-    params: list[Tensor],
-    grads: list[Tensor],
-    velocities: list[Tensor],
-    *,
-    lr: float | Tensor,
-    momentum: float,
-    weight_decay: float,
-    trust_coefficient: float,
-    eps: float,
-    nesterov: bool,
-    adapt: bool,
-) -> None:
-    """The specification of `lars`: one tensor after another, in the order of the equations.
-
-    >>> weight, velocity = torch.ones(2, 2), torch.zeros(2, 2)
-    >>> settings = dict(lr=1.0, momentum=0.9, weight_decay=0.0, eps=0.0, nesterov=False, adapt=True)
-    >>> lars_reference([weight], [torch.ones(2, 2)], [velocity], trust_coefficient=0.25, **settings)
-    >>> weight
-    tensor([[0.7500, 0.7500],
-            [0.7500, 0.7500]])
-    """
-    for weight, grad, velocity in zip(params, grads, velocities, strict=True):
-        trust: float | Tensor = 1.0
-        if adapt and weight.norm() > 0 and grad.norm() > 0:
-            trust = trust_coefficient * weight.norm() / (grad.norm() + weight_decay * weight.norm() + eps)
-        update = lr * trust * (grad + weight_decay * weight)
-        velocity.mul_(momentum).add_(update)
-        weight.sub_(update + momentum * velocity if nesterov else velocity)

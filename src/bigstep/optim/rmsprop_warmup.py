@@ -11,7 +11,8 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from bigstep.errors import ConfigError, RunError
-from bigstep.optim.gather import by_device_and_dtype, with_gradient
+from bigstep.gpu.tensor_lists import by_device_and_dtype
+from bigstep.optim.gather import with_gradient
 from bigstep.schedules import elu_blend
 from bigstep.tables.optimizers import RMSpropWarmupSettings
 
@@ -64,6 +65,9 @@ class RMSpropWarmup(Optimizer):
     starts at 0 without a correction, so the first steps of RMSprop are up to 1 / sqrt(1 - rms_decay) times rms_lr.
     """
 
+    changing = ("lr", "blend")
+    """Settings of a group that may change from step to step, which a whole-step graph reads from the device."""
+
     def __init__(
         self,
         params: ParamsT,
@@ -103,7 +107,7 @@ class RMSpropWarmup(Optimizer):
                 loss = closure()
         for group in self.param_groups:
             settings = {name: group[name] for name in SETTINGS}
-            for params, grads in by_device_and_dtype(with_gradient(group["params"])):
+            for params, grads in by_device_and_dtype(*with_gradient(group["params"])):
                 deltas, squares = zip(*map(self._buffers, params), strict=True)
                 rmsprop_warmup(params, grads, list(deltas), list(squares), **settings)
         return loss

@@ -1,0 +1,176 @@
+"""How an optimizer takes part in a whole-step graph: the protocol, and the way through torch's own `step()`.
+
+An optimizer may offer `graph_update(params, copies)` and return kernels that are a `GraphUpdate`, or None if they do
+not take these tensors. Any other optimizer goes through `StepUpdate`, which calls its `step()`:
+
+- inside the graph, if it decides on the device whether to skip (torch's `fused=True`, Muon), or if it has a
+  `create_state()` that makes all its buffers beforehand;
+- after the graph otherwise; under a scaled loss the host then waits for each step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from bigstep.gpu.loss_scale import decides_on_device, step_unless
+
+__all__ = ["GraphUpdate", "GroupSettings", "StepUpdate", "make_update"]
+
+
+class GraphUpdate(Protocol):
+    """One update of all weights and of their low-precision copies."""
+
+    in_graph: bool
+    """Whether `launch` can be captured; if not, it is called after each replay."""
+
+    def bind(self, gradients: Sequence[Tensor]) -> None:
+        """Note where the gradients are. A graph may have been captured before they are known."""
+        ...
+
+    def launch(
+        self,
+        gradients: Sequence[Tensor],
+        settings: Mapping[str, Tensor],
+        factor: Tensor | None = None,
+        skipped: Tensor | None = None,
+    ) -> None:
+        """Update with `factor` times the gradients; change nothing if `skipped` is 1.
+
+        Args:
+            gradients: As given to `bind`.
+            settings: What may change from step to step, by name: an element for each parameter group.
+            factor: What undoes the loss scale and clips; None is 1.
+            skipped: 0 or 1; None is 0.
+        """
+        ...
+
+
+def make_update(optimizer: Optimizer, params: Sequence[Tensor], copies: Sequence[Tensor | None]) -> GraphUpdate:
+    """The update of an optimizer: its own kernels if it offers any that fit, its `step()` if not.
+
+    Args:
+        optimizer: Any.
+        params: The weights that are trained, in the order of its groups.
+        copies: For each its low-precision copy, or None.
+    """
+    offered: GraphUpdate | None = None
+    if hasattr(optimizer, "graph_update"):
+        offered = optimizer.graph_update(params, copies)
+    return StepUpdate(optimizer, params, copies) if offered is None else offered
+
+
+class StepUpdate:
+    """An update through `optimizer.step()`."""
+
+    def __init__(self, optimizer: Optimizer, params: Sequence[Tensor], copies: Sequence[Tensor | None]) -> None:
+        self.optimizer: Any = optimizer
+        self.params = list(params)
+        self.copied = [(copy, param) for copy, param in zip(copies, params, strict=True) if copy is not None]
+        self.skips_by_itself = decides_on_device(optimizer)
+        self.in_graph = self.skips_by_itself or hasattr(optimizer, "create_state")
+        self._create_state()
+
+    def _create_state(self) -> None:
+        """Make the buffers that a first step would make: inside a graph they would be made again by each replay.
+
+        Torch's fused Adam makes its own in the step of the warm-up, which is skipped; its SGD would leave them unset.
+        """
+        if hasattr(self.optimizer, "create_state"):
+            self.optimizer.create_state()
+        elif self.in_graph and isinstance(self.optimizer, torch.optim.SGD):
+            for group in self.optimizer.param_groups:
+                for param in group["params"] if group["momentum"] else ():
+                    state = self.optimizer.state[param]
+                    if state.get("momentum_buffer") is None:
+                        state["momentum_buffer"] = torch.zeros_like(param, memory_format=torch.preserve_format)
+
+    def bind(self, gradients: Sequence[Tensor]) -> None:
+        """Nothing: each launch is told where they are."""
+
+    @torch.no_grad()
+    def launch(
+        self,
+        gradients: Sequence[Tensor],
+        settings: Mapping[str, Tensor],
+        factor: Tensor | None = None,
+        skipped: Tensor | None = None,
+    ) -> None:
+        """See `GraphUpdate`."""
+        wide = [torch.empty_like(param) for param in self.params]
+        torch._foreach_copy_(wide, list(gradients))
+        if factor is not None:
+            torch._foreach_mul_(wide, factor)
+        for param, gradient in zip(self.params, wide, strict=True):
+            param.grad = gradient
+        try:
+            if self.in_graph:
+                self._step_on_device(settings, skipped)
+            elif skipped is None or not float(skipped):
+                self.optimizer.step()
+        finally:
+            for param in self.params:
+                param.grad = None
+        if self.copied:
+            copies, params = zip(*self.copied, strict=True)
+            torch._foreach_copy_(copies, params)
+
+    def _step_on_device(self, settings: Mapping[str, Tensor], skipped: Tensor | None) -> None:
+        with self._settings_on_device(settings):
+            if skipped is None:
+                self.optimizer.step()
+            elif self.skips_by_itself:
+                step_unless(skipped, self.optimizer)
+            else:
+                changed = self.params + [t for param in self.params for t in self.optimizer.state[param].values()]
+                before = [tensor.clone() for tensor in changed]
+                self.optimizer.step()
+                for tensor, old in zip(changed, before, strict=True):
+                    torch.where(skipped > 0, old, tensor, out=tensor)
+
+    @contextlib.contextmanager
+    def _settings_on_device(self, settings: Mapping[str, Tensor]) -> Iterator[None]:
+        """Let the optimizer read from the device what changes from step to step."""
+        groups = self.optimizer.param_groups
+        capturable = {"capturable": True} if "capturable" in self.optimizer.defaults else {}  # Adam asks for it
+        on_host = [{name: group[name] for name in (*settings, *capturable)} for group in groups]
+        for index, group in enumerate(groups):
+            group.update(capturable, **{name: values[index] for name, values in settings.items()})
+        try:
+            yield
+        finally:
+            for group, kept in zip(groups, on_host, strict=True):
+                group.update(kept)
+
+
+class GroupSettings:
+    """What may change from step to step, of each parameter group, on the device where a graph can read it.
+
+    That is the rate, and what else the optimizer names in `changing`.
+
+    >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.5)
+    >>> settings = GroupSettings(optimizer, torch.device("cpu"), torch.float32)
+    >>> settings.write()
+    >>> settings.values
+    {'lr': tensor([0.5000])}
+    """
+
+    def __init__(self, optimizer: Optimizer, device: torch.device, dtype: torch.dtype) -> None:
+        self.optimizer = optimizer
+        names: Sequence[str] = getattr(optimizer, "changing", ("lr",))
+        self.values = {name: torch.zeros(len(optimizer.param_groups), dtype=dtype, device=device) for name in names}
+        self._written: dict[str, list[float]] = {}
+
+    def write(self) -> None:
+        """Bring the device up to date with the groups."""
+        for name, on_device in self.values.items():
+            values = [float(group[name]) for group in self.optimizer.param_groups]
+            if values != self._written.get(name):
+                for index, value in enumerate(values):
+                    on_device[index].fill_(value)  # a kernel argument: no copy that the host would have to keep alive
+                self._written[name] = values
