@@ -44,7 +44,7 @@ def summary_table(rows: list[Checked]) -> str:
 def sensitivity_table() -> str:
     cases = {
         "as assumed": Assumed(),
-        **{f"jitter {100 * jitter:g} %": Assumed(jitter=jitter) for jitter in (0.0, 0.01, 0.03, 0.04)},
+        **{f"jitter {100 * jitter:g} %": Assumed(jitter=jitter) for jitter in (0.0, 0.01, 0.02, 0.04)},
         "no overhead of an MLPerf run": Assumed(run_overhead_s=0.0),
         "Mikami's exchange overlaps backward": Assumed(mikami_overlap=True),
         "Yamazaki with halving and doubling": Assumed(yamazaki_collective="halving"),

@@ -26,7 +26,7 @@ class ExchangeConfig:
     warmup_steps: int = 0
     """Dense steps before the first quantised one."""
     double_buffer: bool = False
-    """Hand back each gradient one backward late, so that its exchange overlaps with the next one."""
+    """Apply each gradient one step late: it travels while the next step is computed."""
     error_feedback: bool = True
     """Carry what a lossy codec lost into the next step."""
     rank: int = 2

@@ -1,9 +1,11 @@
 """Double buffering: hand back the gradient of the backward before, while that of the last one is on its way.
 
-The caller computes half a minibatch in each backward. The exchange of one half then runs during the forward and
-backward of the next, and each update uses the gradient of the half before: weights are half a minibatch old. What comes
-back is always exactly one backward late, however fast the network is, so a run is deterministic. The first backward
-gets zeros; `flush` hands out the last gradient.
+Each backward is one step. Its exchange runs during the forward and backward of the next, and each update uses the
+gradient of the step before: weights are one step old. What comes back is always exactly one backward late, however fast
+the network is, so a run is deterministic. The first backward gets zeros; `flush` hands out the last gradient.
+
+The paper splits a minibatch in two, exchanges each half by itself and calls both together one minibatch: its minibatch
+of N is two steps of N/2 here.
 
 Reference:
     Seide, Fu, Droppo, Li and Yu, 1-Bit Stochastic Gradient Descent, Interspeech 2014, section 3.2.

@@ -1,26 +1,54 @@
 """Shapes and floating-point operations of the networks that ship, by arithmetic: no framework needed.
 
-Each function returns layers in forward order: (name, shapes of the parameter tensors, multiply-adds of one sample's
-forward pass, numbers in its output). Shapes and order are those of `bigstep.models`, which the tests hold them to.
+Shapes and order are those of `bigstep.models`, which the tests hold them to. A sample is one image, or one sequence of
+tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
 
-__all__ = ["ARCHITECTURES", "LayerFacts"]
+__all__ = ["ARCHITECTURES", "Architecture", "LayerFacts"]
 
-LayerFacts = tuple[str, tuple[tuple[int, ...], ...], float, int]
+
+class LayerFacts(NamedTuple):
+    """One layer of a network."""
+
+    name: str
+    shapes: tuple[tuple[int, ...], ...]
+    """Of its parameter tensors."""
+    macs: float
+    """Multiply-adds of one sample's forward pass."""
+    outputs: int
+    """Numbers of one sample that wait for the backward pass, at four bytes: before and after a norm, two bytes each."""
+    sequential: int = 1
+    """Steps of which each waits for the one before it."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A network that ships."""
+
+    layers: Callable[[], list[LayerFacts]]
+    """In forward order."""
+    samples: int = 0
+    """Samples in one epoch of its usual data; 0 where it has none."""
+    tokens: int = 0
+    """Tokens of a sample; 0 for images."""
+    optimizer: str = "lars"
+    """The update rule that it is usually trained with."""
 
 
 def _convolution(name: str, inputs: int, outputs: int, kernel: int, side: int) -> LayerFacts:
     """A convolution without bias and its batch norm; `side` is that of the output map."""
     shapes = ((outputs, inputs, kernel, kernel), (outputs,), (outputs,))
-    return name, shapes, float(outputs * inputs * kernel**2 * side**2), outputs * side**2
+    return LayerFacts(name, shapes, float(outputs * inputs * kernel**2 * side**2), outputs * side**2)
 
 
 def _linear(name: str, inputs: int, outputs: int) -> LayerFacts:
-    return name, ((outputs, inputs), (outputs,)), float(inputs * outputs), outputs
+    return LayerFacts(name, ((outputs, inputs), (outputs,)), float(inputs * outputs), outputs)
 
 
 def _resnet(depths: tuple[int, int, int, int], *, bottleneck: bool) -> list[LayerFacts]:
@@ -52,7 +80,7 @@ def _resnet(depths: tuple[int, int, int, int], *, bottleneck: bool) -> list[Laye
 
 def _alexnet() -> list[LayerFacts]:
     """One tower with batch norm, for 224-pixel images."""
-    norm: LayerFacts = ("pool5.norm", ((256,), (256,)), 256.0 * 6 * 6, 256 * 6 * 6)
+    norm = LayerFacts("pool5.norm", ((256,), (256,)), 256.0 * 6 * 6, 256 * 6 * 6)
     return [
         _convolution("conv1", 3, 96, 11, 55),
         _convolution("conv2", 96, 256, 5, 27),
@@ -98,14 +126,84 @@ def _dense(*widths: int) -> list[LayerFacts]:
     return [_linear(f"linear{index + 1}", inputs, outputs) for index, (inputs, outputs) in enumerate(pairs)]
 
 
-ARCHITECTURES: dict[str, Callable[[], list[LayerFacts]]] = {
-    "resnet18": lambda: _resnet((2, 2, 2, 2), bottleneck=False),
-    "resnet34": lambda: _resnet((3, 4, 6, 3), bottleneck=False),
-    "resnet50": lambda: _resnet((3, 4, 6, 3), bottleneck=True),
-    "alexnet": _alexnet,
-    "resnet9": _resnet9,
-    "small": _small,
-    "mlp": lambda: _dense(784, 256, 256, 10),
+def _vgg16() -> list[LayerFacts]:
+    """Thirteen convolutions with a bias and no norm, and three linear layers, for 224-pixel images."""
+    layers, inputs, side = [], 3, 224
+    for group, (width, depth) in enumerate(((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)), start=1):
+        for index in range(1, depth + 1):
+            macs, outputs = float(width * inputs * 9 * side**2), width * side**2 // 2  # kept once: there is no norm
+            layers.append(LayerFacts(f"conv{group}.{index}", ((width, inputs, 3, 3), (width,)), macs, outputs))
+            inputs = width
+        side //= 2
+    return [*layers, *_dense(inputs * side**2, 4096, 4096, 1000)]
+
+
+def _sequence_linear(name: str, inputs: int, outputs: int, length: int, *, norm: bool = False) -> LayerFacts:
+    """A linear layer on each token, behind a layer norm of its input or not; inputs and outputs are kept once."""
+    norms = ((inputs,), (inputs,)) if norm else ()
+    shapes = (*norms, (outputs, inputs), (outputs,))
+    return LayerFacts(name, shapes, float(length * inputs * outputs), length * (outputs + norm * inputs) // 2)
+
+
+def _gpt(depth: int, width: int, vocabulary: int, length: int) -> list[LayerFacts]:
+    """A GPT with a tied head: the table of tokens gets its last gradient at the very end of the backward pass.
+
+    Attention costs length^2 x width multiply-adds: two products, each half empty since no token looks ahead.
+    """
+    table = LayerFacts("tokens", ((vocabulary, width),), 0.0, length * width // 2)
+    layers = [table, LayerFacts("positions", ((length, width),), 0.0, 0)]
+    for index in range(depth):
+        name = f"block{index}"
+        layers += [
+            _sequence_linear(f"{name}.query_key_value", width, 3 * width, length, norm=True),
+            LayerFacts(f"{name}.attention", (), float(length**2 * width), length * width // 2),
+            _sequence_linear(f"{name}.out", width, width, length),
+            _sequence_linear(f"{name}.mlp1", width, 4 * width, length, norm=True),
+            LayerFacts(f"{name}.gelu", (), 0.0, length * 4 * width // 2),
+            _sequence_linear(f"{name}.mlp2", 4 * width, width, length),
+        ]
+    head = LayerFacts("head", (), float(length * width * vocabulary), length * vocabulary // 2)
+    return [*layers, LayerFacts("norm", ((width,), (width,)), 0.0, length * width // 2), head]
+
+
+def _lstm(depth: int, width: int, vocabulary: int, length: int) -> list[LayerFacts]:
+    """An LSTM with a tied head: each token waits for the one before it."""
+    layers = [LayerFacts("tokens", ((vocabulary, width),), 0.0, length * width // 2)]
+    gates = ((4 * width, width), (4 * width, width), (4 * width,), (4 * width,))
+    for index in range(depth):
+        macs, outputs = float(length * 8 * width**2), length * 6 * width // 2  # four gates, cell and output
+        layers.append(LayerFacts(f"layer{index}", gates, macs, outputs, sequential=length))
+    head = LayerFacts("head", ((vocabulary,),), float(length * width * vocabulary), length * vocabulary // 2)
+    return [*layers, head]
+
+
+BYTES = 256
+"""Vocabulary of text as bytes."""
+SHAKESPEARE, BOOKS = 1_003_854, 64_100_000
+"""Bytes of training text."""
+
+
+def _gpt_on(depth: int, width: int, length: int, text: int, vocabulary: int = BYTES) -> Architecture:
+    return Architecture(
+        lambda: _gpt(depth, width, vocabulary, length), text // length, tokens=length, optimizer="adamw"
+    )
+
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "resnet18": Architecture(lambda: _resnet((2, 2, 2, 2), bottleneck=False), 1281167),
+    "resnet34": Architecture(lambda: _resnet((3, 4, 6, 3), bottleneck=False), 1281167),
+    "resnet50": Architecture(lambda: _resnet((3, 4, 6, 3), bottleneck=True), 1281167),
+    "alexnet": Architecture(_alexnet, 1281167),
+    "vgg16": Architecture(_vgg16, 1281167),
+    "resnet9": Architecture(_resnet9, 50000),
+    "small": Architecture(_small, 12000),
+    "mlp": Architecture(lambda: _dense(784, 256, 256, 10), 12000),
     # Seide et al. 2014: seven hidden layers of 2048 sigmoid units, 9304 outputs, 46 M parameters
-    "speech46m": lambda: _dense(429, *[2048] * 7, 9304),
+    "speech46m": Architecture(lambda: _dense(429, *[2048] * 7, 9304), optimizer="sgd"),
+    "gpt-mini": _gpt_on(4, 128, 64, SHAKESPEARE),
+    "gpt-10m": _gpt_on(6, 384, 256, BOOKS),
+    "gpt-25m": _gpt_on(8, 512, 256, BOOKS),
+    "gpt-124m": _gpt_on(12, 768, 1024, 0, vocabulary=50257),
+    "lstm": Architecture(lambda: _lstm(2, 512, BYTES, 256), BOOKS // 256, tokens=256, optimizer="adamw"),
 }
+"""Token models read bytes in windows of their presets' length; gpt-124m has GPT-2's vocabulary and length."""

@@ -27,6 +27,7 @@ _DEVICE = {
     "memory_byte": units.size("memory"),
     "memory_byte_s": units.rate("memory_bandwidth"),
     "flop_s": units.number("sustained_tflop_s", factor=1e12),
+    "matmul_flop_s": units.number("matmul_tflop_s", 0.0, factor=1e12, zero_allowed=True),
     "launch_s": units.duration("launch", 19e-6),
 }
 _CODEC = {
@@ -46,7 +47,7 @@ _CLUSTER = {
     "adapters_per_node": units.count("adapters_per_node", 1),
     "nodes_per_rack": units.count("nodes_per_rack", 0, zero_allowed=True),
     "oversubscription": units.number("oversubscription", 1.0),
-    "jitter": units.number("jitter", 0.02, zero_allowed=True),
+    "jitter": units.number("jitter", 0.03, zero_allowed=True),
     "loader_samples_s": units.number("loader_samples_s", math.inf),
 }
 
@@ -83,6 +84,8 @@ class Device:
     memory_byte_s: float
     flop_s: float
     """Sustained rate on the work of a training step, not the peak."""
+    matmul_flop_s: float = 0.0
+    """The same for networks of matrix products alone, such as transformers; 0 where it is not known."""
     launch_s: float = 19e-6
     """Time of a step that does not shrink with the batch, for each parameter tensor."""
 
@@ -127,7 +130,7 @@ class Cluster:
     """Nodes under one full-bisection switch; 0 means all of them."""
     oversubscription: float = 1.0
     """How many times less bandwidth leaves a rack than its nodes could send."""
-    jitter: float = 0.02
+    jitter: float = 0.03
     """Standard deviation of a device's compute time in one step, relative to its mean."""
     loader_samples_s: float = math.inf
     """Samples a second that the input pipeline feeds one device."""

@@ -38,7 +38,7 @@ class Method:
     """Buckets travel at the same time, as with `bigstep.exchange` on CPUs: a round of one waits while bytes of another
     use the links. Otherwise they travel one after another, as on the one stream of a GPU."""
     double_buffer: bool = False
-    """Exchange one half of the batch while the next is computed on weights half a batch old."""
+    """Apply each gradient one step late, so that its exchange runs while the next step is computed."""
     optimizer: Literal["sgd", "lars"] = "sgd"
 
     def __post_init__(self) -> None:

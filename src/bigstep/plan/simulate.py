@@ -247,24 +247,14 @@ def _account(
 def _double_buffered(
     workload: Workload, cluster: Cluster, devices: int, local_batch: float, method: Method
 ) -> Prediction:
-    """Two halves a step, each exchanged while the other is computed: step = 2 max(compute and update, exchange).
+    """A step's gradient travels while the next step is computed: step = max(compute, codec and update, exchange).
+
+    The local batch is what one backward pass computes; the paper calls two such steps one minibatch.
 
     Reference: Seide et al., 1-Bit Stochastic Gradient Descent, 2014, section 3.3.
     """
     plain = replace(method, double_buffer=False, overlap=False)
-    half = predict(workload, cluster, devices=devices, local_batch=local_batch / 2, method=plain)
-    own = half.step_s - half.split["exchange"]
-    exposed = max(0.0, half.exchange_s - own)
-    split = {name: 2 * seconds for name, seconds in half.split.items()} | {"exchange": 2 * exposed}
-    whole = predict(workload, cluster, devices=1, local_batch=local_batch, method=plain)
-    return Prediction(
-        devices=devices,
-        local_batch=local_batch,
-        method=method,
-        step_s=2 * (own + exposed),
-        split=split,
-        exchange_s=2 * half.exchange_s,
-        bytes_sent=2 * half.bytes_sent,
-        rounds=2 * half.rounds,
-        single_s=whole.single_s,
-    )
+    step = predict(workload, cluster, devices=devices, local_batch=local_batch, method=plain)
+    own = step.step_s - step.split["exchange"]
+    exposed = max(0.0, step.exchange_s - own)
+    return replace(step, method=method, step_s=own + exposed, split=step.split | {"exchange": exposed})

@@ -15,9 +15,6 @@ from bigstep.plan.cluster import Device
 
 __all__ = ["Layer", "Workload", "workload_names"]
 
-_SAMPLES = {"resnet18": 1281167, "resnet34": 1281167, "resnet50": 1281167, "alexnet": 1281167, "resnet9": 50000,
-            "small": 12000, "mlp": 12000, "speech46m": 0}  # fmt: skip
-
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
@@ -28,7 +25,9 @@ class Layer:
     flops: float = 0.0
     """Floating-point operations of one sample's forward pass."""
     outputs: int = 0
-    """Numbers in one sample's output, which wait in memory for the backward pass."""
+    """Numbers of one sample that wait in memory for the backward pass, at four bytes."""
+    sequential: int = 1
+    """Steps of which each waits for the one before it, and each of which costs a launch."""
     forward_s: float = 0.0
     """Measured time of the forward pass at the workload's `measured_batch`; 0 where it is derived from flops."""
     backward_s: float = 0.0
@@ -38,6 +37,11 @@ class Layer:
     def parameters(self) -> int:
         """Numbers in the layer's gradient."""
         return sum(math.prod(shape) for shape in self.shapes)
+
+    @property
+    def launches(self) -> int:
+        """How often the device's fixed cost is paid: for each tensor, or for each step of a sequence."""
+        return self.sequential if self.sequential > 1 else len(self.shapes)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)  # compared by identity, so that what is derived from it can be cached
@@ -58,6 +62,10 @@ class Workload:
     """Local batch at which the layers' times were measured; 0 where they are derived."""
     optimizer_s: float = 0.0
     """Measured time of the update; 0 where it is derived from the memory's bandwidth."""
+    tokens: int = 0
+    """Tokens of a sample; 0 where samples are no sequences."""
+    optimizer: str = "lars"
+    """The update rule that the model is usually trained with."""
 
     @functools.cached_property
     def parameters(self) -> int:
@@ -84,6 +92,10 @@ class Workload:
         """Operations of one sample's forward and backward pass; the first layer needs no gradient of its input."""
         return 3 * sum(layer.flops for layer in self.layers) - self.layers[0].flops
 
+    def rate(self, device: Device) -> float:
+        """Operations a second on a device: sequences are matrix products throughout, which run faster than images."""
+        return device.matmul_flop_s if self.tokens and device.matmul_flop_s else device.flop_s
+
     def times(self, device: Device, local_batch: float) -> list[tuple[float, float]]:
         """Seconds of each layer's forward and backward pass on one device, in forward order."""
         if self.measured_batch:
@@ -91,7 +103,7 @@ class Workload:
             return [(layer.forward_s * scale, layer.backward_s * scale) for layer in self.layers]
         pairs = []
         for index, layer in enumerate(self.layers):
-            work, fixed = local_batch * layer.flops / device.flop_s, device.launch_s * len(layer.shapes)
+            work, fixed = local_batch * layer.flops / self.rate(device), device.launch_s * layer.launches
             pairs.append((work + fixed / 3, work * (2 if index else 1) + fixed * 2 / 3))
         return pairs
 
@@ -119,10 +131,11 @@ class Workload:
                 "Measure any other with `bigstep probe --model` and give its .yaml file."
             )
         layers = tuple(
-            Layer(name=layer, shapes=shapes, flops=2 * macs, outputs=outputs)
-            for layer, shapes, macs, outputs in ARCHITECTURES[name]()
+            Layer(name=layer, shapes=shapes, flops=2 * macs, outputs=outputs, sequential=sequential)
+            for layer, shapes, macs, outputs, sequential in ARCHITECTURES[name].layers()
         )
-        return cls(name=name, layers=layers, samples=_SAMPLES[name])
+        known = ARCHITECTURES[name]
+        return cls(name=name, layers=layers, samples=known.samples, tokens=known.tokens, optimizer=known.optimizer)
 
     @classmethod
     def from_mapping(cls, mapping: dict[str, Any], origin: str) -> Workload:
@@ -131,6 +144,7 @@ class Workload:
             "samples": units.count("samples", 0, zero_allowed=True),
             "measured_batch": units.count("measured_batch", 0, zero_allowed=True),
             "optimizer_s": units.duration("optimizer", 0.0),
+            "tokens": units.count("tokens", 0, zero_allowed=True),
         }
         values = units.read_fields(mapping, top, {"name": str, "layers": list}, "")
         if not values.get("layers"):
