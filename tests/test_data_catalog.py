@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gzip
 import hashlib
 import io
 import tarfile
@@ -46,8 +47,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def md5(path: Path) -> str:
-    return "md5:" + hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
+def checksum(path: Path) -> str:
+    return "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def tar_of(source: Path, target: Path, extra: list[tarfile.TarInfo] | None = None) -> None:
@@ -61,7 +62,7 @@ def publish_cifar(published: tuple[Path, str], monkeypatch: pytest.MonkeyPatch, 
     folder, address = published
     write_cifar(folder / "py", "python")
     tar_of(folder / "py", folder / "cifar-10-python.tar.gz", **options)
-    remote = Remote(f"{address}/cifar-10-python.tar.gz", md5(folder / "cifar-10-python.tar.gz"))
+    remote = Remote(f"{address}/cifar-10-python.tar.gz", checksum(folder / "cifar-10-python.tar.gz"))
     monkeypatch.setattr(catalog, "CIFAR10", remote)
 
 
@@ -83,10 +84,38 @@ def test_idx_files_are_downloaded(published: tuple[Path, str], cache: Path, monk
     folder, address = published
     write_idx_set(folder)
     names = [remote.name for remote in catalog.IDX_FILES["mnist"]]
-    remotes = tuple(Remote(f"{address}/{name}", md5(folder / name)) for name in names)
+    remotes = tuple(Remote(f"{address}/{name}", checksum(folder / name)) for name in names)
     monkeypatch.setitem(catalog.IDX_FILES, "mnist", remotes)
     assert len(open_data("mnist").train) == 20
     assert sorted(path.name for path in (cache / "mnist").glob("*.gz")) == sorted(names)
+
+
+def test_a_checksum_may_be_of_what_a_file_unpacks_to(published: tuple[Path, str], tmp_path: Path) -> None:
+    folder, address = published
+    content = bytes(range(256)) * 20_000  # some megabytes, so that it is unpacked piece by piece
+    unpacked = "sha256-unpacked:" + hashlib.sha256(content).hexdigest()
+    for level in (1, 9):  # packed in whatever way
+        (folder / "file.gz").write_bytes(gzip.compress(content, level))
+        assert download(Remote(f"{address}/file.gz", unpacked), tmp_path).exists()
+    for damaged in (gzip.compress(content)[:-9], gzip.compress(content[:-1]), b"not gzip"):
+        (folder / "file.gz").write_bytes(damaged)
+        with pytest.raises(DataError, match="does not have the checksum sha256-unpacked"):
+            download(Remote(f"{address}/file.gz", unpacked), tmp_path)
+
+
+def test_every_named_file_is_fetched_safely_and_held_to_a_sha256() -> None:
+    for remote in (catalog.CIFAR10, *(remote for files in catalog.IDX_FILES.values() for remote in files)):
+        assert remote.url.startswith("https://")
+        assert remote.checksum.startswith("sha256")
+
+
+def test_the_lock_of_the_cache_is_never_written_through_a_link(cache: Path, tmp_path: Path) -> None:
+    (cache / "cifar10").mkdir(parents=True)
+    (tmp_path / "precious").write_text("do not touch")
+    (cache / "cifar10" / ".lock").symlink_to(tmp_path / "precious")
+    with pytest.raises(DataError, match="cache folder .* cannot be written"):
+        open_data("cifar10")
+    assert (tmp_path / "precious").read_text() == "do not touch"
 
 
 def test_an_archive_that_a_person_put_there_is_unpacked(
@@ -115,7 +144,7 @@ def test_only_expected_members_leave_an_archive(
 
 
 def test_offline_one_sentence_says_what_to_put_where(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalog, "CIFAR10", Remote("http://127.0.0.1:9/cifar-10-python.tar.gz", "md5:0"))
+    monkeypatch.setattr(catalog, "CIFAR10", Remote("http://127.0.0.1:9/cifar-10-python.tar.gz", "sha256:0"))
     with pytest.raises(DataError) as caught:
         open_data("cifar10")
     sentence = str(caught.value)
@@ -128,10 +157,10 @@ def test_a_wrong_checksum_leaves_nothing_behind(published: tuple[Path, str], tmp
     folder, address = published
     (folder / "file.gz").write_bytes(b"something else")
     for url in (f"{address}/file.gz", (folder / "file.gz").as_uri()):
-        with pytest.raises(DataError, match="does not have the checksum md5:1234"):
-            download(Remote(url, "md5:1234"), tmp_path)
+        with pytest.raises(DataError, match="does not have the checksum sha256:1234"):
+            download(Remote(url, "sha256:1234"), tmp_path)
     with pytest.raises(DataError, match=r"absent\.gz cannot be fetched \(File not found\)"):
-        download(Remote(f"{address}/absent.gz", "md5:1234"), tmp_path)
+        download(Remote(f"{address}/absent.gz", "sha256:1234"), tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"published"}
 
 

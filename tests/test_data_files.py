@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import pickle
 import struct
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -217,6 +219,39 @@ def test_a_bad_pickle_is_named(tmp_path: Path, case: str) -> None:
     with pytest.raises(DataError) as caught:
         read_batch(path)
     assert str(path) in str(caught.value)
+
+
+SMALL_FILES_THAT_ASK_FOR_MUCH = {
+    # a part of a pickle numbered 4,294,967,295: Python's C reader makes a table as long
+    "cifar memo": ("data_batch_1", b"\x80\x02]r\xff\xff\xff\xff."),
+    "cifar bytearray": ("data_batch_1", b"\x80\x05\x96" + struct.pack("<Q", 2**35) + b"x."),
+    "cifar lists": ("data_batch_1", b"\x80\x02" + b"]" * 4_000_000),
+    "idx zeros": (
+        "train-images-idx3-ubyte.gz",
+        gzip.compress(bytes([0, 0, 8, 3]) + struct.pack(">3I", 800_000, 28, 28)) + gzip.compress(bytes(2**27)) * 5,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SMALL_FILES_THAT_ASK_FOR_MUCH)
+def test_a_small_file_never_takes_much_memory(tmp_path: Path, case: str) -> None:
+    name, content = SMALL_FILES_THAT_ASK_FOR_MUCH[case]
+    path = tmp_path / name
+    path.write_bytes(content)
+    reader = "from bigstep.data.cifar import read_batch as read; more = ()"
+    if name.endswith(".gz"):
+        reader = "from bigstep.data.idx import read_idx as read; more = (3,)"
+    program = (
+        f"import resource, sys; from pathlib import Path; {reader}\n"
+        "from bigstep.errors import DataError\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "try:\n    read(Path(sys.argv[1]), *more)\n"
+        "except DataError as error:\n    print(error, file=sys.stderr)\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=True)
+    assert str(path) in ran.stderr
+    assert int(ran.stdout) < 200_000  # kB: what half a million Python objects take, and some
 
 
 def test_bad_binary_batches_are_named(tmp_path: Path) -> None:

@@ -25,21 +25,27 @@ CIFAR10 = Remote(
     "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
     "sha256:6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
 )
-_FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
+_FASHION = "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion"
 _MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist"
-# the publishers give MD5 sums: good against a torn download, which is what they are for
+# the publishers give MD5 sums alone, which can be forged: what counts here is what the files unpack to
 IDX_FILES = {
-    "fashion-mnist": (
-        Remote(f"{_FASHION}/train-images-idx3-ubyte.gz", "md5:8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
-        Remote(f"{_FASHION}/train-labels-idx1-ubyte.gz", "md5:25c81989df183df01b3e8a0aad5dffbe"),
-        Remote(f"{_FASHION}/t10k-images-idx3-ubyte.gz", "md5:bef4ecab320f06d8554ea6380940ec79"),
-        Remote(f"{_FASHION}/t10k-labels-idx1-ubyte.gz", "md5:bb300cfdad3c16e7a12a480ee83cd310"),
+    "fashion-mnist": tuple(
+        Remote(f"{_FASHION}/{name}.gz", f"sha256-unpacked:{digest}")
+        for name, digest in (
+            ("train-images-idx3-ubyte", "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888"),
+            ("train-labels-idx1-ubyte", "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9"),
+            ("t10k-images-idx3-ubyte", "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b"),
+            ("t10k-labels-idx1-ubyte", "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34"),
+        )
     ),
-    "mnist": (
-        Remote(f"{_MNIST}/train-images-idx3-ubyte.gz", "md5:f68b3c2dcbeaaa9fbdd348bbdeb94873"),
-        Remote(f"{_MNIST}/train-labels-idx1-ubyte.gz", "md5:d53e105ee54ea40749a09fcbcd1e9432"),
-        Remote(f"{_MNIST}/t10k-images-idx3-ubyte.gz", "md5:9fb629c4189551a2d022fa330f9573f3"),
-        Remote(f"{_MNIST}/t10k-labels-idx1-ubyte.gz", "md5:ec29112dd5afa0611ce80d1b7f02629c"),
+    "mnist": tuple(
+        Remote(f"{_MNIST}/{name}.gz", f"sha256-unpacked:{digest}")
+        for name, digest in (
+            ("train-images-idx3-ubyte", "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db"),
+            ("train-labels-idx1-ubyte", "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5"),
+            ("t10k-images-idx3-ubyte", "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7"),
+            ("t10k-labels-idx1-ubyte", "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"),
+        )
     ),
 }
 _IDX_FACTS = {  # classes, mean, deviation of the training images

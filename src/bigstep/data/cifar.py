@@ -1,6 +1,7 @@
 """CIFAR-10 in its official forms: batches of pickled arrays, and batches of plain bytes.
 
-A pickle can run code. The reader here builds bytes, numbers, lists, dicts and byte arrays, and refuses everything else.
+A pickle can run code, and a few bytes of it can take gigabytes. The reader here builds bytes, numbers, lists, dicts and
+byte arrays out of a bounded number of instructions, and refuses everything else.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import io
 import pickle
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -29,7 +30,8 @@ PYTHON_FILES = tuple(
 )
 _BINARY_FILES = tuple(f"{name.replace('-py', '-bin')}.bin" for name in PYTHON_FILES)
 _PIXELS = 3 * 32 * 32
-_MAX_FILE_BYTES = 2**28  # an official batch has 31 MB
+_MAX_FILE_BYTES = 2**27  # an official batch has 31 MB
+_MAX_READS = 500_000  # an official batch takes about 100,000
 
 
 def find_cifar(folder: Path) -> tuple[Path, ...] | None:
@@ -80,7 +82,7 @@ def _parse_binary(content: NDArray[np.uint8], path: Path) -> tuple[Tensor, Tenso
 
 def _parse_pickle(content: NDArray[np.uint8], path: Path) -> tuple[Tensor, Tensor]:
     try:
-        batch = _ArrayUnpickler(io.BytesIO(content.data), encoding="bytes").load()
+        batch = _ArrayUnpickler(_BoundedReads(content.data), encoding="bytes").load()
         data, labels = batch[b"data"], batch[b"labels"]
     except Exception as error:  # a damaged pickle can raise nearly anything
         reason = str(error) if isinstance(error, pickle.UnpicklingError) else f"damaged ({type(error).__name__})"
@@ -91,8 +93,38 @@ def _parse_pickle(content: NDArray[np.uint8], path: Path) -> tuple[Tensor, Tenso
     return torch.from_numpy(np.ascontiguousarray(data)), torch.tensor(labels, dtype=torch.int64)
 
 
-class _ArrayUnpickler(pickle.Unpickler):
-    """An unpickler that can build arrays of bytes and plain containers, and call nothing else."""
+class _BoundedReads(io.BytesIO):
+    """A file of which only so many pieces are read: each instruction of a pickle is at least one."""
+
+    reads = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self.reads += 1
+        if self.reads > _MAX_READS:
+            raise pickle.UnpicklingError(f"it has more than the {_MAX_READS:,} parts that are read")
+        return super().read(size)
+
+
+def _refuse(unpickler: object) -> None:
+    raise pickle.UnpicklingError("it holds a bytearray, which no official batch does")
+
+
+def _skip_frame(unpickler: Any) -> None:
+    unpickler.read(8)  # its length: a hint to readers that read ahead
+
+
+class _ArrayUnpickler(pickle._Unpickler):  # type: ignore[misc,name-defined]  # Python's own, not in the stubs
+    """An unpickler that can build arrays of bytes and plain containers, and call nothing else.
+
+    The one written in C keeps what it has built in an array as long as the largest number that the file gives to a
+    part of it: nine bytes take gigabytes. This one keeps a dict.
+    """
+
+    dispatch: ClassVar[dict[int, Callable[..., None]]] = {
+        **pickle._Unpickler.dispatch,  # type: ignore[attr-defined]  # as above
+        pickle.BYTEARRAY8[0]: _refuse,  # takes the memory that it names before it reads
+        pickle.FRAME[0]: _skip_frame,
+    }
 
     def find_class(self, module: str, name: str, /) -> Any:
         # closures, made anew each time: nothing that a pickle does to what it gets can outlive the load

@@ -35,7 +35,7 @@ class Remote:
 
     url: str
     checksum: str
-    """Algorithm and digest, as md5:... or sha256:...; what the publishers give."""
+    """sha256:... of the file, or sha256-unpacked:... of what a file of gzip unpacks to, which may be packed anew."""
 
     @property
     def name(self) -> str:
@@ -50,17 +50,27 @@ def cache_folder() -> Path:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Make a folder and hold its lock; the lock ends with the process, however it ends."""
+    """Make a folder and hold its lock; the lock ends with the process, however it ends.
+
+    The lock is never opened through a link, which somebody else may have put there, and nothing is written to it.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = open(folder / ".lock", "w")  # noqa: SIM115 - closed below
+        lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise DataError(
             f"The cache folder {folder} cannot be written ({error.strerror}); set BIGSTEP_DATA to one that can."
         ) from None
-    with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError as error:
+            raise DataError(
+                f"The cache folder {folder} cannot be locked ({error.strerror}); set BIGSTEP_DATA to a local folder."
+            ) from None
         yield
+    finally:
+        os.close(lock)
 
 
 def download(remote: Remote, folder: Path, progress: Progress | None = None) -> Path:
@@ -73,21 +83,22 @@ def download(remote: Remote, folder: Path, progress: Progress | None = None) -> 
     """
     target = folder / remote.name
     temporary = folder / f".{remote.name}.{os.getpid()}.part"
-    algorithm, _, expected = remote.checksum.partition(":")
-    digest = hashlib.new(algorithm, usedforsecurity=False)
+    checksum = _Checksum(remote.checksum)
     received = 0
     try:
-        with urllib.request.urlopen(remote.url, timeout=_TIMEOUT_S) as response, open(temporary, "wb") as file:
+        temporary.unlink(missing_ok=True)
+        # "x": never through a link that somebody has put there
+        with urllib.request.urlopen(remote.url, timeout=_TIMEOUT_S) as response, open(temporary, "xb") as file:
             total = int(response.headers.get("Content-Length") or 0)
             while received <= _MAX_BYTES and (chunk := response.read(_CHUNK_BYTES)):
                 file.write(chunk)
-                digest.update(chunk)
+                checksum.update(chunk)
                 received += len(chunk)
                 if progress is not None:
                     progress(remote.name, received, total)
             file.flush()
             os.fsync(file.fileno())
-        if digest.hexdigest() != expected:
+        if not checksum.matches():
             raise DataError(
                 f"What {remote.url} sent ({received:,} bytes) does not have the checksum {remote.checksum}; "
                 f"try again, or put the right file at {target}."
@@ -102,6 +113,34 @@ def download(remote: Remote, folder: Path, progress: Progress | None = None) -> 
     finally:
         temporary.unlink(missing_ok=True)
     return target
+
+
+class _Checksum:
+    """The checksum of bytes that arrive piece by piece."""
+
+    def __init__(self, expected: str) -> None:
+        algorithm, _, self._digest = expected.partition(":")
+        assert algorithm in ("sha256", "sha256-unpacked"), algorithm
+        self._hash = hashlib.sha256()
+        self._unpacker = zlib.decompressobj(wbits=31) if algorithm == "sha256-unpacked" else None  # 31: gzip
+        self._damaged = False
+
+    def update(self, piece: bytes) -> None:
+        """Take the next piece."""
+        if self._unpacker is None:
+            self._hash.update(piece)
+            return
+        while piece and not self._damaged:
+            try:
+                self._hash.update(self._unpacker.decompress(piece, _CHUNK_BYTES))  # however much it unpacks to
+            except zlib.error:
+                self._damaged = True
+            piece = self._unpacker.unconsumed_tail
+
+    def matches(self) -> bool:
+        """Whether all that came is what was expected."""
+        torn = self._damaged or (self._unpacker is not None and not self._unpacker.eof)
+        return not torn and self._hash.hexdigest() == self._digest
 
 
 def unpack(archive: Path, members: tuple[str, ...], folder: Path) -> None:

@@ -22,8 +22,10 @@ from bigstep.errors import DataError
 
 __all__ = ["find_idx", "open_idx", "read_idx"]
 
-_MAX_BYTES = 2**33  # 8 GiB: two orders above the largest set that is published in this format
-_MAX_GZIP_RATIO = 1032  # deflate cannot pack tighter, so a header that claims more lies
+_MAX_BYTES = 2**31  # four times the largest set that is published in this format
+_MAX_GZIP_RATIO = 64  # images pack to a quarter; a file that packs tighter than this is not of images
+_ALWAYS_READ = 2**24  # but labels may: a small file is read however tightly it is packed
+_CHUNK_BYTES = 2**20
 _PARTS = ("images-idx3-ubyte", "labels-idx1-ubyte")
 
 
@@ -48,7 +50,8 @@ def read_idx(path: Path, dimensions: int) -> Tensor:
     try:
         stored = path.stat().st_size
         with gzip.open(path) if packed else open(path, "rb") as file:
-            return _read(cast(BinaryIO, file), path, dimensions, stored * _MAX_GZIP_RATIO if packed else stored)
+            most = max(stored * _MAX_GZIP_RATIO, _ALWAYS_READ) if packed else stored
+            return _read(cast(BinaryIO, file), path, dimensions, most)
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or "its compressed data is damaged"
         raise DataError(f"{path} cannot be read: {reason}.") from None
@@ -62,7 +65,9 @@ def _read(file: BinaryIO, path: Path, dimensions: int, most: int) -> Tensor:
     size = math.prod(shape)
     if size + len(head) > most or size > _MAX_BYTES:
         raise DataError(f"{path} claims {' x '.join(map(str, shape))} values, which a file of its size cannot hold.")
-    values = bytearray(file.read(size))
+    values = bytearray()  # grows with what is there, not with what the header claims
+    while len(values) < size and (chunk := file.read(min(size - len(values), _CHUNK_BYTES))):
+        values += chunk
     if len(values) != size or file.read(1):
         found = f"only {len(values):,}" if len(values) != size else "more"
         raise DataError(f"{path} should hold {size:,} values by its header but holds {found}; fetch it again.")
