@@ -121,12 +121,22 @@ def damage(path: Path, chance: random.Random) -> str:
     return mutation.__name__
 
 
+def resume_command(folder: Path) -> list[str]:
+    """As after a kill at its very end: without a result, the run's checkpoint must be read."""
+    path = folder / "run" / "run.json"
+    with contextlib.suppress(ValueError, AttributeError):  # mutated beyond that
+        facts = json.loads(path.read_text())
+        if facts.pop("result", None):
+            path.write_text(json.dumps(facts))
+    return [*TRAIN, "--out", str(folder / "run"), "--resume"]
+
+
 def checkpoint_bytes(base: Path, folder: Path, chance: random.Random) -> tuple[list[str], str]:
     shutil.copytree(base / "run", folder / "run")
     paths = sorted((folder / "run" / "checkpoints").iterdir())
     which = [paths[-1]] if chance.random() < 0.5 else paths
     name = "+".join(damage(path, chance) for path in which)
-    return [*TRAIN, "--out", str(folder / "run"), "--resume"], name
+    return resume_command(folder), name
 
 
 def checkpoint_sealed(base: Path, folder: Path, chance: random.Random) -> tuple[list[str], str]:
@@ -138,7 +148,7 @@ def checkpoint_sealed(base: Path, folder: Path, chance: random.Random) -> tuple[
     payload, mutation = path.read_bytes()[40:], chance.choice(BYTES)
     payload = mutation(payload, chance)
     path.write_bytes(b"bigstep1" + hashlib.sha256(payload).digest() + payload)
-    return [*TRAIN, "--out", str(folder / "run"), "--resume"], mutation.__name__
+    return resume_command(folder), mutation.__name__
 
 
 def checkpoint_values(base: Path, folder: Path, chance: random.Random) -> tuple[list[str], str]:
@@ -154,7 +164,7 @@ def checkpoint_values(base: Path, folder: Path, chance: random.Random) -> tuple[
     state = strange(load_checkpoint(newest), chance, tensors)
     with contextlib.suppress(OverflowError):
         save_checkpoint(checkpoints, int(newest.stem[5:]), state, keep=2)
-    return [*TRAIN, "--out", str(folder / "run"), "--resume"], "strange"
+    return resume_command(folder), "strange"
 
 
 def config(base: Path, folder: Path, chance: random.Random) -> tuple[list[str], str]:
@@ -190,7 +200,7 @@ def records(base: Path, folder: Path, chance: random.Random) -> tuple[list[str],
         path.write_text("\n".join(lines) + "\n")
         name = "strange"
     if chance.random() < 0.3:
-        return [*TRAIN, "--out", str(folder / "run"), "--resume"], f"{path.name} {name}, resumed"
+        return resume_command(folder), f"{path.name} {name}, resumed"
     return ["report", str(folder / "run"), "--html", str(folder / "page.html"), "--json"], f"{path.name} {name}"
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
+import errno
 import importlib.metadata
 import json
 import math
@@ -24,7 +24,7 @@ from typing import Any
 import bigstep
 from bigstep.errors import ConfigError, DataError, RunError
 
-__all__ = ["FORMAT", "Run", "RunWriter", "describe_machine", "locked", "read_run", "write_atomically"]
+__all__ = ["FORMAT", "Run", "RunWriter", "describe_machine", "json_text", "locked", "read_run", "write_atomically"]
 
 FORMAT = 1
 """Version of the run folder's layout; a reader refuses newer ones and upgrades older ones."""
@@ -49,29 +49,66 @@ def write_atomically(path: Path, content: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def json_text(value: Any, indent: int | None = None) -> str:
+    """Write a value as JSON, which knows neither NaN nor infinity: they become null, and readers show a gap.
+
+    >>> json_text({"loss": float("nan"), "rows": [1, float("inf")]})
+    '{"loss": null, "rows": [1, null]}'
+    """
+    try:
+        return json.dumps(value, indent=indent, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(value), indent=indent, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keep a run folder for this process; the system gives it free when the process ends, however it ends."""
+def locked(folder: Path, *, fresh: bool = False) -> Iterator[None]:
+    """Keep a run folder for this process; the system gives it free when the process ends, however it ends.
+
+    A folder in which nothing was written is removed again.
+
+    Args:
+        folder: It is made if it is not there.
+        fresh: Refuse a folder that holds a run. Looked at under the lock, since another may have begun one just now.
+    """
+    from filelock import FileLock, Timeout  # locks of a thread, not only of a process, and never through a link
+
+    lock = FileLock(folder / ".lock", timeout=0)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        lock.acquire()
+    except Timeout:
+        raise ConfigError(
+            f"Another run is writing into {folder}; wait until it ends, or choose another folder with --out."
+        ) from None
     except OSError as error:
+        if error.errno == errno.ENOLCK:
+            raise ConfigError(
+                f"The file system of {folder} keeps no locks ({error.strerror}); choose another with --out."
+            ) from None
         raise ConfigError(
             f"The run folder {folder} cannot be written ({error.strerror}); choose another with --out."
         ) from None
     try:
-        try:
-            # a lock of this process alone: loader processes that outlive a killed rank must not keep it
-            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ConfigError(
-                f"Another run is writing into {folder}; wait until it ends, or choose another folder with --out."
-            ) from None
+        if fresh and (folder / "run.json").exists():
+            raise ConfigError(f"{folder} holds a run; add --resume to go on with it, or name a new folder with --out.")
         for left in (*folder.glob(".*.part"), *folder.glob("checkpoints/.*.part")):
             left.unlink(missing_ok=True)  # by a writer that was killed
         yield
     finally:
-        os.close(handle)
+        with contextlib.suppress(OSError):
+            if all(path.name == ".lock" for path in folder.iterdir()):
+                (folder / ".lock").unlink(missing_ok=True)
+                folder.rmdir()
+        lock.release()
 
 
 def describe_machine() -> dict[str, Any]:
@@ -129,18 +166,27 @@ class RunWriter:
     """
 
     def __init__(self, folder: Path, config: Mapping[str, Any], *, keep_until_step: int | None = None, **facts: Any):
-        """Start a run folder, or go on with one: rows after `keep_until_step` are dropped, as they will come again."""
+        """Start a run folder, or go on with one: rows after `keep_until_step` are dropped, as they will come again.
+
+        A run that goes on keeps when it was started; `sessions` has an entry for each time that it was run.
+        """
         self.folder = folder
+        machine, now = describe_machine(), _now()
+        session = {"started": now, "from_step": keep_until_step or 0, **machine, **_pick(facts, "ranks", "device")}
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            before = read_run(folder).facts if keep_until_step and (folder / "run.json").exists() else {}
             kept = [] if keep_until_step is None else _rows_until(folder / "metrics.jsonl", keep_until_step)
             write_atomically(folder / "metrics.jsonl", "".join(map(_line, kept)).encode())
+            sessions = before.get("sessions", [_pick(before, *session)] if before else [])
             self._facts: dict[str, Any] = {
                 "format": FORMAT,
                 "config": dict(config),
-                "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-                **describe_machine(),
+                **machine,
+                **_pick(before, "name", "tags", "bench"),
                 **facts,
+                "started": before.get("started", now),
+                "sessions": [*sessions, session],
             }
             self._write_facts()
             self._metrics = open(folder / "metrics.jsonl", "a", encoding="utf-8")  # noqa: SIM115 - open for the run
@@ -171,7 +217,7 @@ class RunWriter:
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Write the result and close the folder."""
-        self.update(result=dict(result), finished=time.strftime("%Y-%m-%dT%H:%M:%S%z"))
+        self.update(result=dict(result), finished=_now())
         self.close()
 
     def close(self) -> None:
@@ -180,7 +226,7 @@ class RunWriter:
             self._metrics.close()
 
     def _write_facts(self) -> None:
-        write_atomically(self.folder / "run.json", (json.dumps(self._facts, indent=1) + "\n").encode())
+        write_atomically(self.folder / "run.json", (json_text(self._facts, indent=1) + "\n").encode())
 
 
 def _unwritable(path: Path, error: OSError) -> RunError:
@@ -188,9 +234,15 @@ def _unwritable(path: Path, error: OSError) -> RunError:
 
 
 def _line(row: Mapping[str, Any]) -> str:
-    # JSON has no NaN or infinity: a loss that is not finite is written as null, and readers show it as such
-    clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
-    return json.dumps(clean) + "\n"
+    return json_text(row) + "\n"
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
+
+
+def _pick(facts: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: facts[name] for name in names if name in facts}
 
 
 def _rows_until(path: Path, step: int) -> list[dict[str, Any]]:
@@ -226,12 +278,18 @@ class Run:
     @property
     def config(self) -> dict[str, Any]:
         """The resolved configuration, as plain dicts."""
-        return dict(self.facts.get("config", {}))
+        return _mapping(self.facts, "config", self.folder)
 
     @property
     def result(self) -> dict[str, Any]:
         """The result, empty while the run is unfinished."""
-        return dict(self.facts.get("result", {}))
+        return _mapping(self.facts, "result", self.folder)
+
+    @property
+    def complete(self) -> bool:
+        """Whether it went through all of its epochs; one that `--steps` ended has not."""
+        reached = max((row.get("epoch") or 0.0 for row in self.rows[-2:]), default=0.0)
+        return bool(self.result) and reached >= float(self.config.get("epochs", 0.0)) * (1 - 1e-9)
 
     @property
     def train(self) -> list[dict[str, Any]]:
@@ -247,6 +305,13 @@ class Run:
     def notes(self) -> list[str]:
         """Remarks written during the run."""
         return [str(row["text"]) for row in self.rows if row.get("kind") == "note"]
+
+
+def _mapping(facts: Mapping[str, Any], name: str, folder: Path) -> dict[str, Any]:
+    value = facts.get(name, {})
+    if not isinstance(value, dict):
+        raise DataError(f"{folder / 'run.json'}: {name} is {value!r:.40}, but it must be an object of fields.")
+    return dict(value)
 
 
 def read_run(folder: Path) -> Run:

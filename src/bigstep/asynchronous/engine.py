@@ -39,7 +39,7 @@ def _run(order: Order, ranks: Ranks, audience: Audience, own: dict[str, Any]) ->
         keep_until_step=saved.updates if saved else None,
         ranks=asynchronous.replicas,
         device=torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else "cpu",
-        published=order.published,
+        **order.facts,
     )
     audience.note(
         f"{config.recipe} · {config.model} on {config.data.name} · updates of {config.workers.local_batch} samples · "

@@ -1,18 +1,16 @@
-"""The door of the planner: `bigstep plan` and `bigstep probe`."""
+"""`bigstep plan`: predict a run before the cluster is rented."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from bigstep.errors import ConfigError
+from bigstep.cli.options import Json, print_json, refuse_existing
+from bigstep.errors import require
 
-__all__ = ["plan", "probe"]
-
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
+__all__ = ["plan"]
 
 
 def plan(
@@ -39,13 +37,16 @@ def plan(
 ) -> None:
     """Predict a run before the cluster is rented: time, method, and whether compression pays.
 
+    \b
     bigstep plan --gpus 2048                                  # ResNet-50 on ABCI
     bigstep plan --cluster dgx_h100 --gpus 512 --target 75.9 --html plan.html
     bigstep plan --cluster my.yaml --model my_model.yaml      # files that `bigstep probe` wrote
     """
-    for target_file in (html, out if validate_local else None):
-        if target_file is not None and target_file.exists() and not force:
-            raise ConfigError(f"{target_file} is there already; add --force to replace it, or name another file.")
+    require(
+        html is None or not (validate or validate_local),
+        "--html draws a prediction, but --validate compares with what was measured; leave one of them out.",
+    )
+    refuse_existing(html, out if validate_local else None, force=force)
     if validate_local:
         from bigstep.lab.validate import validate_local as measure_and_compare
 
@@ -71,34 +72,10 @@ def plan(
 
         write_page(result, html, model=model, cluster=cluster)
     if as_json:
-        typer.echo(json.dumps(result))
+        print_json(result)
         return
     from bigstep.plan import render
 
     render(result)
     if html is not None:
         typer.echo(f"Written: {html}")
-
-
-def probe(
-    out: Annotated[Path, typer.Option(help="Folder for machine.yaml and the model's file.")] = Path("probe"),
-    model: Annotated[str, typer.Option(help="Measure this model layer by layer too.")] = "",
-    ranks: Annotated[int, typer.Option(min=2, help="Processes among which collectives are timed.")] = 2,
-    batch: Annotated[int, typer.Option(min=1, help="Local batch at which the model is measured.")] = 32,
-    image_size: Annotated[int, typer.Option(min=1, help="Side of its images.")] = 224,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    as_json: Json = False,
-) -> None:
-    """Measure this machine, its links and a model, and write files that `bigstep plan` reads.
-
-    bigstep probe --model resnet18 --image-size 64
-    bigstep plan --cluster probe/machine.yaml --model probe/resnet18.yaml
-    """
-    from bigstep.lab.probe import probe as measure
-
-    result = measure(out, model=model, ranks=ranks, batch=batch, image_size=image_size, device=device)
-    if as_json:
-        typer.echo(json.dumps(result))
-        return
-    for path in result["files"]:
-        typer.echo(f"Written: {path}")

@@ -8,12 +8,13 @@ it is saved and goes on with all ranks again.
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-from bigstep.engine.launch import Crew, started
+from bigstep.engine.job import Job
+from bigstep.engine.launch import RankProcesses, started
 from bigstep.errors import RunError
 
 __all__ = ["launch_elastic"]
@@ -22,48 +23,46 @@ _MOST_FUTILE_STARTS = 3
 """After so many starts that produced no new checkpoint the fault is not a lost rank's."""
 
 
-def launch_elastic(procs: int, arguments: Sequence[str], folder: Path) -> int:
-    """Run `bigstep ARGUMENTS` as `procs` ranks in `folder`, and keep it going while ranks are lost."""
-    command = [*arguments, "--out", str(folder)]
-    ranks, futile = procs, 0
+def launch_elastic(procs: int, job: Job) -> int:
+    """Run a job as `procs` ranks, and keep it going while ranks are lost."""
+    folder, ranks, futile = job.folder, procs, 0
     while True:
         saved = _newest(folder)
-        with started(ranks, command) as crew:
+        with started(ranks, job) as running:
             # with a rank missing, go on only until there is something new to lose
-            crew.watch(until=lambda: ranks < procs and _newest(folder) > saved)  # noqa: B023 - watched right here
-            failed = crew.first_failed()
-            if failed is None and all(process.poll() == 0 for process in crew.processes):
+            running.watch(until=lambda: ranks < procs and _newest(folder) > saved)  # noqa: B023 - watched right here
+            failed = running.first_failed()
+            if failed is None and all(process.poll() == 0 for process in running.processes):
                 return 0
-            if crew.stop_number:
-                return crew.stopped()
-            if failed is not None and not crew.killed():
-                crew.wait(10, crew.processes[:1])
-                if not crew.killed():  # a mistake or a fault of the program: another start would meet it again
-                    return crew.explain(failed)
+            if running.stop_number:
+                return running.stopped()
+            if failed is not None and not running.killed():
+                running.wait(10, running.processes[:1])
+                if not running.killed():  # a mistake or a fault of the program: another start would meet it again
+                    return running.explain(failed)
             if failed is None:
-                crew.send(signal.SIGTERM)  # save what the ranks that were left have reached
-                crew.wait(120)
-                if crew.stop_number:
-                    return crew.stopped()
-                if all(process.poll() == 0 for process in crew.processes):  # they were done before they heard it
+                running.send(signal.SIGTERM)  # save what the ranks that were left have reached
+                running.wait(120)
+                if running.stop_number:
+                    return running.stopped()
+                if all(process.poll() == 0 for process in running.processes):  # they were done before they heard it
                     return 0
                 ranks = procs
                 _say(f"The lost ranks are back; going on with {procs}.")
             else:
-                ranks = _shrink(crew, ranks)
+                ranks = _shrink(running, ranks)
         futile = 0 if _newest(folder) > saved else futile + 1
         if futile == _MOST_FUTILE_STARTS:
             raise RunError(
                 f"Ranks were lost {futile} times without a new checkpoint in between; lower checkpoint.seconds or look "
                 "for what kills them (often the memory limit), then go on with --resume."
             )
-        if "--resume" not in command:
-            command.append("--resume")
+        job = dataclasses.replace(job, resume=True)
 
 
-def _shrink(crew: Crew, ranks: int) -> int:
+def _shrink(running: RankProcesses, ranks: int) -> int:
     """Say who was lost, and return how many ranks are left."""
-    lost = crew.killed()
+    lost = running.killed()
     left = max(1, ranks - len(lost))
     names = ", ".join(map(str, lost))
     _say(f"Rank {names} was lost; going on with {left} of {ranks} ranks from the last checkpoint.")

@@ -1,4 +1,4 @@
-"""Starting several ranks on one machine: the same command again, once a rank, watched until it ends.
+"""Starting several ranks on one machine: each gets the same job, and all are watched until they end.
 
 Imports no torch, so the watcher costs nothing beside the ranks it watches.
 """
@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from bigstep.engine.job import JOB_VARIABLE, Job
 from bigstep.errors import RunError
 
-__all__ = ["Crew", "die_with_launcher", "is_rank", "launch"]
+__all__ = ["RankProcesses", "die_with_launcher", "launch", "program"]
 
 _LAUNCHER_VARIABLE = "BIGSTEP_LAUNCHER"
 _GRACE_S = 10.0
@@ -29,30 +30,35 @@ _SAVING_S = 120.0
 """How long ranks that were asked to stop may take to save the run."""
 
 
-def is_rank() -> bool:
-    """Whether torchrun, or `launch`, started this process as one rank of several."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+def program(*arguments: str) -> list[str]:
+    """Return the command line that runs `bigstep ARGUMENTS` with this very bigstep, wherever it was imported from.
+
+    The current folder is not put on the path: a `random.py` that lies there must not be taken for Python's own.
+    """
+    source = str(Path(__file__).parents[2])
+    start = "import sys; del sys.argv[0]; sys.path.append({!r}); from bigstep.__main__ import program; program()"
+    return [sys.executable, "-P", "-c", start.format(source), "bigstep", *arguments]
 
 
-def launch(procs: int, arguments: Sequence[str]) -> int:
-    """Run `bigstep ARGUMENTS` as `procs` ranks and return the exit status of the run.
+def launch(procs: int, job: Job) -> int:
+    """Run a job as `procs` ranks and return the exit status of the run.
 
     Rank 0 keeps this terminal; what the others print is shown only if they fail.
     """
-    with started(procs, arguments) as crew:
-        crew.watch()
-        failed = crew.first_failed()
+    with started(procs, job) as ranks:
+        ranks.watch()
+        failed = ranks.first_failed()
         if failed is None:
             return 0
-        if crew.stop_number:
-            return crew.stopped()
-        crew.wait(_GRACE_S, crew.processes[:1])  # rank 0 speaks for all; one that hangs would not end anyway
-        return crew.explain(failed)
+        if ranks.stop_number:
+            return ranks.stopped()
+        ranks.wait(_GRACE_S, ranks.processes[:1])  # rank 0 speaks for all; one that hangs would not end anyway
+        return ranks.explain(failed)
 
 
 @dataclass
-class Crew:
-    """The ranks of one run, by process."""
+class RankProcesses:
+    """The ranks of one run, each a process."""
 
     processes: list[subprocess.Popen[bytes]]
     scratch: Path
@@ -123,30 +129,34 @@ class Crew:
 
 
 @contextlib.contextmanager
-def started(procs: int, arguments: Sequence[str]) -> Iterator[Crew]:
+def started(procs: int, job: Job) -> Iterator[RankProcesses]:
     """Start the ranks; on the way out none is left, whatever happened."""
-    with tempfile.TemporaryDirectory(prefix="bigstep-") as scratch:
-        crew = Crew([_start(rank, procs, arguments, Path(scratch)) for rank in range(procs)], Path(scratch))
-        before = {number: signal.signal(number, crew.stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    with tempfile.TemporaryDirectory(prefix="bigstep-") as folder:
+        scratch = Path(folder)
+        job.write(scratch / "job.json")
+        ranks = RankProcesses([], scratch)
+        before = {number: signal.signal(number, ranks.stop) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
-            yield crew
+            ranks.processes += (_start(rank, procs, scratch) for rank in range(procs))
+            yield ranks
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-            crew.send(signal.SIGKILL)
-            crew.wait(_GRACE_S)
+            ranks.send(signal.SIGKILL)
+            ranks.wait(_GRACE_S)
 
 
-def _start(rank: int, procs: int, arguments: Sequence[str], scratch: Path) -> subprocess.Popen[bytes]:
+def _start(rank: int, procs: int, scratch: Path) -> subprocess.Popen[bytes]:
     environment = os.environ | {
         "RANK": str(rank),
         "WORLD_SIZE": str(procs),
         "LOCAL_RANK": str(rank),
         "LOCAL_WORLD_SIZE": str(procs),
         "BIGSTEP_STORE": str(scratch / "store"),
+        JOB_VARIABLE: str(scratch / "job.json"),
         _LAUNCHER_VARIABLE: str(os.getpid()),
     }
-    command = [sys.executable, "-m", "bigstep", *arguments]
+    command = program(*sys.argv[1:])  # the ranks read their job, and whoever lists processes what was typed
     # a process group of its own: Ctrl-C reaches a rank once, from the launcher, and not from the terminal as well
     if rank == 0:
         return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, process_group=0)

@@ -56,7 +56,8 @@ class Order:
     folder: Path
     resume: bool = False
     max_steps: int | None = None
-    published: dict[str, Any] | None = None
+    facts: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """What the records say about the run besides its configuration."""
     profile: int = 0
     """Steps to profile."""
 
@@ -166,7 +167,7 @@ def _run_parts(
             keep_until_step=begin.step,
             ranks=ranks.size,
             device=_device_name(ranks.device),
-            published=order.published,
+            **order.facts,
         )
         listener = _Scribe(writer, audience)
     profiler = profiler_of(parts, order.folder, order.profile, listener.note) if order.profile and ranks.first else None

@@ -18,7 +18,7 @@ __all__ = ["report_command"]
 
 
 def report_command(
-    paths: Sequence[Path], *, html: Path | None, csv: Path | None, markdown: bool, force: bool, quiet: bool
+    paths: Sequence[Path], *, html: Path | None, csv: Path | None, markdown: bool, quiet: bool
 ) -> dict[str, Any]:
     """Report on runs and return what `--json` prints.
 
@@ -27,17 +27,12 @@ def report_command(
         html: Where to write a page.
         csv: Where to write a row a run.
         markdown: Print a Markdown table instead of plots.
-        force: Replace files that are there.
         quiet: Print nothing.
     """
-    for target in (html, csv):
-        if target is not None and target.exists() and not force:
-            raise ConfigError(f"{target} is there already; add --force to replace it, or name another file.")
     runs = study_of(gather(paths))
     if csv is not None:
         _write(csv, to_csv(runs))
     if html is not None:
-        html.parent.mkdir(parents=True, exist_ok=True)
         write_html(runs, html)
     if not quiet:
         if markdown:

@@ -10,7 +10,7 @@ from bigstep.report.words import duration, percent
 if TYPE_CHECKING:
     from bigstep.config import Published
 
-__all__ = ["print_recipe", "print_shelf"]
+__all__ = ["print_recipe", "print_recipes"]
 
 
 class Described(Protocol):
@@ -30,7 +30,7 @@ class Described(Protocol):
     def docstring(self) -> str: ...  # noqa: D102
 
 
-def print_shelf(recipes: Sequence[Described]) -> None:
+def print_recipes(recipes: Sequence[Described]) -> None:
     """Print a row a recipe: what it is, and what its paper reports."""
     from rich.console import Console
     from rich.table import Table

@@ -1,0 +1,74 @@
+"""`bigstep bench`: systems side by side on the same samples, seeds and machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bigstep.cli.options import Json, Settings, print_json, refuse_existing
+
+__all__ = ["Bench", "bench"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """Run systems side by side on the same samples, seeds and machine, and say what can be told apart.
+
+    Finished runs are not run again, so an interrupted suite goes on where it was:
+
+    \b
+    bigstep bench --quick                     # every recipe once, a few minutes on two cores
+    bigstep bench seeds                       # three seeds each: medians, spread, what is sure
+    bigstep bench ablation --recipes sony     # what each of its techniques brings
+    bigstep bench batch --preset cifar10      # on a GPU: larger network, images, batches
+    bigstep bench mine.yaml                   # a list of {recipe, preset, set, seeds}
+    """
+
+    suite: Annotated[
+        str, typer.Argument(help="seeds, batch, exchange, scaling, async, ablation, or a YAML file of your own.")
+    ] = "seeds"
+    quick: Annotated[bool, typer.Option("--quick", help="One seed and fewer epochs, for a first look.")] = False
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds for each setting; 3 unless --quick.")] = None
+    epochs: Annotated[float | None, typer.Option(help="Passes over the training set, the same for all.")] = None
+    recipes: Annotated[str, typer.Option(help="Only these, as in plain,sony.")] = ""
+    preset: Annotated[str, typer.Option(help="The preset of every recipe; cifar10 for one GPU.")] = "mini"
+    settings: Settings = None
+    tune: Annotated[int, typer.Option(min=0, help="Trials for each recipe first, judged on held-out images.")] = 0
+    procs: Annotated[int | None, typer.Option(min=1, help="Ranks of a synchronous run; one a GPU, or two.")] = None
+    retry: Annotated[bool, typer.Option("--retry", help="Run again what failed before.")] = False
+    out: Annotated[Path, typer.Option(help="Where the runs go, in a folder for each suite.")] = Path("bench")
+    html: Annotated[Path | None, typer.Option(help="Write the page to this file instead of beside the runs.")] = None
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto"
+    as_json: Json = False
+
+
+def bench(options: Bench) -> None:
+    """Run the suite, or what is left of it."""
+    from bigstep.bench.command import bench_command, ranks_here
+    from bigstep.bench.suites import Options
+
+    refuse_existing(options.html, force=True)
+    terms = Options(
+        quick=options.quick,
+        seeds=options.seeds,
+        epochs=options.epochs,
+        recipes=tuple(filter(None, (name.strip() for name in options.recipes.split(",")))),
+        preset=options.preset,
+        settings=tuple(options.settings or ()),
+        procs=options.procs or ranks_here(options.device),
+    )
+    result = bench_command(
+        options.suite,
+        terms,
+        out=options.out,
+        html=options.html,
+        tune=options.tune,
+        retry=options.retry,
+        device=options.device,
+        quiet=options.as_json,
+    )
+    if options.as_json:
+        print_json(result)

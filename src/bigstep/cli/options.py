@@ -1,0 +1,96 @@
+"""What the commands share: options that several have, and commands made from a dataclass of options."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from bigstep.errors import ConfigError
+from bigstep.records import json_text
+
+__all__ = ["ConfigFile", "Json", "Settings", "command_of", "print_json", "refuse_existing"]
+
+Options = TypeVar("Options")
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
+
+
+def field_names(incomplete: str) -> list[str]:
+    """Complete a field of the configuration, for --set."""
+    from bigstep.config.text import config_to_mapping
+    from bigstep.recipes import load
+    from bigstep.report.outcome import flatten
+
+    fields = (field for field, _ in flatten(config_to_mapping(load("plain"))))
+    return [f"{field}=" for field in fields if field.startswith(incomplete)]
+
+
+def recipe_names(incomplete: str) -> list[str]:
+    """Complete the name of a recipe."""
+    from bigstep.recipes import NAMES
+
+    return [name for name in NAMES if name.startswith(incomplete)]
+
+
+RecipeName = Annotated[
+    str | None,
+    typer.Argument(
+        help="A published system; `bigstep recipes` lists them. Without one, plain.", autocompletion=recipe_names
+    ),
+]
+ConfigFile = Annotated[Path | None, typer.Option(help="A YAML file, as `bigstep recipes NAME --yaml` writes it.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="FIELD=VALUE",
+        help="Change one field, as in --set lr.base=0.2; may be repeated.",
+        autocompletion=field_names,
+    ),
+]
+
+
+def command_of(options: type[Options], run: Callable[[Options], None]) -> Callable[..., None]:
+    """Return a function that typer reads as a command: its parameters are the fields of a dataclass.
+
+    So an option is written once: name, type, help and default stand in the field, and `run` gets them all as one thing.
+    """
+
+    def command(**given: Any) -> None:
+        run(options(**given))
+
+    hints = typing.get_type_hints(options, include_extras=True)
+    kind = inspect.Parameter.KEYWORD_ONLY
+    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # what inspect.signature looks for
+        [
+            inspect.Parameter(field.name, kind, default=field.default, annotation=hints[field.name])
+            for field in dataclasses.fields(options)  # type: ignore[arg-type]  # a dataclass, which types cannot ask for
+        ]
+    )
+    command.__annotations__ = hints
+    command.__doc__ = options.__doc__
+    return command
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON object and nothing else."""
+    typer.echo(json_text(value))
+
+
+def refuse_existing(*files: Path | None, force: bool) -> None:
+    """Refuse to write over a file that is there, unless --force was given, or into a folder that is none."""
+    for file in files:
+        if file is None:
+            continue
+        if file.is_dir():
+            raise ConfigError(f"{file} is a folder; name a file.")
+        if file.exists() and not force:
+            raise ConfigError(f"{file} is there already; add --force to replace it, or name another file.")
+        if not file.parent.is_dir():
+            raise ConfigError(f"{file} cannot be written: there is no folder {file.parent}; make it first.")

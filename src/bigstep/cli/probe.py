@@ -1,0 +1,39 @@
+"""`bigstep probe`: measure this machine and its links."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bigstep.cli.options import Json, print_json
+from bigstep.errors import require
+
+__all__ = ["probe"]
+
+
+def probe(
+    out: Annotated[Path, typer.Option(help="Folder for machine.yaml and the model's file.")] = Path("probe"),
+    model: Annotated[str, typer.Option(help="Measure this model layer by layer too.")] = "",
+    ranks: Annotated[int, typer.Option(min=2, max=64, help="Processes among which collectives are timed.")] = 2,
+    batch: Annotated[int, typer.Option(min=1, help="Local batch at which the model is measured.")] = 32,
+    image_size: Annotated[int, typer.Option(min=1, help="Side of its images.")] = 224,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    as_json: Json = False,
+) -> None:
+    """Measure this machine, its links and a model, and write files that `bigstep plan` reads.
+
+    \b
+    bigstep probe --model resnet18 --image-size 64
+    bigstep plan --cluster probe/machine.yaml --model probe/resnet18.yaml
+    """
+    require(device in ("cpu", "cuda"), f"--device is {device!r:.60}, but it must be cpu or cuda.")
+    from bigstep.lab.probe import probe as measure
+
+    result = measure(out, model=model, ranks=ranks, batch=batch, image_size=image_size, device=device)
+    if as_json:
+        print_json(result)
+        return
+    for path in result["files"]:
+        typer.echo(f"Written: {path}")

@@ -1,0 +1,94 @@
+"""One rank of `bigstep train`: it trains; the first one shows progress and the result, and writes the report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from bigstep.cli.imports import collector_off
+from bigstep.cli.options import print_json
+
+if TYPE_CHECKING:
+    from bigstep.engine.job import Job
+    from bigstep.engine.ranks import DeviceChoice
+    from bigstep.engine.run import Audience
+
+__all__ = ["train_as_rank"]
+
+
+def train_as_rank(job: Job) -> None:
+    """Take this rank's part in a job; on the first rank show what came of it."""
+    with collector_off():
+        import torch._dynamo  # noqa: F401 - else torch's first optimizer imports it, outside of this block
+
+        from bigstep.engine.observers.progress import Progress
+        from bigstep.engine.ranks import joined_ranks
+        from bigstep.engine.run import Order, run
+
+        if job.config.asynchronous.method != "none":
+            from bigstep.asynchronous.engine import run_asynchronously as run
+    with joined_ranks(cast("DeviceChoice", job.device), job.timeout_s) as ranks:
+        order = Order(
+            config=ranks.from_first(job.config),
+            folder=ranks.from_first(job.folder),  # under torchrun every rank has chosen one
+            resume=job.resume,
+            max_steps=job.steps,
+            facts=job.facts,
+            profile=job.profile,
+        )
+        if not ranks.first:
+            run(order, ranks, _Nobody())
+            return
+        with Progress(order.config.recipe, order.config.epochs) as progress:
+            result = run(order, ranks, _audience(job, progress))
+    if job.report:
+        _report(order.folder, quiet=job.as_json)
+    if job.profile and (order.folder / "profile.json").exists():
+        result = result | {"profile": _profile(order.folder, quiet=job.as_json)}
+    if job.as_json:
+        print_json(result)
+
+
+def _audience(job: Job, progress: Audience) -> Audience:
+    if "tensorboard" not in job.trackers:
+        return progress
+    from bigstep.engine.observers.tensorboard import TensorBoard
+
+    return TensorBoard(progress, job.folder)
+
+
+class _Nobody:
+    """The audience of a rank other than 0."""
+
+    def train(self, row: Any) -> None:
+        """Rank 0 shows it."""
+
+    def evaluation(self, row: Any) -> None:
+        """Rank 0 shows it."""
+
+    def note(self, text: str) -> None:
+        """Rank 0 shows it."""
+
+
+def _profile(folder: Path, *, quiet: bool) -> dict[str, Any]:
+    """Show where the profiled steps went, and return the whole table."""
+    from bigstep.engine.profile.text import profile_markdown
+
+    profile: dict[str, Any] = json.loads((folder / "profile.json").read_bytes())
+    if not quiet:
+        print(profile_markdown(profile, most_rows=20))
+    return profile
+
+
+def _report(folder: Path, *, quiet: bool) -> None:
+    """Write report.html and show the run beside the published result."""
+    from bigstep.records import read_run
+    from bigstep.report.html import write_html
+    from bigstep.report.terminal import print_summary
+
+    finished = read_run(folder)
+    write_html([finished], folder / "report.html")
+    if not quiet:
+        print_summary([finished])
+        print(f"Report: {folder / 'report.html'}")

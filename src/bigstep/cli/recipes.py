@@ -1,0 +1,47 @@
+"""`bigstep recipes`: the published systems, listed or explained."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated
+
+import typer
+
+from bigstep.cli.options import Json, print_json, recipe_names
+
+__all__ = ["recipes"]
+
+
+def recipes(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="One recipe, explained; without it all are listed.", autocompletion=recipe_names),
+    ] = None,
+    preset: Annotated[str, typer.Option(help="Which preset --yaml and --json show.")] = "mini",
+    yaml: Annotated[bool, typer.Option("--yaml", help="Print the whole configuration, ready to edit.")] = False,
+    as_json: Json = False,
+) -> None:
+    """List the recipes, or explain one with its evidence.
+
+    \b
+    bigstep recipes sony                   # the paper, what is known, what was chosen
+    bigstep recipes sony --yaml > run.yaml # edit it, then: bigstep train --config run.yaml
+    """
+    from bigstep.config.text import config_to_mapping, config_to_yaml
+    from bigstep.recipes import NAMES, describe, load
+    from bigstep.report.recipes import print_recipe, print_recipes
+
+    if name is None:
+        descriptions = [describe(each) for each in NAMES]
+        if as_json:
+            print_json({"recipes": [dataclasses.asdict(each) for each in descriptions]})
+        else:
+            print_recipes(descriptions)
+        return
+    config = load(name, preset)
+    if yaml:
+        typer.echo(config_to_yaml(config), nl=False)
+    elif as_json:
+        print_json({**dataclasses.asdict(describe(name)), "config": config_to_mapping(config)})
+    else:
+        print_recipe(describe(name), config_to_mapping(config))

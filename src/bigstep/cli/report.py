@@ -1,0 +1,29 @@
+"""`bigstep report`: what runs reached, side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bigstep.cli.options import Json, print_json, refuse_existing
+
+__all__ = ["report"]
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of run folders.")],
+    html: Annotated[Path | None, typer.Option(help="Write one self-contained page to this file.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Write a row a run to this file.")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table instead of plots.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an output file that is there already.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show what runs reached, side by side: in the terminal, as a page, or as a table."""
+    from bigstep.report.command import report_command
+
+    refuse_existing(html, csv, force=force)
+    result = report_command(runs, html=html, csv=csv, markdown=markdown, quiet=as_json)
+    if as_json:
+        print_json(result)

@@ -1,0 +1,247 @@
+"""From what was typed to a job: the configuration, the folder, and whether this machine can hold the ranks.
+
+Imports no torch, so that a mistake is told before any process is started.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bigstep.bench.planned import same_experiment
+from bigstep.config import RunConfig
+from bigstep.config.text import apply_settings, config_from_mapping, config_from_yaml, finished_on_one, stretched
+from bigstep.engine.job import Job
+from bigstep.errors import ConfigError, require
+from bigstep.records import Run, read_run
+
+if TYPE_CHECKING:
+    from bigstep.cli.train import Train
+
+__all__ = ["finished_result", "job_of", "named_config", "require_capacity"]
+
+RUNS = Path("runs")
+_RANK_BYTES = 300e6
+"""What a rank takes for itself, measured with torch 2.13 on a CPU: its interpreter, torch, buffers of its links."""
+_RANKS_PER_CORE = 16
+"""More ranks than that only wait for one another; a rank hosts any number of workers."""
+
+
+def job_of(options: Train, *, launched: bool) -> Job:
+    """Build the configuration and find the folder, or say in one sentence why not.
+
+    Args:
+        options: What was typed.
+        launched: Whether torchrun or a scheduler started this: it gives the same command line to the first start and
+            to every later one, so that --resume with nothing to resume starts anew.
+    """
+    devices = ("auto", "cpu", "cuda", "shared")
+    require(options.device in devices, f"--device is {options.device!r:.60}, but it must be auto, cpu, cuda or shared.")
+    require(1 <= options.timeout <= 1e6, f"--timeout is {options.timeout:g}, but it must be 1 to 1,000,000 seconds.")
+    folder = _existing_folder(options, launched) if options.resume else None
+    config = _base_config(options, folder)
+    if options.epochs is not None:
+        config = stretched(config, options.epochs)
+    config = apply_settings(config, [*_short_settings(options, config), *(options.settings or ())])
+    if options.finish_on_one is not None:
+        config = finished_on_one(config, options.finish_on_one)
+    _check_profile(options, config)
+    return Job(
+        config=config,
+        folder=folder or _new_folder(options, config),
+        resume=options.resume,
+        steps=options.steps,
+        profile=options.profile or 0,
+        facts=_facts(options, config),
+        device=options.device,
+        timeout_s=options.timeout,
+        trackers=("tensorboard",) if options.tensorboard else (),
+        report=options.report,
+        as_json=options.as_json,
+    )
+
+
+def named_config(recipe: str | None, preset: str, file: Path | None) -> RunConfig:
+    """Return the configuration of a recipe, or that in a file if one is named; naming both is a mistake."""
+    if file is None:
+        from bigstep import recipes
+
+        return recipes.load(recipe or "plain", preset)
+    if recipe is not None:
+        raise ConfigError(f"Both the recipe {recipe!r:.60} and --config {file} were given; give one.")
+    try:
+        return config_from_yaml(file.read_text(encoding="utf-8"), str(file))
+    except OSError as error:
+        raise ConfigError(f"--config {file} cannot be read ({error.strerror}).") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"--config {file} is not a text file.") from None
+
+
+def _base_config(options: Train, folder: Path | None) -> RunConfig:
+    """What the other options change: the run's own configuration if one goes on and nothing else is named."""
+    if folder is not None and options.recipe is None and options.config is None and (folder / "run.json").exists():
+        return config_from_mapping(read_run(folder).config)
+    return named_config(options.recipe, options.preset, options.config)
+
+
+def _short_settings(options: Train, config: RunConfig) -> Iterator[str]:
+    """Write the everyday options as settings of the fields that they stand for."""
+    if options.data is not None:
+        from bigstep.data.names import name_of_set
+
+        name, path = name_of_set(options.data, config.data.name)
+        yield from (f"data.name={json.dumps(name)}", f"data.path={json.dumps(path)}")
+    plain = {"lr.base": options.lr, "seed": options.seed, "model": options.model, "workers.count": options.workers}
+    yield from (f"{field}={json.dumps(value)}" for field, value in plain.items() if value is not None)
+    if options.batch is not None:
+        yield _batch_setting(options.batch, options.workers, config)
+
+
+def _batch_setting(batch: int, workers: int | None, config: RunConfig) -> str:
+    """Divide a global batch: among the workers that were asked for, else into local batches of the recipe's size."""
+    share, what = (config.workers.local_batch, "local batch") if workers is None else (workers, "workers")
+    require(share > 0, f"--workers is {workers}, but it must be greater than 0.")
+    if batch < 1 or batch % share:
+        nearest = max(1, round(batch / share)) * share
+        raise ConfigError(
+            f"--batch is {batch}, but it must be a multiple of {share}, the {what}: take {nearest}, or set "
+            "workers.count and workers.local_batch."
+        )
+    return f"{'workers.count' if workers is None else 'workers.local_batch'}={batch // share}"
+
+
+def _check_profile(options: Train, config: RunConfig) -> None:
+    if options.profile is None:
+        return
+    if options.profile < 1:
+        raise ConfigError(f"--profile is {options.profile}, but it must be a number of steps, for example 5.")
+    if config.asynchronous.method != "none":
+        raise ConfigError("--profile looks at synchronous steps, but this recipe is asynchronous; take another.")
+    from bigstep.engine.profile.groups import WARM_UP_STEPS
+
+    if options.steps is not None and options.steps <= WARM_UP_STEPS:
+        raise ConfigError(
+            f"--profile begins after {WARM_UP_STEPS} steps of warm-up, but --steps is {options.steps}; use --steps "
+            f"{WARM_UP_STEPS + options.profile} or more."
+        )
+
+
+def _facts(options: Train, config: RunConfig) -> dict[str, Any]:
+    """What the records tell of the run besides its configuration."""
+    from bigstep import recipes
+
+    published = recipes.describe(config.recipe).published if config.recipe in recipes.NAMES else None
+    facts = {
+        "published": None if published is None else dataclasses.asdict(published),
+        "name": options.name,
+        "tags": options.tag or None,
+    }
+    return {name: fact for name, fact in facts.items() if fact is not None}
+
+
+def _new_folder(options: Train, config: RunConfig) -> Path:
+    """Return the folder of a run that begins: the one that was named, else one under runs/ that is not there yet."""
+    if options.out is not None:
+        if options.out.exists() and not options.out.is_dir():
+            raise ConfigError(f"--out {options.out} is a file; name a folder.")
+        if options.out.is_dir() and any(options.out.iterdir()):
+            raise ConfigError(
+                f"--out {options.out} is not empty; add --resume to go on with its run, or name a new one."
+            )
+        return options.out
+    name, number = folder_name(options.name or f"{config.recipe}-{config.preset}"), 2
+    candidate = RUNS / name
+    while candidate.exists():
+        candidate, number = RUNS / f"{name}-{number}", number + 1
+    return candidate
+
+
+def folder_name(text: str) -> str:
+    """Return a name that is one folder, whatever the text.
+
+    >>> folder_name("sony-mini"), folder_name("../../etc/run"), folder_name("my run/2")
+    ('sony-mini', 'etc-run', 'my-run-2')
+    """
+    return re.sub(r"[^\w.-]+", "-", text).strip(".-")[:80] or "run"
+
+
+def _existing_folder(options: Train, launched: bool) -> Path | None:
+    """Return the folder of the run to go on with; None where a scheduler's first start is to begin it."""
+    if options.out is not None:
+        if launched or (options.out / "run.json").exists() or any(options.out.glob("checkpoints/*.ckpt")):
+            return options.out
+        raise ConfigError(f"--resume finds no run in {options.out}; leave it out to start one there.")
+    name = None if options.config else f"{options.recipe}-{options.preset}" if options.recipe else ""
+    found = [run.folder for run in _unfinished(name or "")]
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        if launched:
+            return None
+        raise ConfigError(f"--resume finds no unfinished run{f' of {name}' if name else ''} under {RUNS}/; see --out.")
+    listed = ", ".join(map(str, found[:3])) + (", …" if len(found) > 3 else "")
+    raise ConfigError(f"--resume finds {len(found)} unfinished runs ({listed}); say which with --out.")
+
+
+def _unfinished(name: str) -> Iterator[Run]:
+    for path in sorted(RUNS.glob(f"{name}*/run.json")):
+        run = read_run(path.parent)
+        if not run.result:
+            yield run
+
+
+def finished_result(job: Job) -> dict[str, Any] | None:
+    """Return the result of a run that there is nothing left to do for; one that --steps ended may go on."""
+    if not (job.folder / "run.json").exists():
+        return None
+    run = read_run(job.folder)
+    enough = job.steps is not None and run.result.get("steps", 0) >= job.steps
+    if not run.result or not (enough or run.complete):
+        return None
+    # with other settings it is refused, as a run under way is
+    return run.result if same_experiment(config_from_mapping(run.config), job.config) else None
+
+
+def require_capacity(procs: int, job: Job) -> None:
+    """Refuse more ranks than there are workers, or than this machine's cores and memory hold."""
+    workers, cores = job.config.workers.count, os.cpu_count() or 1
+    require(
+        job.config.asynchronous.method == "none",
+        f"A {job.config.asynchronous.method} run starts its own processes: leave out --procs, and set "
+        "asynchronous.replicas.",
+    )
+    require(
+        procs <= workers,
+        f"--procs is {procs}, but the run has {workers} workers and each rank needs one: use --procs {workers} or "
+        f"fewer, or --workers {procs}.",
+    )
+    most = _RANKS_PER_CORE * cores
+    require(
+        procs <= most,
+        f"--procs is {procs}, but this machine has {cores} cores, and more than {most} ranks would only wait for one "
+        "another; a rank hosts any number of workers.",
+    )
+    most = int(_free_bytes() / _RANK_BYTES)
+    require(
+        procs <= most,
+        f"--procs is {procs}, but a rank takes {_RANK_BYTES / 1e9:.1f} GB, and this machine has memory for {most} of "
+        "them now; a rank hosts any number of workers.",
+    )
+
+
+def _free_bytes() -> float:
+    """Memory that programs can still have, by the system and by this container."""
+    free = 1e15  # where nobody says
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = next(1_024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
+        group = Path("/sys/fs/cgroup")
+        limit, used = (float((group / name).read_text()) for name in ("memory.max", "memory.current"))
+    except (OSError, StopIteration, ValueError):  # not Linux, no such group, or "max": no limit
+        return free
+    return min(free, limit - used)

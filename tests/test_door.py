@@ -1,0 +1,287 @@
+"""`bigstep train` from the words to the ranks: resolved once, checked before a process starts, and nothing lost."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bigstep.cli import main
+from bigstep.engine.launch import program
+from bigstep.engine.launchers import Place, adopt_launcher
+from bigstep.errors import ConfigError
+from bigstep.records import RunWriter, locked, read_run
+
+QUICK = [
+    "--device", "cpu", "--json", "--no-report", "--model", "mlp", "--workers", "2", "--batch", "16", "--set",
+    "data.holdout=0.98",
+]  # fmt: skip
+
+Bigstep = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def bigstep(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Bigstep:
+    """Run `bigstep ARGUMENTS` in this process, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["bigstep", *arguments])
+        with pytest.raises(SystemExit) as ending:
+            main()
+        captured = capsys.readouterr()
+        return int(ending.value.code or 0), captured.out, captured.err
+
+    return call
+
+
+def fields(call: tuple[int, str, str]) -> Any:
+    status, out, err = call
+    assert status == 0, err
+    return json.loads(out)
+
+
+def test_ranks_take_no_module_from_the_current_folder_before_python_s_own(tmp_path: Path) -> None:
+    for name in ("yaml", "random", "typing", "typer"):
+        (tmp_path / f"{name}.py").write_text("open('run-by-mistake', 'w')\nraise SystemExit(3)\n")
+    done = subprocess.run(
+        program("train", *QUICK, "--steps", "1", "--procs", "2", "--out", "run"),
+        cwd=tmp_path, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["ranks"] == 2
+    assert not (tmp_path / "run-by-mistake").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--procs", "64"], "the run has 32 workers"),
+        (["--procs", "100000"], "the run has 32 workers"),
+        (["--procs", "100000", "--workers", "100000"], "would only wait for one another"),
+        (["downpour", "--procs", "2"], "starts its own processes"),
+    ],
+)
+def test_ranks_that_cannot_run_are_refused_before_a_process_starts(
+    bigstep: Bigstep, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, more: list[str], words: str
+) -> None:
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a process was started"))
+    status, _, err = bigstep("train", *more)
+    assert status == 2
+    assert words in err
+    assert list(tmp_path.iterdir()) == [], "a refused start left a folder behind"
+
+
+def test_ranks_that_memory_does_not_hold_are_refused(bigstep: Bigstep, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bigstep.cli import resolve
+
+    monkeypatch.setattr(resolve, "_free_bytes", lambda: 1e9)
+    status, _, err = bigstep("train", "--procs", "4")
+    assert status == 2
+    assert "this machine has memory for 3 of them" in err
+
+
+def test_the_recipe_is_resolved_once_whatever_becomes_of_its_file(bigstep: Bigstep, tmp_path: Path) -> None:
+    """A rank that read the file again would find another batch than the launcher."""
+    from bigstep.cli.resolve import job_of
+    from bigstep.cli.train import Train
+    from bigstep.engine.job import Job
+
+    (tmp_path / "run.yaml").write_text("workers: {count: 2, local_batch: 4}\nepochs: 1\nlr: {base: 0.1}\n")
+    job = job_of(Train(config=Path("run.yaml"), tag=["try"], name="one"), launched=False)
+    (tmp_path / "run.yaml").unlink()
+    job.write(tmp_path / "job.json")
+    assert Job.read(tmp_path / "job.json") == job
+    assert job.folder == Path("runs/one")
+    assert job.facts["tags"] == ["try"]
+
+
+def test_everyday_options_stand_for_fields(bigstep: Bigstep, tmp_path: Path) -> None:
+    short = ["--lr", "0.3", "--batch", "24", "--workers", "4", "--seed", "7", "--model", "mlp", "--name", "mine"]
+    more = ["--set", "data.holdout=0.98", "--steps", "1", "--json", "--no-report", "--tag", "a", "--tag", "b"]
+    result = fields(bigstep("train", *short, *more))
+    run = read_run(tmp_path / "runs" / "mine")
+    config = run.config
+    assert (config["lr"]["base"], config["seed"], config["model"]) == (0.3, 7, "mlp")
+    assert config["workers"] == {"count": 4, "local_batch": 6}
+    assert (run.facts["name"], run.facts["tags"]) == ("mine", ["a", "b"])
+    assert result["run"] == "runs/mine"
+    status, _, err = bigstep("train", "--batch", "33")
+    assert status == 2
+    assert "a multiple of 32, the local batch: take 32" in err
+
+
+def test_a_finished_run_stays_as_it_is_and_its_result_is_told_again(bigstep: Bigstep, tmp_path: Path) -> None:
+    command = ["train", *QUICK, "--epochs", "0.2", "--out", "run"]
+    first = fields(bigstep(*command))
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    status, out, err = bigstep(*command, "--resume", "--seed", "0")
+    assert status == 0
+    assert json.loads(out) == first
+    assert "is finished and stays as it is" in err
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+
+
+def test_a_run_that_steps_ended_goes_on_and_keeps_its_history(bigstep: Bigstep, tmp_path: Path) -> None:
+    command = ["train", *QUICK, "--epochs", "0.5", "--out", "run"]
+    fields(bigstep(*command, "--steps", "2"))
+    started = read_run(tmp_path / "run").facts["started"]
+    assert fields(bigstep(*command, "--steps", "4", "--resume"))["steps"] == 4
+    facts = read_run(tmp_path / "run").facts
+    assert facts["started"] == started
+    assert [session["from_step"] for session in facts["sessions"]] == [0, 2]
+    assert all({"started", "ranks", "hardware", "command"} <= set(session) for session in facts["sessions"])
+
+
+def test_a_run_of_the_first_release_gets_its_first_session_when_it_goes_on(tmp_path: Path) -> None:
+    RunWriter(tmp_path, {}, ranks=3).close()
+    facts = json.loads((tmp_path / "run.json").read_text())
+    del facts["sessions"]
+    (tmp_path / "run.json").write_text(json.dumps(facts))
+    RunWriter(tmp_path, {}, keep_until_step=5, ranks=2).close()
+    assert [session["ranks"] for session in read_run(tmp_path).facts["sessions"]] == [3, 2]
+
+
+def test_resume_finds_what_it_can_be_sure_of_and_refuses_the_rest(
+    bigstep: Bigstep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status, _, err = bigstep("train", "--resume", "--out", "nothing-here")
+    assert status == 2
+    assert "--resume finds no run in nothing-here" in err
+    status, _, err = bigstep("train", "sony", "--resume")
+    assert status == 2
+    assert "no unfinished run of sony-mini" in err
+    for name in ("plain-mini", "plain-mini-2"):
+        RunWriter(tmp_path / "runs" / name, {}).close()
+    status, _, err = bigstep("train", "--resume")
+    assert status == 2
+    assert "2 unfinished runs (runs/plain-mini, runs/plain-mini-2); say which with --out" in err
+    assert not (tmp_path / "nothing-here").exists()
+
+
+def test_a_scheduler_s_first_start_may_say_resume(bigstep: Bigstep, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    assert fields(bigstep("train", *QUICK, "--steps", "1", "--out", "run", "--resume"))["steps"] == 1
+
+
+def test_a_recipe_s_name_in_a_file_leads_to_no_other_folder(bigstep: Bigstep, tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(
+        "recipe: ../../esc/run\nworkers: {count: 2, local_batch: 4}\nepochs: 1\nlr: {base: 0.1}\nmodel: mlp\n"
+    )
+    result = fields(bigstep("train", "--config", "run.yaml", "--steps", "1", "--json", "--no-report"))
+    assert result["run"] == "runs/esc-run-custom"
+
+
+def test_two_threads_exclude_each_other_from_a_folder(tmp_path: Path) -> None:
+    refused: list[str] = []
+
+    def second() -> None:
+        with pytest.raises(ConfigError, match="Another run is writing") as refusal, locked(tmp_path / "run"):
+            pass
+        refused.append(str(refusal.value))
+
+    with locked(tmp_path / "run"):
+        thread = threading.Thread(target=second)
+        thread.start()
+        thread.join()
+    assert refused
+
+
+def test_a_lock_is_not_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "thesis").write_text("mine")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".lock").symlink_to(tmp_path / "thesis")
+    with pytest.raises(ConfigError, match="cannot be written"), locked(tmp_path / "run"):
+        pass
+    assert (tmp_path / "thesis").read_text() == "mine"
+
+
+def test_a_run_that_began_between_the_look_and_the_lock_is_not_written_over(tmp_path: Path) -> None:
+    RunWriter(tmp_path / "run", {}).close()
+    with pytest.raises(ConfigError, match="holds a run"), locked(tmp_path / "run", fresh=True):
+        pass
+
+
+def test_a_start_that_fails_leaves_no_empty_folder(bigstep: Bigstep, tmp_path: Path) -> None:
+    status, _, err = bigstep("train", "--set", "model=json:nothing")
+    assert status == 2, err
+    assert not (tmp_path / "runs" / "plain-mini").exists()
+
+
+def test_no_json_of_ours_holds_nan(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path, {"lr": {"base": float("inf")}})
+    writer.add([{"kind": "train", "loss": float("nan"), "more": {"x": [float("nan")]}}])
+    writer.finish({"loss": float("nan"), "accuracy": 0.5})
+    for name in ("run.json", "metrics.jsonl"):
+        text = (tmp_path / name).read_text()
+        assert "NaN" not in text
+        assert "Infinity" not in text
+    assert read_run(tmp_path).result == {"loss": None, "accuracy": 0.5}
+
+
+OMPI = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("environment", "place", "local"),
+    [
+        (OMPI, Place(1, 2), ("1", "2")),
+        ({"PMI_RANK": "0", "PMI_SIZE": "4", "MASTER_ADDR": "a"}, Place(0, 4), ("0", "4")),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, None, None),  # the batch script itself, not a task of srun
+        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, None, None),
+        ({}, None, None),
+    ],
+)
+def test_ranks_of_other_launchers_are_recognised(
+    environment: dict[str, str], place: Place | None, local: tuple[str, str] | None
+) -> None:
+    environment = dict(environment)
+    assert adopt_launcher(environment) == place
+    if local is not None:
+        assert (environment["LOCAL_RANK"], environment["LOCAL_WORLD_SIZE"]) == local
+        assert 20_000 <= int(environment["MASTER_PORT"]) < 32_768
+
+
+def test_all_ranks_of_a_job_agree_on_the_port_and_other_jobs_do_not_meet_it() -> None:
+    ports = []
+    for rank, job in ((0, "17"), (3, "17"), (0, "18")):
+        step = {"SLURM_PROCID": str(rank), "SLURM_STEP_NUM_TASKS": "4", "SLURM_JOB_ID": job, "SLURM_STEP_ID": "0"}
+        adopt_launcher(step)
+        ports.append(step["MASTER_PORT"])
+    assert ports[0] == ports[1] != ports[2]
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK is 'x'"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR and MASTER_PORT are not set"),
+        ({"WORLD_SIZE": "2"}, "RANK is not set"),
+        ({"RANK": "5", "WORLD_SIZE": "2"}, "numbered from 0"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "-1"}, "MASTER_PORT is '-1'"),
+    ],
+)
+def test_a_place_that_cannot_be_is_one_sentence(environment: dict[str, str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        adopt_launcher(environment)
+
+
+def test_copies_that_run_side_by_side_are_told(tmp_path: Path) -> None:
+    command = program("train", *QUICK, "--steps", "1")
+    twins = [
+        subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for folder in (tmp_path / "a", tmp_path / "b")
+        if folder.mkdir() is None
+    ]
+    told = [twin.communicate(timeout=100)[1] for twin in twins]
+    assert any("2 copies of this command run side by side" in err for err in told), told
