@@ -12,9 +12,9 @@ from scipy.sparse import csr_matrix
 
 from bigstep.errors import ConfigError, DataError, RunError
 from bigstep.sparse import HogwildClassifier, Rows, epoch_order
-from bigstep.sparse.crew import Crew, cores
-from bigstep.sparse.linear import run_epochs
+from bigstep.sparse.linear import LinearProblem, run_epochs
 from bigstep.sparse.rows import arrange, as_rows, survey
+from bigstep.sparse.threads import Threads, cores
 
 two_cores = pytest.mark.skipif(cores() < 2, reason="needs two cores")
 
@@ -37,27 +37,33 @@ def weights_of(model: HogwildClassifier) -> NDArray[np.float32]:
 
 
 def run(
-    mode: str, threads: int, X: Any, y: NDArray[Any], classes: int, alpha: float = 1e-3, bias_share: float = 0.01
+    mode: str, count: int, X: Any, y: NDArray[Any], classes: int, alpha: float = 1e-3, bias_share: float = 0.01
 ) -> NDArray[np.float32]:
     """Two epochs with any number of threads, also more than there are cores."""
     rows = as_rows(X)
     outputs = 1 if classes == 2 else classes
-    with Crew(threads) as crew:
-        arranged = arrange(rows, survey(rows, crew), outputs, crew, apart=mode == "hogwild" and threads > 1)
-        weights = np.zeros((rows.n_features + 1) * outputs, np.float32)
-        labels = (1 - y if classes == 2 else y).astype(np.int32)
-        settings: dict[str, Any] = {"outputs": outputs, "loss": "hinge", "mode": mode, "crew": crew, "alpha": alpha}
-        run_epochs(
-            arranged, labels, weights, rates=[1.0, 0.9], bias_share=bias_share, seed=3, first_epoch=0, **settings
+    with Threads(count) as threads:
+        problem = LinearProblem(
+            rows=arrange(rows, survey(rows, threads), outputs, threads, apart=mode == "cached" and count > 1),
+            labels=(1 - y if classes == 2 else y).astype(np.int32),
+            weights=np.zeros((rows.n_features + 1) * outputs, np.float32),
+            outputs=outputs,
+            loss="hinge",
+            mode=mode,
+            alpha=alpha,
+            bias_share=bias_share,
+            seed=3,
         )
-    return weights
+        run_epochs(problem, [1.0, 0.9], threads)
+    return problem.weights
 
 
 @pytest.mark.parametrize("loss", ["hinge", "logistic"])
 @pytest.mark.parametrize("classes", [2, 3])
 def test_serial_run_follows_the_equations(loss: str, classes: int) -> None:
     X, y = problem(400, classes=classes)
-    model = HogwildClassifier(loss=loss, alpha=0.02, gamma0=0.8, epochs=3, mode="serial", random_state=7).fit(X, y)
+    settings: dict[str, Any] = {"loss": loss, "alpha": 0.02, "gamma0": 0.8, "beta": 0.9, "epochs": 3}
+    model = HogwildClassifier(mode="serial", random_state=7, **settings).fit(X, y)
     dense = X.toarray().astype(np.float64)
     outputs = 1 if classes == 2 else classes
     w, b = np.zeros((outputs, dense.shape[1])), np.zeros(outputs)
@@ -82,7 +88,7 @@ def test_locked_equals_serial_bit_for_bit(classes: int, threads: int) -> None:
     np.testing.assert_array_equal(run("locked", threads, X, y, classes), run("serial", 1, X, y, classes))
 
 
-@pytest.mark.parametrize("mode", ["hogwild", "round_robin"])
+@pytest.mark.parametrize("mode", ["hogwild", "racing", "cached", "aig", "round_robin"])
 @pytest.mark.parametrize("alpha", [0.0, 1e-3, 0.5])
 def test_one_thread_equals_serial_bit_for_bit(mode: str, alpha: float) -> None:
     # alpha 0.5 folds the scale every 20 examples, alpha 0 never
@@ -91,7 +97,7 @@ def test_one_thread_equals_serial_bit_for_bit(mode: str, alpha: float) -> None:
 
 
 @two_cores
-@pytest.mark.parametrize("mode", ["hogwild", "round_robin"])
+@pytest.mark.parametrize("mode", ["hogwild", "racing", "cached", "aig", "round_robin"])
 def test_threads_that_race_reach_the_accuracy_of_a_serial_run(mode: Any) -> None:
     X, y = problem(6000)
     gaps = []
@@ -106,13 +112,42 @@ def test_threads_that_race_reach_the_accuracy_of_a_serial_run(mode: Any) -> None
 
 
 @pytest.mark.parametrize("threads", [2, 4])
-@pytest.mark.parametrize(("mode", "count"), [("hogwild", 5000), ("round_robin", 700)])
+@pytest.mark.parametrize(
+    ("mode", "count"), [("hogwild", 5000), ("racing", 5000), ("cached", 5000), ("aig", 5000), ("round_robin", 700)]
+)
 def test_no_example_is_skipped_or_taken_twice(mode: str, count: int, threads: int) -> None:
     # disjoint examples with alpha 0 and no intercept do not interact: each weight is touched by its own example alone.
-    # Of 5,000 columns each free thread copies 2,500: 1,024 weights are merged with each claim, the others in turns
+    # Of 5,000 columns each cached thread copies 2,500: 1,024 weights are merged with each claim, the others in turns
     X = csr_matrix((np.ones(count, np.float32), np.arange(count), np.arange(count + 1)), shape=(count, count))
     y = np.arange(count) % 2
     np.testing.assert_array_equal(run(mode, threads, X, y, 2, 0.0, 0.0), run("serial", 1, X, y, 2, 0.0, 0.0))
+
+
+@pytest.mark.parametrize("mode", ["hogwild", "aig"])
+def test_no_addition_is_lost(mode: str) -> None:
+    # each of 200,000 examples adds the same amount to the same two weights: any order of whole additions gives the same
+    # bits, and of plain ones thousands are lost when two threads run at once
+    count = 200_000
+    indices = np.tile(np.arange(2), count)
+    X = csr_matrix((np.full(2 * count, 1e-4, np.float32), indices, 2 * np.arange(count + 1)), shape=(count, 2))
+    y = np.ones(count, np.int64)
+    np.testing.assert_array_equal(run(mode, 4, X, y, 2, 0.0, 0.0), run("serial", 1, X, y, 2, 0.0, 0.0))
+
+
+@pytest.mark.parametrize(("alpha", "epochs"), [(1e-5, 5), (1e-4, 5), (1e-4, 20), (1e-3, 1)])
+def test_auto_steps_go_from_a_margin_of_one_to_a_last_step_that_noise_forgives(alpha: float, epochs: int) -> None:
+    X, y = problem(4000)
+    model = HogwildClassifier(alpha=alpha, epochs=epochs, mode="serial").fit(X, y)
+    assert model.gamma0_ == pytest.approx(1.0)  # rows have unit length
+    last = model.gamma0_ * model.beta_ ** max(1, epochs - 1)
+    assert last == pytest.approx(min(0.9 ** max(1, epochs - 1), 0.5 / (alpha * 4000 * epochs)))
+
+
+def test_a_given_beta_lowers_the_first_step_where_the_last_would_be_too_large() -> None:
+    X, y = problem(4000)
+    model = HogwildClassifier(alpha=1e-2, epochs=5, beta=0.9, mode="serial").fit(X, y)
+    assert model.gamma0_ * 0.9**4 == pytest.approx(0.5 / (1e-2 * 4000 * 5))
+    assert HogwildClassifier(beta=0.5, epochs=10_000, mode="serial").fit(np.eye(2), [0, 1]).gamma0_ == 1.0
 
 
 def test_long_indices_change_no_bit() -> None:

@@ -11,7 +11,7 @@ from scipy.sparse import coo_matrix
 
 from bigstep.errors import ConfigError, DataError
 from bigstep.sparse import HogwildFactorizer, epoch_order
-from bigstep.sparse.crew import cores
+from bigstep.sparse.threads import cores
 
 
 def ratings(n: int = 6000, rows: int = 150, columns: int = 90) -> tuple[NDArray[Any], NDArray[Any]]:

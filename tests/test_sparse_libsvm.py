@@ -10,8 +10,8 @@ import pytest
 
 from bigstep.errors import DataError
 from bigstep.sparse import Sparsity, measure_sparsity, read_libsvm, train_sparse
-from bigstep.sparse.crew import Crew
 from bigstep.sparse.rows import as_rows, survey
+from bigstep.sparse.threads import Threads
 
 
 def test_numbers_are_those_that_python_reads(tmp_path: Path) -> None:
@@ -122,8 +122,8 @@ def test_sparsity_equals_the_definitions() -> None:
     dense = (rng.random((200, 50)) < 0.03).astype(np.float32)
     dense[:, 0] = rng.random(200) < 0.2
     rows = as_rows(dense)
-    with Crew(1) as crew:
-        figures = measure_sparsity(rows, survey(rows, crew))
+    with Threads(1) as threads:
+        figures = measure_sparsity(rows, survey(rows, threads))
     meets = (dense @ dense.T) > 0
     assert figures.omega == (dense != 0).sum(axis=1).max()
     assert figures.delta == (dense != 0).mean(axis=0).max()

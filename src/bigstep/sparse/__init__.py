@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from bigstep.sparse.classifier import HogwildClassifier
-from bigstep.sparse.crew import epoch_order
 from bigstep.sparse.factorizer import HogwildFactorizer
 from bigstep.sparse.libsvm import read_libsvm
+from bigstep.sparse.modes import MODES
 from bigstep.sparse.report import FitReport
 from bigstep.sparse.rows import Rows
 from bigstep.sparse.sparsity import Sparsity, measure_sparsity
+from bigstep.sparse.threads import epoch_order
 from bigstep.sparse.training import train_sparse
 
 __all__ = [
+    "MODES",
     "FitReport",
     "HogwildClassifier",
     "HogwildFactorizer",

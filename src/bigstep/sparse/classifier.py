@@ -10,20 +10,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bigstep.errors import ConfigError, DataError, nearest
-from bigstep.sparse.crew import Crew, seed_of, threads_of
-from bigstep.sparse.estimator import Estimator, MissingMethodError
-from bigstep.sparse.linear import BIAS_SHARE, LOSSES, MODES, run_epochs
-from bigstep.sparse.report import FitReport
+from bigstep.sparse.estimator import Estimator, MissingMethodError, check_epochs
+from bigstep.sparse.linear import BIAS_SHARE, LOSSES, LinearProblem, run_epochs
+from bigstep.sparse.modes import ModeName, mode_of
+from bigstep.sparse.report import FitReport, Tally
 from bigstep.sparse.rows import Rows, arrange, as_rows, survey
 from bigstep.sparse.sparsity import measure_sparsity
+from bigstep.sparse.threads import Threads, seed_of, threads_of
 
 __all__ = ["HogwildClassifier"]
 
-Mode = Literal["hogwild", "locked", "round_robin", "serial"]
+PAPERS_BETA = 0.9
+LAST_STEP = 0.5  # times 1 / (alpha * examples seen): what 1 / (alpha t), the step of Pegasos, ends at, halved
 
 
 class HogwildClassifier(Estimator):
-    """Learn linear classifiers by SGD on threads that share one weight vector without locks.
+    """Learn linear classifiers by SGD on threads that share one weight vector.
 
     Minimises `mean loss(y, w.x + b) + alpha/2 |w|^2`, one against the rest when there are more than two classes. In
     epoch k every example, in an order drawn without replacement, does
@@ -33,13 +35,16 @@ class HogwildClassifier(Estimator):
     Args:
         loss: "hinge" (a support vector machine) or "logistic".
         alpha: L2 coefficient.
-        gamma0: First step size, or "auto": 0.5 / mean |x|^2, so that a step goes half the way to a margin of one, or
-            less where the last epoch's step would exceed 1.5 / (alpha * examples * epochs).
-        beta: Factor on the step size after each epoch.
+        gamma0: First step size, or "auto": 1 / mean |x|^2, so that a step reaches a margin of one; less where `beta` is
+            given and would leave the last epoch a larger step than "auto" ends at.
+        beta: Factor on the step size after each epoch, or "auto": what makes the last epoch's step
+            0.5 / (alpha * examples * epochs), but at most the paper's 0.9.
         epochs: Passes over the data in `fit`.
         fit_intercept: Learn b. Its step is 100 times smaller, because every example changes it.
-        mode: "hogwild": no locks; "locked": one lock around read, gradient and update; "round_robin": gradients in
-            parallel, updates in the fixed order of the threads; "serial": one thread.
+        mode: How several threads share the weights; `bigstep.sparse.MODES` says what each does. "hogwild" is the
+            paper's own: no locks, no copies, compare-exchange additions; "racing" is the same with plain additions;
+            "cached", the fastest as measured, keeps a copy of the frequent weights for each thread; "aig", "locked" and
+            "round_robin" are what the paper compares with; "serial": one thread.
         n_threads: Threads; -1 means every core, or fewer where each would have under 4,096 examples an epoch.
         random_state: Seed of the order, which is a function of (seed, epoch) alone.
 
@@ -48,7 +53,7 @@ class HogwildClassifier(Estimator):
         coef_: Weights, (1 or classes) x features; a positive margin speaks for `classes_[1]`, or for the class itself.
         intercept_: One an output.
         n_iter_: Epochs made so far.
-        gamma0_: The step size that "auto" chose.
+        gamma0_: The step size that "auto" chose; `beta_` likewise.
         fit_report_: Speed, conflicts, Omega, Delta, rho and the paper's prediction; see `FitReport`.
 
     Example:
@@ -66,10 +71,10 @@ class HogwildClassifier(Estimator):
 
     Differs from the paper: the L2 term decays all weights at every example, by a scale that depends on the position in
     the order alone and so needs no shared state, where the paper divides each coordinate's decay by its degree and
-    applies it when the coordinate is met; both have the same mean. Additions to shared weights are plain ones (one may
-    be lost), where the paper asks for compare-exchange. The intercept and the more frequent half of the features, which
-    examples would fight for, are added to the shared weights once in 2,048 examples (beyond the first 1,024 weights
-    once in 32,768); on small sets more often, 32 times (twice) an epoch and thread.
+    applies it when the coordinate is met; both have the same mean. In the mode "cached" the intercept and the more
+    frequent half of the features, which examples would fight for, are added to the shared weights once in 2,048
+    examples (beyond the first 1,024 weights once in 32,768); on small sets more often, 32 times (twice) an epoch and
+    thread. The paper does not do this.
     """
 
     classes_: NDArray[Any]
@@ -78,6 +83,7 @@ class HogwildClassifier(Estimator):
     n_features_in_: int
     n_iter_: int
     gamma0_: float
+    beta_: float
     fit_report_: FitReport
     _estimator_type = "classifier"
 
@@ -87,10 +93,10 @@ class HogwildClassifier(Estimator):
         loss: Literal["hinge", "logistic"] = "hinge",
         alpha: float = 1e-4,
         gamma0: float | Literal["auto"] = "auto",
-        beta: float = 0.9,
+        beta: float | Literal["auto"] = "auto",
         epochs: int = 20,
         fit_intercept: bool = True,
-        mode: Mode = "hogwild",
+        mode: ModeName = "cached",
         n_threads: int = -1,
         random_state: Any = 0,
     ) -> None:
@@ -160,34 +166,44 @@ class HogwildClassifier(Estimator):
     def _check_params(self) -> None:
         if self.loss not in LOSSES:
             raise ConfigError(f"loss={self.loss!r} is not known; {nearest(str(self.loss), LOSSES)}.")
-        if self.mode not in MODES:
-            raise ConfigError(f"mode={self.mode!r} is not known; {nearest(str(self.mode), MODES)}.")
-        if not (isinstance(self.epochs, int | np.integer) and self.epochs >= 1):
-            raise ConfigError(f"epochs={self.epochs!r} is not allowed; give a whole number from 1 up.")
+        mode_of(self.mode)
+        check_epochs(self.epochs)
         if not (0 <= self.alpha < np.inf):
             raise ConfigError(f"alpha={self.alpha!r} is not allowed; give a finite number from 0 up.")
-        if not (0 < self.beta <= 1):
-            raise ConfigError(f"beta={self.beta!r} is not allowed; give a number above 0 and up to 1.")
+        if self.beta != "auto" and not (isinstance(self.beta, int | float) and 0 < self.beta <= 1):
+            raise ConfigError(f"beta={self.beta!r} is not allowed; give a number above 0 and up to 1, or 'auto'.")
         if self.gamma0 != "auto" and not (isinstance(self.gamma0, int | float) and 0 < self.gamma0 < np.inf):
             raise ConfigError(f"gamma0={self.gamma0!r} is not allowed; give a finite number above 0, or 'auto'.")
 
     def _start(self, rows: Rows, classes: NDArray[Any]) -> None:
         outputs = 1 if len(classes) == 2 else len(classes)
-        self.gamma0_ = self._auto_gamma0(rows) if self.gamma0 == "auto" else float(self.gamma0)
+        self.gamma0_, self.beta_ = self._choose_steps(rows)
         self.classes_ = classes
         self.coef_ = np.zeros((outputs, rows.n_features), np.float32)
         self.intercept_ = np.zeros(outputs, np.float32)
         self.n_iter_ = 0
         self._seed = seed_of(self.random_state)
 
-    def _auto_gamma0(self, rows: Rows) -> float:
-        """Half the way to a margin of one, but ending at a step that noise forgives: c / (alpha * steps)."""
-        square = rows.mean_square()
-        half_way = 0.5 / (square if 0 < square < np.inf else 1.0)  # what is not finite is refused later, with its row
-        if self.alpha == 0:
-            return half_way
-        last = 1.5 / (self.alpha * rows.n_rows * self.epochs)
-        return float(min(half_way, last / self.beta ** (self.epochs - 1)))
+    def _choose_steps(self, rows: Rows) -> tuple[float, float]:
+        """Return gamma_0 and beta: from a step that reaches a margin of one to a last one whose noise does no harm.
+
+        A step leaves noise that the L2 term averages over 1 / (step * alpha) examples: with 0.5 / (alpha * examples *
+        epochs) over two fits of this length. Steps that begin there as well, to keep to a given beta, are too small to
+        get anywhere in a few epochs: on RCV1's shape that costs 0.9 points with 5 epochs.
+        """
+        last = np.inf if self.alpha == 0 else LAST_STEP / (self.alpha * rows.n_rows * self.epochs)
+        if self.gamma0 != "auto":
+            first = float(self.gamma0)
+        else:
+            square = rows.mean_square()
+            first = 1 / (square if 0 < square < np.inf else 1.0)  # what is not finite is refused later, with its row
+        if self.beta == "auto":
+            steps = max(1, self.epochs - 1)
+            return first, float(min(PAPERS_BETA, (last / first) ** (1 / steps)))
+        shrunk = self.beta ** (self.epochs - 1)
+        if self.gamma0 == "auto" and first * shrunk > last:
+            first = last / shrunk
+        return first, float(self.beta)
 
     def _learn(
         self, rows: Rows, labels: NDArray[Any], epochs: int, progress: Callable[[dict[str, Any]], None] | None
@@ -198,52 +214,43 @@ class HogwildClassifier(Estimator):
             raise DataError(
                 f"The label {unknown!r} is not among the classes {self.classes_.tolist()}; name it in classes."
             )
+
+        def show(epoch: int, rate: float, tally: Tally) -> None:
+            if progress is not None:
+                row = {"epoch": epoch + 1, "epochs": self.n_iter_ + epochs, "loss": tally.losses[-1], "rate": rate}
+                progress({**row, "examples_per_s": tally.examples_per_s, "seconds": tally.seconds})
+
         outputs = len(self.coef_)
         if outputs == 1:
             targets = 1 - targets  # the only output, 0, is positive for classes_[1]
         n_threads = threads_of(self.n_threads, self.mode, rows.n_rows)
-        with Crew(n_threads) as crew:
+        with Threads(n_threads) as threads:
             began = time.perf_counter()
-            counts = survey(rows, crew)
+            counts = survey(rows, threads)
             sparsity = measure_sparsity(rows, counts)
-            arranged = arrange(rows, counts, outputs, crew, apart=self.mode == "hogwild" and n_threads > 1)
+            arranged = arrange(rows, counts, outputs, threads, apart=self.mode == "cached" and n_threads > 1)
             weights = np.empty((rows.n_features + 1, outputs), np.float32)
             weights[0] = self.intercept_
             weights[arranged.place] = self.coef_.T
             prepare_s = time.perf_counter() - began
-            tally = run_epochs(
-                arranged,
-                targets.astype(np.int32),
-                weights.reshape(-1),
+            problem = LinearProblem(
+                rows=arranged,
+                labels=targets.astype(np.int32),
+                weights=weights.reshape(-1),
                 outputs=outputs,
                 loss=self.loss,
                 mode=self.mode,
-                crew=crew,
                 alpha=float(self.alpha),
-                rates=[self.gamma0_ * self.beta ** (self.n_iter_ + epoch) for epoch in range(epochs)],
                 bias_share=BIAS_SHARE if self.fit_intercept else 0.0,
                 seed=self._seed,
-                first_epoch=self.n_iter_,
-                progress=progress,
             )
+            rates = [self.gamma0_ * self.beta_ ** (self.n_iter_ + epoch) for epoch in range(epochs)]
+            tally = run_epochs(problem, rates, threads, first_epoch=self.n_iter_, progress=show)
         self.coef_ = np.ascontiguousarray(weights[arranged.place].T)
         self.intercept_ = weights[0].copy()
         self.n_iter_ += epochs
         self.n_features_in_ = rows.n_features
-        self.fit_report_ = FitReport(
-            mode=self.mode,
-            n_threads=n_threads,
-            epochs=epochs,
-            examples_per_s=tally.examples_per_s,
-            seconds=tally.seconds,
-            prepare_s=prepare_s,
-            losses=tuple(tally.losses),
-            updates=tally.updates,
-            watched=tally.watched,
-            conflicts=tally.conflicts,
-            sparsity=sparsity,
-            prediction=sparsity.prediction(n_threads),
-        )
+        self.fit_report_ = FitReport.of(tally, self.mode, n_threads, prepare_s, sparsity)
         return self
 
     def _check_width(self, rows: Rows) -> None:
@@ -258,8 +265,8 @@ class HogwildClassifier(Estimator):
         self._check_fitted()
         rows = as_rows(X)
         self._check_width(rows)
-        with Crew(1) as crew:
-            survey(rows, crew)
+        with Threads(1) as threads:
+            survey(rows, threads)
         margins = rows.times(self.coef_.T) + self.intercept_
         return margins[:, 0] if len(self.classes_) == 2 else margins
 

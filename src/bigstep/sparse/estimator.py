@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import numbers
 import sys
 from typing import Any, Self
 
 from bigstep.errors import ConfigError, nearest
 
-__all__ = ["Estimator", "MissingMethodError", "NotFittedError"]
+__all__ = ["Estimator", "MissingMethodError", "NotFittedError", "check_epochs"]
+
+MOST_EPOCHS = 1_000_000
 
 
 class NotFittedError(ConfigError, AttributeError):
@@ -17,6 +20,12 @@ class NotFittedError(ConfigError, AttributeError):
 
 class MissingMethodError(ConfigError, AttributeError):
     """The parameters leave out the method that was asked for."""
+
+
+def check_epochs(epochs: Any) -> None:
+    """Refuse what is no number of epochs, or one that no fit would live to see."""
+    if not (isinstance(epochs, numbers.Integral) and 1 <= epochs <= MOST_EPOCHS):
+        raise ConfigError(f"epochs={epochs!r} is not allowed; give a whole number from 1 to {MOST_EPOCHS:,}.")
 
 
 class Estimator:

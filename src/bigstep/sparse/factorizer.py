@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bigstep.errors import ConfigError, DataError, RunError, nearest
-from bigstep.sparse.crew import Crew, epoch_order, seed_of, threads_of
-from bigstep.sparse.estimator import Estimator
+from bigstep.errors import ConfigError, DataError, RunError
+from bigstep.sparse.estimator import Estimator, check_epochs
 from bigstep.sparse.kernels.hogwild import CONTROL_SIZE
 from bigstep.sparse.kernels.hogwild_factors import factor_worker
-from bigstep.sparse.linear import MODES
-from bigstep.sparse.report import FitReport, Tally
+from bigstep.sparse.modes import ModeName, mode_of
+from bigstep.sparse.report import FitReport, Part, Tally
 from bigstep.sparse.sparsity import Sparsity
+from bigstep.sparse.threads import Threads, epoch_order, seed_of, threads_of
 
 __all__ = ["HogwildFactorizer"]
 
-Mode = Literal["hogwild", "locked", "round_robin", "serial"]
 LINE = 16  # float32 in a cache line
 
 
@@ -37,7 +36,7 @@ class HogwildFactorizer(Estimator):
         gamma0: First step size.
         beta: Factor on the step size after each epoch.
         epochs: Passes over the entries in `fit`.
-        mode: As in `HogwildClassifier`.
+        mode: As in `HogwildClassifier`, but for "cached".
         n_threads: Threads; -1 means every core, or fewer where each would have under 4,096 entries an epoch.
         random_state: Seed of the start and of the order.
 
@@ -83,7 +82,7 @@ class HogwildFactorizer(Estimator):
         gamma0: float = 0.05,
         beta: float = 0.9,
         epochs: int = 20,
-        mode: Mode = "hogwild",
+        mode: ModeName = "hogwild",
         n_threads: int = -1,
         random_state: Any = 0,
     ) -> None:
@@ -142,11 +141,10 @@ class HogwildFactorizer(Estimator):
         return self._learn(pairs, values, 1)
 
     def _check_params(self) -> None:
-        if self.mode not in MODES:
-            raise ConfigError(f"mode={self.mode!r} is not known; {nearest(str(self.mode), MODES)}.")
-        for name in ("rank", "epochs"):
-            if not (isinstance(getattr(self, name), int | np.integer) and getattr(self, name) >= 1):
-                raise ConfigError(f"{name}={getattr(self, name)!r} is not allowed; give a whole number from 1 up.")
+        mode_of(self.mode, without="cached")  # rows of the factors are too many and too rare to keep copies of
+        check_epochs(self.epochs)
+        if not (isinstance(self.rank, int | np.integer) and self.rank >= 1):
+            raise ConfigError(f"rank={self.rank!r} is not allowed; give a whole number from 1 up.")
         if not (0 <= self.alpha < np.inf and 0 < self.gamma0 < np.inf and 0 < self.beta <= 1):
             raise ConfigError(
                 f"alpha={self.alpha!r}, gamma0={self.gamma0!r}, beta={self.beta!r} are not allowed together; give "
@@ -164,7 +162,8 @@ class HogwildFactorizer(Estimator):
         sparsity = _sparsity(rows, columns)
         prepare_s = time.perf_counter() - began
         tally = Tally()
-        with Crew(n_threads) as crew:
+        locks = np.zeros(len(left) + len(right), np.int64)
+        with Threads(n_threads) as threads:
             for epoch in range(self.n_iter_, self.n_iter_ + epochs):
                 began = time.perf_counter()
                 rate = self.gamma0 * self.beta**epoch
@@ -176,28 +175,15 @@ class HogwildFactorizer(Estimator):
                     rate: float = rate,
                     order: NDArray[np.uint32] = order,
                     control: NDArray[np.int64] = control,
-                ) -> tuple[float, int, int, int]:
-                    result: tuple[float, int, int, int] = factor_worker(
-                        MODES[self.mode],
-                        thread,
-                        n_threads,
-                        0,
-                        len(targets),
-                        order,
-                        rows,
-                        columns,
-                        targets,
-                        left.reshape(-1),
-                        right.reshape(-1),
-                        stride,
-                        int(self.rank),
-                        rate,
-                        float(self.alpha),
-                        control,
+                ) -> Part:
+                    part: Part = factor_worker(
+                        *(mode_of(self.mode).discipline, thread, n_threads, 0, len(targets), order),
+                        *(rows, columns, targets, left.reshape(-1), right.reshape(-1), stride, int(self.rank)),
+                        *(rate, float(self.alpha), control, locks),
                     )
-                    return result
+                    return part
 
-                tally.add(crew.run(work), len(targets), time.perf_counter() - began)
+                tally.add(threads.run(work), len(targets), time.perf_counter() - began)
                 if not math.isfinite(tally.losses[-1]):
                     raise RunError(
                         f"The factors became infinite in epoch {epoch} with step {rate:.3g}; give a smaller gamma0."
@@ -206,20 +192,7 @@ class HogwildFactorizer(Estimator):
         self.column_bias_, self.column_factors_ = right[:, 0].copy(), right[:, 1 : self.rank + 1].copy()
         self.n_iter_ += epochs
         self.n_features_in_ = 2
-        self.fit_report_ = FitReport(
-            mode=self.mode,
-            n_threads=n_threads,
-            epochs=epochs,
-            examples_per_s=tally.examples_per_s,
-            seconds=tally.seconds,
-            prepare_s=prepare_s,
-            losses=tuple(tally.losses),
-            updates=tally.updates,
-            watched=tally.watched,
-            conflicts=tally.conflicts,
-            sparsity=sparsity,
-            prediction=sparsity.prediction(n_threads),
-        )
+        self.fit_report_ = FitReport.of(tally, self.mode, n_threads, prepare_s, sparsity)
         return self
 
     def predict(self, X: Any) -> NDArray[np.float64]:

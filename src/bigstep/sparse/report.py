@@ -7,7 +7,10 @@ from typing import Any
 
 from bigstep.sparse.sparsity import Sparsity
 
-__all__ = ["FitReport", "Tally"]
+__all__ = ["FitReport", "Part", "Tally"]
+
+Part = tuple[float, int, int, int]
+"""What a thread counted: sum of losses, updates, watched ones, conflicts."""
 
 
 @dataclasses.dataclass
@@ -21,7 +24,7 @@ class Tally:
     seconds: float = 0.0
     losses: list[float] = dataclasses.field(default_factory=list)
 
-    def add(self, parts: list[tuple[float, int, int, int]], examples: int, seconds: float) -> None:
+    def add(self, parts: list[Part], examples: int, seconds: float) -> None:
         """Take in one epoch: what each thread returned."""
         total, updates, watched, conflicts = (sum(column) for column in zip(*parts, strict=True))
         self.examples += examples
@@ -60,6 +63,24 @@ class FitReport:
     sparsity: Sparsity
     prediction: str
     """What the paper predicts for this data and number of threads, in a sentence."""
+
+    @classmethod
+    def of(cls, tally: Tally, mode: str, n_threads: int, prepare_s: float, sparsity: Sparsity) -> FitReport:
+        """Sum up a fit."""
+        return cls(
+            mode=mode,
+            n_threads=n_threads,
+            epochs=len(tally.losses),
+            examples_per_s=tally.examples_per_s,
+            seconds=tally.seconds,
+            prepare_s=prepare_s,
+            losses=tuple(tally.losses),
+            updates=tally.updates,
+            watched=tally.watched,
+            conflicts=tally.conflicts,
+            sparsity=sparsity,
+            prediction=sparsity.prediction(n_threads),
+        )
 
     @property
     def conflict_rate(self) -> float:

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bigstep.errors import DataError
-from bigstep.sparse.crew import Crew
 from bigstep.sparse.kernels.hogwild import CHUNK, ROUND
 from bigstep.sparse.kernels.sparse_rows import (
     BAD_RANGE,
@@ -22,6 +21,7 @@ from bigstep.sparse.kernels.sparse_rows import (
     sum_of_squares,
     survey_rows,
 )
+from bigstep.sparse.threads import Threads
 
 __all__ = ["Arranged", "Rows", "arrange", "as_rows", "survey"]
 
@@ -144,16 +144,16 @@ def _from_dense(X: Any) -> Rows:
     return Rows(array[rows, columns], columns.astype(np.int32), indptr, array.shape[1])
 
 
-def survey(rows: Rows, crew: Crew) -> NDArray[np.int64]:
+def survey(rows: Rows, threads: Threads) -> NDArray[np.int64]:
     """Check every value and index; return in how many rows each column occurs."""
 
     def part(thread: int) -> tuple[NDArray[np.int32], int, int]:
-        begin, end = crew.share(thread, rows.n_rows)
+        begin, end = threads.share(thread, rows.n_rows)
         counts = np.zeros(rows.n_features, np.int32)
         row, fault = survey_rows(rows.indptr, rows.indices, rows.values, begin, end, rows.n_features, counts)
         return counts, row, fault
 
-    parts = crew.run(part)
+    parts = threads.run(part)
     for _, row, fault in parts:
         if fault == BAD_VALUE:
             raise DataError(
@@ -171,14 +171,14 @@ def survey(rows: Rows, crew: Crew) -> NDArray[np.int64]:
     return total
 
 
-def arrange(rows: Rows, counts: NDArray[np.int64], outputs: int, crew: Crew, *, apart: bool) -> Arranged:
+def arrange(rows: Rows, counts: NDArray[np.int64], outputs: int, threads: Threads, *, apart: bool) -> Arranged:
     """Rename columns by falling frequency; where threads work `apart`, put the hot ones of each row first.
 
     Args:
         rows: The examples.
         counts: In how many rows each column occurs.
         outputs: Weights that a column has.
-        crew: The threads that do it.
+        threads: The threads that do it.
         apart: Whether threads will keep copies of the hot columns.
     """
     most = int(counts.max())
@@ -191,10 +191,10 @@ def arrange(rows: Rows, counts: NDArray[np.int64], outputs: int, crew: Crew, *, 
     hot = 1 + min(frequent, rows.n_features // 2, HOT_FLOATS // outputs)
     split = np.zeros(rows.n_rows, np.int64)
     sizes = (np.diff(rows.indptr) + (PAD - 1)) // PAD * PAD
-    parts = [crew.share(thread, rows.n_rows) for thread in range(crew.n_threads)]
+    parts = [threads.share(thread, rows.n_rows) for thread in range(threads.count)]
     if apart:
         is_hot = place < hot
-        crew.run(lambda thread: measure_rows(rows.indptr, rows.indices, *parts[thread], is_hot, split, sizes))
+        threads.run(lambda thread: measure_rows(rows.indptr, rows.indices, *parts[thread], is_hot, split, sizes))
     starts = np.concatenate([[0], np.cumsum(sizes)])
     split += starts[:-1]
     total = int(starts[-1])
@@ -205,7 +205,7 @@ def arrange(rows: Rows, counts: NDArray[np.int64], outputs: int, crew: Crew, *, 
     indices: NDArray[np.unsignedinteger[Any]] = block[4 * total :].view(kind)
     source, names = (rows.indptr, rows.indices, rows.values), place.astype(kind)
     if apart:
-        crew.run(lambda thread: arrange_rows(*source, *parts[thread], names, hot, starts, split, indices, values))
+        threads.run(lambda thread: arrange_rows(*source, *parts[thread], names, hot, starts, split, indices, values))
     else:
-        crew.run(lambda thread: rename_rows(*source, *parts[thread], names, starts, indices, values))
+        threads.run(lambda thread: rename_rows(*source, *parts[thread], names, starts, indices, values))
     return Arranged(starts, split, indices, values, place, hot, int(sizes.max()))

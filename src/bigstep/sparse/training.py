@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from bigstep.sparse.classifier import HogwildClassifier, Mode
+from bigstep.sparse.classifier import HogwildClassifier
 from bigstep.sparse.libsvm import read_libsvm
+from bigstep.sparse.modes import ModeName
 
 __all__ = ["train_sparse"]
 
@@ -20,7 +21,7 @@ def train_sparse(
     *,
     test: str | Path | None = None,
     loss: Literal["hinge", "logistic"] = "hinge",
-    mode: Mode = "hogwild",
+    mode: ModeName = "hogwild",
     n_threads: int = -1,
     epochs: int = 20,
     seed: int = 0,

@@ -10,12 +10,14 @@ import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped, unused-ignore]  # ships no types
 from numba import njit, types
 from numba.extending import intrinsic
 
 __all__ = [
     "acquire",
+    "add_float",
     "compiled",
     "fetch_add",
     "inlined",
@@ -102,6 +104,27 @@ def load_float(typing: Any, array: Any, index: Any) -> Any:
         return builder.load_atomic(_element(context, builder, signature, args), "monotonic", 4)
 
     return types.float32(_FLOATS, types.int64), emit
+
+
+@intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+def _compare_exchange(typing: Any, array: Any, index: Any, expected: Any, value: Any) -> Any:
+    """Write `value` to `array[index]` (float32) if its bits are those of `expected`; return whether they were."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        word = ir.IntType(32)
+        place = builder.bitcast(_element(context, builder, signature, args), word.as_pointer())
+        before, after = (builder.bitcast(number, word) for number in args[2:])
+        return builder.extract_value(builder.cmpxchg(place, before, after, "acq_rel", "monotonic"), 1)
+
+    return types.boolean(_FLOATS, types.int64, types.float32, types.float32), emit
+
+
+@inlined
+def add_float(array: Any, index: Any, value: Any) -> None:
+    """Add to `array[index]` (float32) so that no other thread's addition is lost."""
+    now = load_float(array, index)
+    while not _compare_exchange(array, index, now, np.float32(now + value)):
+        now = load_float(array, index)
 
 
 @intrinsic  # type: ignore[untyped-decorator, unused-ignore]

@@ -1,6 +1,6 @@
-"""Locked, round-robin and Hogwild! SGD on sparse examples: threads that share one weight vector.
+"""SGD on sparse examples by threads that share one weight vector, under each of the disciplines that are compared.
 
-All modes run the same arithmetic in the same order of operations and without fast-math, so that one thread, or any
+All of them run the same arithmetic in the same order of operations and without fast-math, so that one thread, or any
 number of threads under the lock, gives bit for bit the serial result.
 
 The weights are stored as `weights = true weights / scale(t)`, where `scale(t) = (1 + rate * alpha)^-t` depends only on
@@ -17,6 +17,7 @@ import numpy as np
 
 from bigstep.sparse.kernels.atomics import (
     acquire,
+    add_float,
     compiled,
     fetch_add,
     inlined,
@@ -29,11 +30,14 @@ from bigstep.sparse.kernels.atomics import (
 )
 from bigstep.sparse.kernels.sparse_rows import PAD
 
-__all__ = ["CHUNK", "CONTROL_SIZE", "FREE", "HINGE", "LOCK", "LOCKED", "LOGISTIC", "ROUND_ROBIN", "TICKET", "TURN"]
-__all__ += ["ROUND", "WATCH_EVERY", "draw_order", "linear_worker"]
+__all__ = ["AIG", "ATOMIC", "CACHED", "CHUNK", "CONTROL_SIZE", "HINGE", "LOCK", "LOCKED", "LOGISTIC", "PLAIN"]
+__all__ += ["ROUND", "ROUND_ROBIN", "TICKET", "TURN", "WATCH_EVERY", "draw_order", "linear_worker"]
 
 HINGE, LOGISTIC = 0, 1
-FREE, LOCKED, ROUND_ROBIN = 0, 1, 2
+
+# What a thread does to write: add; add by compare-exchange; add to its copy of the frequent weights; take the locks of
+# all coordinates that it writes; take one lock for all; wait for its turn. Those below LOCKED claim examples in chunks.
+PLAIN, ATOMIC, CACHED, AIG, LOCKED, ROUND_ROBIN = range(6)
 
 # places in the control block, 128 bytes apart so that no two share a cache line or its prefetched neighbour
 LOCK, TICKET, TURN, MERGE, CONTROL_SIZE = 0, 16, 32, 48, 64
@@ -109,11 +113,23 @@ def _add_row(indices: Any, values: Any, start: Any, stop: Any, weights: Any, ste
 def _add_rows(
     indices: Any, values: Any, start: Any, stop: Any, weights: Any, outputs: int, steps: Any, active: Any, count: int
 ) -> None:
-    """Change only the outputs that have a step: the others may be in another thread's hands."""
+    """Do so for several outputs, and only those that have a step: the others may be in another thread's hands."""
     for j in range(start, stop):
         base = np.uint64(indices[j]) * np.uint64(outputs)
         for a in range(np.uint64(count)):
             weights[base + np.uint64(active[a])] += steps[a] * values[j]
+
+
+@inlined
+def _add_rows_atomically(
+    indices: Any, values: Any, start: Any, stop: Any, weights: Any, outputs: int, steps: Any, active: Any, count: int
+) -> None:
+    """Do so by compare-exchange: no addition is lost."""
+    for j in range(start, stop):
+        if values[j] != 0:  # what pads a row need not wait for anybody
+            base = np.uint64(indices[j]) * np.uint64(outputs)
+            for a in range(np.uint64(count)):
+                add_float(weights, np.int64(base + np.uint64(active[a])), steps[a] * values[j])
 
 
 @inlined
@@ -141,6 +157,22 @@ def _prefetch_row(indices: Any, values: Any, start: int, stop: int) -> None:
         prefetch(values, j)
 
 
+@inlined
+def _prefetch_ahead(
+    order: Any, at: Any, indptr: Any, split: Any, labels: Any, indices: Any, values: Any, cached: bool
+) -> None:
+    """Ask for the example at AHEAD positions from here, and for where the one after as many again begins."""
+    if at + np.uint64(AHEAD) < len(order):
+        soon = np.uint64(order[at + np.uint64(AHEAD)])
+        _prefetch_row(indices, values, indptr[soon], indptr[soon + np.uint64(1)])
+    if at + np.uint64(2 * AHEAD) < len(order):
+        later = np.uint64(order[at + np.uint64(2 * AHEAD)])
+        prefetch(indptr, later)
+        prefetch(labels, later)
+        if cached:
+            prefetch(split, later)
+
+
 @compiled
 def _watch(indices: Any, start: Any, stop: Any, outputs: int, k: int, weights: Any, seen: Any, compare: bool) -> bool:
     """Note the weights of one output that an example touches, or compare them with those noted."""
@@ -152,6 +184,28 @@ def _watch(indices: Any, start: Any, stop: Any, outputs: int, k: int, weights: A
         else:
             seen[j - start] = now
     return changed
+
+
+@compiled
+def _take_locks(locks: Any, indices: Any, start: Any, stop: Any) -> None:
+    """Take the locks of an example's coordinates, the intercept's first.
+
+    A row keeps its columns in the order that they had before they were renamed. All rows do, so that two threads never
+    wait for each other. Padding repeats the last column.
+    """
+    acquire(locks, 0)
+    for j in range(start, stop):
+        if j == start or indices[j] != indices[j - np.uint64(1)]:
+            acquire(locks, np.int64(indices[j]))
+
+
+@compiled
+def _give_locks(locks: Any, indices: Any, start: Any, stop: Any) -> None:
+    """Give the locks of an example's coordinates back."""
+    for j in range(start, stop):
+        if j == start or indices[j] != indices[j - np.uint64(1)]:
+            release(locks, np.int64(indices[j]))
+    release(locks, 0)
 
 
 @compiled
@@ -188,16 +242,20 @@ def linear_worker(
     outer: Any,
     inner: Any,
     control: Any,
+    locks: Any,
 ) -> Any:
     """Take one thread's part of the positions `begin..end` of the order.
 
     Column 0 of the weights is the intercept; columns `1..hot-1` are the more frequent ones. Were they written by every
-    example, their cache lines would travel between the cores with every example; a free-running thread works on its own
+    example, their cache lines would travel between the cores with every example; under CACHED a thread works on its own
     copy of them and adds its part to the shared ones: the most frequent once a chunk, others once in ROUND chunks, in
-    which they are met no oftener. All other columns are shared.
+    which they are met no oftener. All other columns are shared, and under every other mode all columns are.
+
+    It is one long function because a call costs more than a short row, and because Numba keeps what it counts in
+    registers only within one.
 
     Args:
-        mode: FREE, LOCKED or ROUND_ROBIN; serial is FREE with one thread.
+        mode: PLAIN, ATOMIC, CACHED, AIG, LOCKED or ROUND_ROBIN; serial is PLAIN with one thread.
         loss: HINGE or LOGISTIC.
         thread: This thread's number; only ROUND_ROBIN uses it.
         threads: How many threads run this call.
@@ -205,7 +263,7 @@ def linear_worker(
         end: One past the last position.
         order: Example at each position.
         indptr: Row starts, int64; rows as `bigstep.sparse.kernels.sparse_rows.arrange_rows` writes them.
-        split: Where in each row the columns below `hot` end, int64; only FREE threads that are several read it.
+        split: Where in each row the columns below `hot` end, int64; only CACHED threads that are several read it.
         indices: Columns as uint16 or uint32: unsigned, so that no code for negative indices is made.
         values: Values, float32.
         labels: Output for which each example is positive, int32; all other outputs take it as negative.
@@ -218,6 +276,7 @@ def linear_worker(
         outer: `scale(begin + i * CHUNK)`.
         inner: `scale(begin + i) / scale(begin)` for i < CHUNK.
         control: int64 block, 0 but for TICKET and TURN, which are `begin`.
+        locks: int64, one 0 for each column; only AIG uses them.
 
     Returns:
         Sum of losses before each update, examples that changed the weights, watched ones among them, and of those
@@ -225,15 +284,16 @@ def linear_worker(
     """
     local = weights
     base = weights
-    apart = mode == FREE and threads > 1  # a thread that is alone needs no copy, and merging would change no bit
-    if apart:
+    several = threads > 1  # a thread that is alone needs no copy and no lock, and neither would change a bit
+    cached, atomic, careful = several and mode == CACHED, several and mode == ATOMIC, several and mode == AIG
+    if cached:
         acquire(control, MERGE)
         local = weights[: hot * outputs].copy()
         release(control, MERGE)
         base = local.copy()
     # at least 32 merges a thread: on a small set a whole chunk is a large part of an epoch, and copies drift apart. On
     # 4,000 examples two threads are 1.2 points below serial with 16 merges, 0.5 with 32 (means of 36 fits).
-    size = min(CHUNK, max(16, (end - begin) // (32 * threads))) if mode == FREE else 1
+    size = min(CHUNK, max(16, (end - begin) // (32 * threads))) if mode < LOCKED else 1
     sums = np.empty(outputs, np.float32)
     steps = np.empty(outputs, np.float32)
     active = np.empty(outputs, np.int64)
@@ -252,76 +312,67 @@ def linear_worker(
             break
         for t in range(first, min(first + size, end)):
             at = np.uint64(t)
-            if at + np.uint64(AHEAD) < len(order):
-                soon = np.uint64(order[at + np.uint64(AHEAD)])
-                _prefetch_row(indices, values, indptr[soon], indptr[soon + np.uint64(1)])
-            if at + np.uint64(2 * AHEAD) < len(order):
-                later = np.uint64(order[at + np.uint64(2 * AHEAD)])
-                prefetch(indptr, later)
-                prefetch(labels, later)
-                if apart:
-                    prefetch(split, later)
+            _prefetch_ahead(order, at, indptr, split, labels, indices, values, cached)
             row = np.uint64(order[at])
             start, stop = np.uint64(indptr[row]), np.uint64(indptr[row + np.uint64(1)])
-            middle = np.uint64(split[row]) if apart else start  # where the shared weights begin
+            middle = np.uint64(split[row]) if cached else start  # where the shared weights begin
             label = labels[row]
             place = t - begin
             scale = outer[place // CHUNK] * inner[place % CHUNK]
             watch = t % WATCH_EVERY == 0
             if watch:
                 _watch(indices, middle, stop, outputs, label if outputs > 1 else 0, weights, seen, False)
-            count = 0
             if outputs == 1:
-                target = np.float32(1) if label == 0 else np.float32(-1)
-                margin = scale * _dot(indices, values, start, middle, stop, local, weights) + local[0]
-                pull, part, factor = _pull(loss, margin, target)
-                total += part
-                product *= factor
-                count = 1 if pull != 0 else 0
+                sums[0] = _dot(indices, values, start, middle, stop, local, weights)
             else:
                 sums[:] = 0
                 _add_dots(indices, values, start, middle, local, sums)
                 _add_dots(indices, values, middle, stop, weights, sums)
-                for k in range(outputs):
-                    target = np.float32(1) if label == k else np.float32(-1)
-                    pull, part, factor = _pull(loss, scale * sums[k] + local[k], target)
-                    total += part
-                    product *= factor
-                    if pull != 0:
-                        active[count] = k
-                        steps[count] = pull
-                        count += 1
-                    if product > LARGE:
-                        total += math.log(product)
-                        product = 1.0
-            if product > LARGE:  # a logarithm now and then, not one an example
-                total += math.log(product)
-                product = 1.0
+            count = 0
+            for k in range(outputs):
+                target = np.float32(1) if label == k else np.float32(-1)
+                pull, part, factor = _pull(loss, scale * sums[k] + local[k], target)
+                total += part
+                product *= factor
+                if product > LARGE:  # a logarithm now and then, not one an example
+                    total += math.log(product)
+                    product = 1.0
+                if pull != 0:
+                    active[count] = k
+                    steps[count] = pull
+                    count += 1
             if mode == ROUND_ROBIN:
                 wait_for(control, TURN, t)
             if count > 0:
                 updates += 1
+                if careful:
+                    _take_locks(locks, indices, start, stop)
                 if watch:
                     watched += 1
                     conflicts += _watch(
                         indices, middle, stop, outputs, label if outputs > 1 else 0, weights, seen, True
                     )
-                if outputs == 1:
-                    local[0] += np.float32(bias_rate) * pull
-                    step = pull * (np.float32(rate) / scale)
-                    _add_row(indices, values, start, middle, local, step)
-                    _add_row(indices, values, middle, stop, weights, step)
-                else:
-                    for a in range(count):
+                for a in range(count):
+                    if atomic:
+                        add_float(weights, active[a], np.float32(bias_rate) * steps[a])
+                    else:
                         local[active[a]] += np.float32(bias_rate) * steps[a]
-                        steps[a] *= np.float32(rate) / scale
+                    steps[a] *= np.float32(rate) / scale
+                if atomic:
+                    _add_rows_atomically(indices, values, start, stop, weights, outputs, steps, active, count)
+                elif outputs == 1:
+                    _add_row(indices, values, start, middle, local, steps[0])
+                    _add_row(indices, values, middle, stop, weights, steps[0])
+                else:
                     _add_rows(indices, values, start, middle, local, outputs, steps, active, count)
                     _add_rows(indices, values, middle, stop, weights, outputs, steps, active, count)
+                if careful:
+                    _give_locks(locks, indices, start, stop)
             if mode == ROUND_ROBIN:
                 store_int(control, TURN, t + 1)
         if mode == LOCKED:
             release(control, LOCK)
-        elif apart and try_acquire(control, MERGE):  # when another thread merges now, go on and merge later
+        elif cached and try_acquire(control, MERGE):  # when another thread merges now, go on and merge later
             top = min(max(TOP, TOP_COLUMNS * outputs), len(local))
             _merge(weights, local, base, 0, top)
             rest = len(local) - top
@@ -330,7 +381,7 @@ def linear_worker(
             release(control, MERGE)
     if mode == LOCKED:
         release(control, LOCK)
-    elif apart:
+    elif cached:
         acquire(control, MERGE)
         _merge(weights, local, base, 0, len(local))
         release(control, MERGE)

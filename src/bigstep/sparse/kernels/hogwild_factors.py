@@ -1,4 +1,4 @@
-"""Locked, round-robin and Hogwild! SGD for matrix completion: threads that share both factors.
+"""SGD for matrix completion by threads that share both factors, under each of the disciplines that are compared.
 
 A row of a factor is its bias followed by its coordinates, padded to whole cache lines, so that two rows never share
 one. Modes, tickets and exactness are those of `bigstep.sparse.kernels.hogwild`.
@@ -12,6 +12,7 @@ import numpy as np
 
 from bigstep.sparse.kernels.atomics import (
     acquire,
+    add_float,
     compiled,
     fetch_add,
     load_float,
@@ -20,7 +21,7 @@ from bigstep.sparse.kernels.atomics import (
     store_int,
     wait_for,
 )
-from bigstep.sparse.kernels.hogwild import CHUNK, FREE, LOCK, LOCKED, ROUND_ROBIN, TICKET, TURN, WATCH_EVERY
+from bigstep.sparse.kernels.hogwild import AIG, ATOMIC, CHUNK, LOCK, LOCKED, ROUND_ROBIN, TICKET, TURN, WATCH_EVERY
 
 __all__ = ["AHEAD", "factor_worker"]
 
@@ -45,6 +46,7 @@ def factor_worker(
     rate: float,
     alpha: float,
     control: Any,
+    locks: Any,
 ) -> Any:
     """Take one thread's part of the ratings at positions `begin..end` of the order.
 
@@ -52,7 +54,7 @@ def factor_worker(
     itself), the partner of a bias being 1; L_u is taken as it was before the step when R_v moves.
 
     Args:
-        mode: FREE, LOCKED or ROUND_ROBIN; serial is FREE with one thread.
+        mode: PLAIN, ATOMIC, AIG, LOCKED or ROUND_ROBIN; serial is PLAIN with one thread.
         thread: This thread's number; only ROUND_ROBIN uses it.
         threads: How many threads run this call.
         begin: First position.
@@ -68,13 +70,17 @@ def factor_worker(
         rate: Step size.
         alpha: L2 coefficient.
         control: int64 block, 0 but for TICKET and TURN, which are `begin`.
+        locks: int64, one 0 for each row and then for each column; only AIG uses them.
 
     Returns:
         Sum of squared errors before each update, updates, watched ones, and of those how many found a coordinate
         changed by another thread between their read and their write.
     """
     step, decay = np.float32(rate), np.float32(rate * alpha)
-    size = CHUNK if mode == FREE else 1
+    size = CHUNK if mode < LOCKED else 1
+    several = threads > 1
+    atomic, careful = several and mode == ATOMIC, several and mode == AIG
+    n_rows = len(left) // stride
     width = rank + 1
     seen = np.empty(2 * width, np.float32)
     total, updates, watched, conflicts = 0.0, 0, 0, 0
@@ -115,6 +121,9 @@ def factor_worker(
             total += error * error
             if mode == ROUND_ROBIN:
                 wait_for(control, TURN, t)
+            if careful:  # rows before columns, always: two threads never wait for each other
+                acquire(locks, np.int64(rows[at]))
+                acquire(locks, n_rows + np.int64(columns[at]))
             if watch:
                 changed = False
                 for k in range(width):
@@ -124,12 +133,23 @@ def factor_worker(
                 conflicts += changed
             updates += 1
             pull = step * error
-            left[u] += pull - decay * left[u]
-            right[v] += pull - decay * right[v]
+            if atomic:
+                add_float(left, np.int64(u), pull - decay * left[u])
+                add_float(right, np.int64(v), pull - decay * right[v])
+            else:
+                left[u] += pull - decay * left[u]
+                right[v] += pull - decay * right[v]
             for k in range(np.uint64(1), np.uint64(width)):
                 a, b = left[u + k], right[v + k]
-                left[u + k] = a + (pull * b - decay * a)
-                right[v + k] = b + (pull * a - decay * b)
+                if atomic:
+                    add_float(left, np.int64(u + k), pull * b - decay * a)
+                    add_float(right, np.int64(v + k), pull * a - decay * b)
+                else:
+                    left[u + k] = a + (pull * b - decay * a)
+                    right[v + k] = b + (pull * a - decay * b)
+            if careful:
+                release(locks, n_rows + np.int64(columns[at]))
+                release(locks, np.int64(rows[at]))
             if mode == ROUND_ROBIN:
                 store_int(control, TURN, t + 1)
         if mode == LOCKED:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from bigstep.errors import ConfigError
 from bigstep.sparse.kernels.hogwild import draw_order
 
-__all__ = ["Crew", "cores", "epoch_order", "threads_of"]
+__all__ = ["Threads", "cores", "epoch_order", "threads_of"]
 
 T = TypeVar("T")
 
@@ -47,12 +47,12 @@ def threads_of(n_threads: int, mode: str, examples: int) -> int:
     return max(1, min(cores(), examples // WORTH_A_THREAD)) if n_threads == -1 else n_threads
 
 
-class Crew:
+class Threads:
     """A fixed number of threads; the caller's thread is number 0. Kernels must release the GIL."""
 
-    def __init__(self, n_threads: int) -> None:
-        self.n_threads = n_threads
-        self._pool = ThreadPoolExecutor(n_threads - 1, "bigstep-sparse") if n_threads > 1 else None
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._pool = ThreadPoolExecutor(count - 1, "bigstep-sparse") if count > 1 else None
 
     def __enter__(self) -> Self:
         return self
@@ -65,12 +65,12 @@ class Crew:
 
     def run(self, work: Callable[[int], T]) -> list[T]:
         """Run `work(thread)` on every thread at once; return the results in the threads' order."""
-        others = [self._pool.submit(work, thread) for thread in range(1, self.n_threads)] if self._pool else []
+        others = [self._pool.submit(work, thread) for thread in range(1, self.count)] if self._pool else []
         return [work(0), *(other.result() for other in others)]
 
     def share(self, thread: int, count: int) -> tuple[int, int]:
         """Return a thread's contiguous part of `range(count)`."""
-        return count * thread // self.n_threads, count * (thread + 1) // self.n_threads
+        return count * thread // self.count, count * (thread + 1) // self.count
 
 
 def epoch_order(n: int, seed: int, epoch: int, out: NDArray[np.uint32] | None = None) -> NDArray[np.uint32]:
