@@ -14,13 +14,13 @@ import pytest
 import yaml
 
 from bigstep.errors import ConfigError
-from bigstep.plan import Cluster, Method, Workload, cli_result, predict, render
+from bigstep.plan import Cluster, Scheme, Workload, cli_result, predict, render
 from bigstep.plan.accuracy import IMAGENET_LARS, MLPERF_EPOCHS, law_from_runs
 from bigstep.plan.cluster import cluster_names
 from bigstep.plan.cost import choose_planned_grid, exchange_phases, exchange_seconds
 from bigstep.plan.crossover import find_crossover
 from bigstep.plan.events import Task, run_tasks
-from bigstep.plan.method import make_buckets
+from bigstep.plan.scheme import make_buckets
 from bigstep.plan.search import rank
 from bigstep.plan.server import _services, predict_server, server_bound
 from bigstep.plan.simulate import closed_form, expected_maximum, step_tasks
@@ -98,24 +98,24 @@ def test_events_equal_the_closed_form(collective: str, overlap: bool, devices: i
     cluster = ABCI.with_bandwidth(bandwidth)
     codec = "onebit" if collective == "gather" else "fp16"
     for bucket in (1, 25, 1000):
-        method = Method(collective=collective, codec=codec, overlap=overlap, bucket_mb=bucket)
+        scheme = Scheme(collective=collective, codec=codec, overlap=overlap, bucket_mb=bucket)
         slowest = 1 + cluster.jitter * expected_maximum(devices)
-        expected = closed_form(RESNET, cluster, devices=devices, local_batch=8, method=method, slowest=slowest)
-        found = predict(RESNET, cluster, devices=devices, local_batch=8, method=method)
+        expected = closed_form(RESNET, cluster, devices=devices, local_batch=8, scheme=scheme, slowest=slowest)
+        found = predict(RESNET, cluster, devices=devices, local_batch=8, scheme=scheme)
         assert found.step_s == pytest.approx(expected, rel=1e-12)
         assert sum(found.split.values()) == pytest.approx(found.step_s, rel=1e-9)
 
 
 def test_without_overlap_a_step_is_the_sum_of_its_parts() -> None:
-    method = Method(collective="ring", overlap=False, bucket_mb=4)
-    tasks = step_tasks(RESNET, flat(8), devices=8, local_batch=8, method=method)
+    scheme = Scheme(collective="ring", overlap=False, bucket_mb=4)
+    tasks = step_tasks(RESNET, flat(8), devices=8, local_batch=8, scheme=scheme)
     assert max(end for _, end in run_tasks(tasks)) == pytest.approx(sum(task.seconds for task in tasks))
 
 
 def test_a_slow_network_leaves_only_the_first_bucket_waiting() -> None:
     cluster = flat(8).with_bandwidth(1e7)
-    method = Method(bucket_mb=4)
-    tasks = step_tasks(RESNET, cluster, devices=8, local_batch=8, method=method)
+    scheme = Scheme(bucket_mb=4)
+    tasks = step_tasks(RESNET, cluster, devices=8, local_batch=8, scheme=scheme)
     links = sum(task.seconds for task in tasks if task.name == "exchange")
     first_ready = tasks[0].seconds + tasks[1].seconds
     assert max(end for _, end in run_tasks(tasks)) == pytest.approx(first_ready + links + tasks[-1].seconds)
@@ -127,31 +127,31 @@ def test_buckets_in_flight_equal_their_closed_form(collective: str, bandwidth: f
     cluster = flat(8).with_bandwidth(bandwidth)
     codec = "onebit" if collective == "gather" else "none"
     for bucket in (0.1, 4, 1000):
-        method = Method(collective=collective, codec=codec, bucket_mb=bucket, in_flight=True)
+        scheme = Scheme(collective=collective, codec=codec, bucket_mb=bucket, in_flight=True)
         slowest = 1 + cluster.jitter * expected_maximum(8)
-        expected = closed_form(RESNET, cluster, devices=8, local_batch=8, method=method, slowest=slowest)
-        found = predict(RESNET, cluster, devices=8, local_batch=8, method=method)
+        expected = closed_form(RESNET, cluster, devices=8, local_batch=8, scheme=scheme, slowest=slowest)
+        found = predict(RESNET, cluster, devices=8, local_batch=8, scheme=scheme)
         assert found.step_s == pytest.approx(expected, rel=1e-12)
 
 
 def test_buckets_in_flight_wait_for_the_rounds_of_the_last_one_only() -> None:
     cluster = flat(8).with_bandwidth(1e7)
     in_turn, together = (
-        Method(collective="halving", bucket_mb=4),
-        Method(collective="halving", bucket_mb=4, in_flight=True),
+        Scheme(collective="halving", bucket_mb=4),
+        Scheme(collective="halving", bucket_mb=4, in_flight=True),
     )
     phases = [exchange_phases("halving", 4 * bucket.values, cluster, 8) for bucket in make_buckets(RESNET, 4)]
     rounds = [sum(phase.rounds_s for phase in bucket) for bucket in phases]
     assert rounds[0] == pytest.approx(6 * 20e-6)  # 2 log2 8 rounds of 20 us
-    steps = [predict(RESNET, cluster, devices=8, local_batch=8, method=method).step_s for method in (in_turn, together)]
+    steps = [predict(RESNET, cluster, devices=8, local_batch=8, scheme=scheme).step_s for scheme in (in_turn, together)]
     assert steps[0] - steps[1] == pytest.approx(sum(rounds[:-1]), rel=1e-6)
 
 
 def test_pipelined_levels_are_never_slower_and_never_faster_than_the_busier_one() -> None:
     cluster = flat(8, devices_per_node=4, inside={"bandwidth_gbyte_s": 2, "latency_us": 3})
-    serial = Method(collective="torus", bucket_mb=4, grid=(4, 8))
-    one = predict(RESNET, cluster, devices=32, local_batch=8, method=serial)
-    two = predict(RESNET, cluster, devices=32, local_batch=8, method=replace(serial, pipelined=True))
+    serial = Scheme(collective="torus", bucket_mb=4, grid=(4, 8))
+    one = predict(RESNET, cluster, devices=32, local_batch=8, scheme=serial)
+    two = predict(RESNET, cluster, devices=32, local_batch=8, scheme=replace(serial, pipelined=True))
     phases = [
         phase
         for bucket in make_buckets(RESNET, 4)
@@ -280,10 +280,10 @@ def test_a_recurrent_layer_pays_a_launch_for_each_token() -> None:
 
 def test_double_buffering_hides_an_exchange_behind_the_next_step() -> None:
     slow = flat(8, between={"bandwidth_gbit_s": 1, "latency_us": 20})
-    plain = Method(collective="gather", codec="onebit", bucket_mb=1000, overlap=False)
+    plain = Scheme(collective="gather", codec="onebit", bucket_mb=1000, overlap=False)
     for local_batch in (1, 256):  # the exchange is longer, and shorter, than what a device does
-        alone = predict(RESNET, slow, devices=8, local_batch=local_batch, method=plain)
-        double = predict(RESNET, slow, devices=8, local_batch=local_batch, method=replace(plain, double_buffer=True))
+        alone = predict(RESNET, slow, devices=8, local_batch=local_batch, scheme=plain)
+        double = predict(RESNET, slow, devices=8, local_batch=local_batch, scheme=replace(plain, double_buffer=True))
         own = alone.step_s - alone.exchange_s
         assert double.step_s == pytest.approx(max(own, alone.exchange_s))
         assert (own > alone.exchange_s) == (local_batch == 256)
@@ -331,11 +331,11 @@ def test_a_law_is_fitted_to_own_runs(tmp_path: Path) -> None:
 
 
 def test_compression_pays_on_slow_networks_only() -> None:
-    onebit, dense = Method(collective="gather", codec="onebit"), Method(collective="torus", codec="fp16")
+    onebit, dense = Scheme(collective="gather", codec="onebit"), Scheme(collective="torus", codec="fp16")
 
     def gain(byte_s: float) -> float:
         cluster = ABCI.with_bandwidth(byte_s)
-        steps = [predict(RESNET, cluster, devices=64, local_batch=32, method=m).step_s for m in (dense, onebit)]
+        steps = [predict(RESNET, cluster, devices=64, local_batch=32, scheme=m).step_s for m in (dense, onebit)]
         return steps[0] - steps[1]
 
     found = find_crossover(RESNET, ABCI, devices=64, local_batch=32, compressed=[onebit], plain=[dense])
@@ -349,7 +349,7 @@ def test_ranking_is_sorted_and_keeps_to_what_was_asked() -> None:
     costs = [choice.cost for choice in choices]
     assert costs == sorted(costs)
     only = rank(RESNET, ABCI, 1024, batch=8192, collective="ring", codec="fp16")
-    assert {(c.prediction.method.collective, c.prediction.method.codec) for c in only} == {("ring", "fp16")}
+    assert {(c.prediction.scheme.collective, c.prediction.scheme.codec) for c in only} == {("ring", "fp16")}
     assert only[0].prediction.batch == 8192
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from bigstep.plan import Cluster, Method, Workload, cli_result, predict
+from bigstep.plan import Cluster, Scheme, Workload, cli_result, predict
 from bigstep.plan.crossover import find_crossover
 from bigstep.plan.page import page_facts, write_page
 
@@ -39,9 +39,9 @@ class Browser:
         wanted = {"capabilities": {"alwaysMatch": {"browserName": "chrome", "goog:chromeOptions": options}}}
         self.session = "/session/" + self.call("POST", "/session", wanted)["sessionId"]
 
-    def call(self, method: str, path: str, body: Any = None) -> Any:
-        data = json.dumps(body if body is not None else {}).encode() if method == "POST" else None
-        request = urllib.request.Request(self.root + path, data, {"Content-Type": "application/json"}, method=method)
+    def call(self, scheme: str, path: str, body: Any = None) -> Any:
+        data = json.dumps(body if body is not None else {}).encode() if scheme == "POST" else None
+        request = urllib.request.Request(self.root + path, data, {"Content-Type": "application/json"}, scheme=scheme)
         with urllib.request.urlopen(request, timeout=40) as answer:
             return json.load(answer)["value"]
 
@@ -119,7 +119,7 @@ def test_model_in_the_page_equals_python(browser: Browser, page: Path) -> None:
     browser.open(page.as_uri(), 1400)
     asks = [
         {"devices": devices, "localBatch": local, "collective": collective, "codec": codec, "bucketMb": bucket,
-         "bandwidth": bandwidth, "optimizer": "lars"}
+         "bandwidth": bandwidth}
         for devices in (1, 2, 4, 6, 64, 352, 2048, 4096)
         for local in (4, 32)
         for collective, codec in (("ring", "none"), ("torus", "fp16"), ("hierarchical", "fp16"), ("halving", "none"),
@@ -128,17 +128,21 @@ def test_model_in_the_page_equals_python(browser: Browser, page: Path) -> None:
         for bandwidth in (1e8, 1.25e10)
         if not (collective == "hierarchical" and devices == 6)
     ]  # fmt: skip
-    for name in ("abci", "dgx_h100", "tencent_p40"):
-        workload, cluster = Workload.load("resnet50"), Cluster.load(name).resized(4096)
+    models = {"abci": "resnet50", "dgx_h100": "lstm", "tencent_p40": "resnet50", "dgx_h200": "gpt-10m"}
+    for name, model in models.items():
+        workload, cluster = Workload.load(model), Cluster.load(name).resized(4096)
         facts = page_facts(workload, cluster, {"gpus": 2048})
         script = "return arguments[1].map((ask) => planner.predict(arguments[0].model, arguments[0].cluster, ask))"
         answers = browser.run(script, facts, asks)
         for ask, found in zip(asks, answers, strict=True):
-            method = Method(
-                collective=ask["collective"], codec=ask["codec"], bucket_mb=ask["bucketMb"], optimizer="lars"
+            scheme = Scheme(
+                collective=ask["collective"],
+                codec=ask["codec"],
+                bucket_mb=ask["bucketMb"],
+                optimizer=workload.optimizer,
             )
             changed = cluster.with_bandwidth(ask["bandwidth"])
-            expected = predict(workload, changed, devices=ask["devices"], local_batch=ask["localBatch"], method=method)
+            expected = predict(workload, changed, devices=ask["devices"], local_batch=ask["localBatch"], scheme=scheme)
             # 1e-8: Acklam's inverse of the normal distribution; the rest is the same arithmetic
             assert found["step"] == pytest.approx(expected.step_s, rel=1e-8), (name, ask)
             assert found["split"] == pytest.approx(expected.split, rel=1e-6, abs=1e-9)
@@ -155,10 +159,9 @@ def test_crossover_in_the_page_equals_python(browser: Browser, page: Path) -> No
         "collective": "halving",
         "codec": "fp16",
         "bucketMb": 16,
-        "optimizer": "lars",
     }
     found = browser.run("return planner.crossover(facts.model, facts.cluster, arguments[0])", ask)
-    plain = Method(collective="halving", codec="fp16", bucket_mb=16, optimizer="lars")
+    plain = Scheme(collective="halving", codec="fp16", bucket_mb=16, optimizer="lars")
     onebit = replace(plain, collective="gather", codec="onebit")
     expected = find_crossover(workload, cluster, devices=256, local_batch=32, compressed=[onebit], plain=[plain])
     assert found == pytest.approx(expected.byte_s, rel=1e-6)

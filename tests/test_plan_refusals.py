@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bigstep.errors import ConfigError
-from bigstep.plan import Cluster, Method, Workload, cli_result, predict
+from bigstep.plan import Cluster, Scheme, Workload, cli_result, predict
 from bigstep.plan.answer import parse_sweep
 
 RESNET = Workload.load("resnet50")
@@ -89,9 +89,9 @@ def test_what_cannot_run_is_refused() -> None:
     with pytest.raises(ConfigError, match="at least 1"):
         predict(RESNET, ABCI, devices=0, local_batch=1)
     with pytest.raises(ConfigError, match="onebit codes"):
-        Method(collective="ring", codec="onebit")
+        Scheme(collective="ring", codec="onebit")
     with pytest.raises(ConfigError, match="grid is 3x3"):
-        predict(RESNET, ABCI, devices=8, local_batch=1, method=Method(collective="torus", grid=(3, 3)))
+        predict(RESNET, ABCI, devices=8, local_batch=1, scheme=Scheme(collective="torus", grid=(3, 3)))
     with pytest.raises(ConfigError, match="law for resnet50 ends at"):
         cli_result(gpus=8, target=80.0)
     with pytest.raises(ConfigError, match="gpus=FIRST"):

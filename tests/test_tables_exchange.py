@@ -13,7 +13,7 @@ import bigstep
 from bigstep.config import ExchangeConfig
 from bigstep.errors import ConfigError
 from bigstep.exchange import Exchange
-from bigstep.plan import Cluster, Method, Workload, cli_result
+from bigstep.plan import Cluster, Scheme, Workload, cli_result
 from bigstep.plan.cost import exchange_phases
 from bigstep.plan.page import PAGE_CODECS, page_facts
 from bigstep.tables import load
@@ -33,7 +33,7 @@ def pairs() -> list[tuple[str, str]]:
 def test_configuration_exchange_and_planner_agree_on_what_goes_together(collective: str, codec: str) -> None:
     allowed = collective in collectives_for(codec)
     runs = allowed and collective in RUNNABLE
-    for make, works in ((ExchangeConfig, runs), (Exchange, runs), (Method, allowed)):
+    for make, works in ((ExchangeConfig, runs), (Exchange, runs), (Scheme, allowed)):
         if works:
             make(collective=collective, codec=codec)
         else:
@@ -47,7 +47,7 @@ def test_every_codec_has_a_collective_and_every_collective_a_codec() -> None:
     assert carried == set(COLLECTIVES)
 
 
-@pytest.mark.parametrize("make", [ExchangeConfig, Exchange, Method])
+@pytest.mark.parametrize("make", [ExchangeConfig, Exchange, Scheme])
 @pytest.mark.parametrize("field", ["collective", "codec"])
 def test_an_unknown_name_is_refused_everywhere(make: type, field: str) -> None:
     with pytest.raises(ConfigError, match=f"There is no {field} 'toruss'"):

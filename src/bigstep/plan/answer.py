@@ -11,7 +11,7 @@ from bigstep.errors import ConfigError
 from bigstep.plan.accuracy import LAWS, ConvergenceLaw, law_from_runs
 from bigstep.plan.cluster import Cluster
 from bigstep.plan.crossover import find_crossover
-from bigstep.plan.search import Choice, candidate_methods, explain, fewest_devices, rank, suggest_recipe
+from bigstep.plan.search import Choice, candidate_schemes, explain, fewest_devices, rank, suggest_recipe
 from bigstep.plan.validate import as_dict, check_rows, summarise
 from bigstep.plan.workload import Workload
 from bigstep.tables import find
@@ -171,14 +171,14 @@ def confidence() -> dict[str, float]:
 
 
 def _facts(choice: Choice) -> dict[str, Any]:
-    prediction, method = choice.prediction, choice.prediction.method
+    prediction, scheme = choice.prediction, choice.prediction.scheme
     return {
         "recipe": suggest_recipe(choice),
         "gpus": prediction.devices,
-        "collective": method.collective,
-        "codec": method.codec,
-        "grid": list(method.grid) if method.grid else None,
-        "bucket_mb": method.bucket_mb,
+        "collective": scheme.collective,
+        "codec": scheme.codec,
+        "grid": list(scheme.grid) if scheme.grid else None,
+        "bucket_mb": scheme.bucket_mb,
         "batch": round(prediction.batch),
         "local_batch": prediction.local_batch,
         "step_ms": prediction.step_s * 1e3,
@@ -210,8 +210,8 @@ def _crossover(workload: Workload, cluster: Cluster, best: Choice) -> dict[str, 
     devices, local = best.prediction.devices, best.prediction.local_batch
     if devices <= cluster.devices_per_node:
         return None  # nothing crosses the network
-    dense = [m for m in candidate_methods(cluster, devices) if m.codec in ("none", "fp16") and m.bucket_mb in (4, 64)]
-    onebit = [m for m in candidate_methods(cluster, devices, codec="onebit") if m.bucket_mb in (4, 64)]
+    schemes = [m for m in candidate_schemes(cluster, devices, optimizer=workload.optimizer) if m.bucket_mb in (4, 64)]
+    dense, onebit = ([m for m in schemes if m.codec in codecs] for codecs in (("none", "fp16"), ("onebit",)))
     found = find_crossover(workload, cluster, devices=devices, local_batch=local, compressed=onebit, plain=dense)
     return {
         "compressed": found.compressed,

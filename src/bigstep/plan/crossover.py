@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bigstep.plan.cluster import Cluster
-from bigstep.plan.method import Method
+from bigstep.plan.scheme import Scheme
 from bigstep.plan.simulate import predict
 from bigstep.plan.workload import Workload
 
@@ -39,28 +39,28 @@ def find_crossover(
     *,
     devices: int,
     local_batch: float,
-    compressed: Sequence[Method],
-    plain: Sequence[Method],
+    compressed: Sequence[Scheme],
+    plain: Sequence[Scheme],
 ) -> Crossover:
     """Bisect for the rate at which the best compressed exchange takes as long as the best plain one.
 
-    At each rate both sides use their own best method, since a slow network asks for another than a fast one.
+    At each rate both sides use their own best scheme, since a slow network asks for another than a fast one.
 
     Example:
         >>> resnet, abci = Workload.load("resnet50"), Cluster.load("abci")
-        >>> plain, onebit = Method(collective="halving", codec="fp16"), Method(collective="gather", codec="onebit")
+        >>> plain, onebit = Scheme(collective="halving", codec="fp16"), Scheme(collective="gather", codec="onebit")
         >>> found = find_crossover(resnet, abci, devices=64, local_batch=32, plain=[plain], compressed=[onebit])
         >>> found.pays_here, 0.1 < found.gbit_s < 100
         (False, True)
     """
 
-    def best(methods: Sequence[Method], byte_s: float) -> tuple[float, str]:
+    def best(schemes: Sequence[Scheme], byte_s: float) -> tuple[float, str]:
         tried = [
-            (predict(workload, cluster.with_bandwidth(byte_s), devices=devices, local_batch=local_batch, method=m), m)
-            for m in methods
+            (predict(workload, cluster.with_bandwidth(byte_s), devices=devices, local_batch=local_batch, scheme=m), m)
+            for m in schemes
         ]
-        step, method = min(((p.step_s, m) for p, m in tried), key=lambda pair: pair[0])
-        return step, method.label
+        step, scheme = min(((p.step_s, m) for p, m in tried), key=lambda pair: pair[0])
+        return step, scheme.label
 
     def saved(byte_s: float) -> float:
         return best(plain, byte_s)[0] - best(compressed, byte_s)[0]

@@ -19,7 +19,7 @@ from typing import Any
 from bigstep.errors import DataError
 from bigstep.plan.cluster import Cluster
 from bigstep.plan.cost import Phase
-from bigstep.plan.method import Method, codec_seconds, make_buckets
+from bigstep.plan.scheme import Scheme, codec_seconds, make_buckets
 from bigstep.plan.server import predict_server
 from bigstep.plan.simulate import Prediction, exchanges, predict
 from bigstep.plan.workload import Workload
@@ -45,34 +45,34 @@ def predict_run(run: Mapping[str, Any], machine: Cluster) -> float:
         found = predict_server(workload, cluster, workers=world, local_batch=local_batch,
                                servers=int(run.get("servers", 1)), codec=str(run.get("codec", "none")))  # fmt: skip
         return 1 / found.updates_s
-    method = _method(run)
-    step = predict(workload, cluster, devices=world, local_batch=local_batch, method=method)
+    scheme = _scheme(run)
+    step = predict(workload, cluster, devices=world, local_batch=local_batch, scheme=scheme)
     bursts = {"between": float(run.get("burst_byte", 0.0)), "inside": float(run.get("inside_burst_byte", 0.0))}
-    saved = _burst_seconds(step, exchanges(workload, cluster, world, method), cluster, bursts)
-    fastest = predict(workload, _unlimited(cluster), devices=world, local_batch=local_batch, method=method)
+    saved = _burst_seconds(step, exchanges(workload, cluster, world, scheme), cluster, bursts)
+    fastest = predict(workload, _unlimited(cluster), devices=world, local_batch=local_batch, scheme=scheme)
     return max(step.step_s - saved, fastest.step_s, float(run.get("free_s", 0.0)))
 
 
 def last_exchange_s(run: Mapping[str, Any], machine: Cluster) -> float:
     """Predict what the last bucket's exchange takes, decoding included: what follows the last gradient at least."""
     workload, cluster = _given(run, machine)
-    method, world = _method(run), int(run["world"])
-    last = make_buckets(workload, method.bucket_mb)[-1]
-    _, decode = codec_seconds(method.codec, last.values, cluster, world)
-    return decode + sum(phase.seconds for phase in exchanges(workload, cluster, world, method)[-1])
+    scheme, world = _scheme(run), int(run["world"])
+    last = make_buckets(workload, scheme.bucket_mb)[-1]
+    _, decode = codec_seconds(scheme.codec, last.values, cluster, world)
+    return decode + sum(phase.seconds for phase in exchanges(workload, cluster, world, scheme)[-1])
 
 
 def encoding_s(run: Mapping[str, Any], machine: Cluster) -> float:
     """Predict what encoding all buckets of a step takes."""
     workload, cluster = _given(run, machine)
-    method = _method(run)
-    buckets = make_buckets(workload, method.bucket_mb)
-    return sum(codec_seconds(method.codec, bucket.values, cluster, int(run["world"]))[0] for bucket in buckets)
+    scheme = _scheme(run)
+    buckets = make_buckets(workload, scheme.bucket_mb)
+    return sum(codec_seconds(scheme.codec, bucket.values, cluster, int(run["world"]))[0] for bucket in buckets)
 
 
-def _method(run: Mapping[str, Any]) -> Method:
+def _scheme(run: Mapping[str, Any]) -> Scheme:
     grid = run.get("grid")
-    return Method(
+    return Scheme(
         collective=str(run.get("collective", "ring")),
         codec=str(run.get("codec", "none")),
         grid=(int(grid[0]), int(grid[1])) if grid else None,

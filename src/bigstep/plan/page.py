@@ -13,6 +13,7 @@ from bigstep.plan.workload import Workload
 from bigstep.records import write_atomically
 from bigstep.tables.codecs import CODECS, encoded_bytes
 from bigstep.tables.collectives import COLLECTIVES
+from bigstep.tables.optimizers import OPTIMIZERS
 
 __all__ = ["page_facts", "write_page"]
 
@@ -96,14 +97,14 @@ def page_facts(workload: Workload, cluster: Cluster, result: dict[str, Any]) -> 
         {
             "flops": layer.flops,
             "values": layer.parameters,
-            "tensors": len(layer.shapes),
+            "launches": layer.launches,
             "forward": layer.forward_s,
             "backward": layer.backward_s,
             "bytes": {codec: encoded_bytes(codec, layer.shapes) for codec in PAGE_CODECS},
         }
         for layer in workload.layers
     ]
-    device = cluster.device
+    device, rule = cluster.device, OPTIMIZERS[workload.optimizer]
     return {
         "counts": counts,
         "batches": [2**power for power in range(10)],
@@ -115,6 +116,8 @@ def page_facts(workload: Workload, cluster: Cluster, result: dict[str, Any]) -> 
             "samples": workload.samples,
             "measuredBatch": workload.measured_batch,
             "optimizer": workload.optimizer_s,
+            "update": rule.traffic,
+            "held": 8 + rule.state_bytes,
             "law": law
             and {
                 "base": law["base_epochs"],
@@ -137,7 +140,7 @@ def page_facts(workload: Workload, cluster: Cluster, result: dict[str, Any]) -> 
                 for name, speed in cluster.collectives.items()
             },
             "device": {
-                "flops": device.flop_s,
+                "flops": workload.rate(device),
                 "launch": device.launch_s,
                 "memory": device.memory_byte,
                 "memoryRate": device.memory_byte_s,

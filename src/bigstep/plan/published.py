@@ -14,7 +14,7 @@ from typing import Literal
 
 from bigstep.plan.accuracy import IMAGENET_LARS
 from bigstep.plan.cluster import Cluster
-from bigstep.plan.method import Method
+from bigstep.plan.scheme import Scheme
 from bigstep.plan.simulate import Prediction, predict
 from bigstep.plan.workload import Workload
 
@@ -57,28 +57,28 @@ def _cluster(a: Assumed, name: str, tflop_s: float = 0.0) -> Cluster:
     return replace(cluster, device=replace(cluster.device, flop_s=tflop_s * 1e12)) if tflop_s else cluster
 
 
-def _step(cluster: Cluster, devices: int, local_batch: float, method: Method, model: str = "resnet50") -> Prediction:
-    return predict(Workload.load(model), cluster, devices=devices, local_batch=local_batch, method=method)
+def _step(cluster: Cluster, devices: int, local_batch: float, scheme: Scheme, model: str = "resnet50") -> Prediction:
+    return predict(Workload.load(model), cluster, devices=devices, local_batch=local_batch, scheme=scheme)
 
 
 # Goyal et al.: halving and doubling between servers, phases pipelined and overlapped with backward, float32
-_GOYAL = Method(collective="halving", pipelined=True)
+_GOYAL = Scheme(collective="halving", pipelined=True)
 # Akiba et al.: one flat buffer, NCCL's ring in half precision, after the backward pass
-_AKIBA = Method(collective="ring", codec="fp16", bucket_mb=1000, overlap=False)
+_AKIBA = Scheme(collective="ring", codec="fp16", bucket_mb=1000, overlap=False)
 # Jia et al.: half precision, tensor fusion, hierarchical all-reduce, LARS
-_JIA = Method(collective="hierarchical", codec="fp16", optimizer="lars")
+_JIA = Scheme(collective="hierarchical", codec="fp16", optimizer="lars")
 # Mikami et al.: 2D torus in half precision, LARS; one exchange after the backward pass (overlap is not reported)
-_MIKAMI = Method(collective="torus", codec="fp16", bucket_mb=1000, overlap=False, optimizer="lars")
+_MIKAMI = Scheme(collective="torus", codec="fp16", bucket_mb=1000, overlap=False, optimizer="lars")
 # NVIDIA's MLPerf configurations: one all-reduce group, in-network reduction, no overlap
-_MLPERF = Method(collective="switch", codec="fp16", bucket_mb=1000, overlap=False, optimizer="lars")
+_MLPERF = Scheme(collective="switch", codec="fp16", bucket_mb=1000, overlap=False, optimizer="lars")
 _NNL_TFLOP_S = 20.18
 """V100 with Sony's library: 641.25 images/s a GPU on one node at 16 images (its table's first row)."""
 
 
-def _yamazaki(a: Assumed) -> Method:
+def _yamazaki(a: Assumed) -> Scheme:
     """Groups of several MB (4 MB on the wire) during the backward pass; the collective is not reported."""
     grid = (64, 32) if a.yamazaki_collective == "torus" else None
-    return Method(collective=a.yamazaki_collective, codec="fp16", bucket_mb=8, grid=grid, optimizer="lars")
+    return Scheme(collective=a.yamazaki_collective, codec="fp16", bucket_mb=8, grid=grid, optimizer="lars")
 
 
 def _minutes(prediction: Prediction, epochs: float) -> float:
@@ -191,9 +191,9 @@ def _seide(a: Assumed, nodes: int, batch: float, *, halves: bool, parallel_model
 
     Double-buffered, each half of a minibatch is a step.
     """
-    method = Method(collective="gather", codec="onebit", bucket_mb=1000, overlap=False, double_buffer=halves)
+    scheme = Scheme(collective="gather", codec="onebit", bucket_mb=1000, overlap=False, double_buffer=halves)
     cluster, share = _k20x(a, nodes, parallel_model), batch / nodes / (2 if halves else 1)
-    return predict(_SPEECH, cluster, devices=nodes, local_batch=share, method=method).samples_s / 1e3
+    return predict(_SPEECH, cluster, devices=nodes, local_batch=share, scheme=scheme).samples_s / 1e3
 
 
 _SPEECH = replace(Workload.load("speech46m"), optimizer_s=0.0182)

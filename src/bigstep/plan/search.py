@@ -8,13 +8,13 @@ from bigstep.errors import ConfigError
 from bigstep.plan.accuracy import ConvergenceLaw
 from bigstep.plan.cluster import Cluster
 from bigstep.plan.cost import choose_planned_grid
-from bigstep.plan.method import Method
+from bigstep.plan.scheme import Scheme
 from bigstep.plan.simulate import Prediction, predict
 from bigstep.plan.workload import Workload
 from bigstep.tables.codecs import CODECS, check_pair, collectives_for
 from bigstep.tables.collectives import COLLECTIVES, choose_grid
 
-__all__ = ["Choice", "candidate_methods", "explain", "fewest_devices", "rank", "suggest_recipe"]
+__all__ = ["Choice", "candidate_schemes", "explain", "fewest_devices", "rank", "suggest_recipe"]
 
 BUCKETS_MB = (1.0, 4.0, 16.0, 64.0)
 LOCAL_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -49,13 +49,13 @@ class Choice:
         return self.minutes if self.minutes is not None else 1 / self.prediction.samples_s
 
 
-def candidate_methods(
+def candidate_schemes(
     cluster: Cluster, devices: int, *, collective: str = "", codec: str = "", optimizer: str = "lars"
-) -> list[Method]:
+) -> list[Scheme]:
     """Every exchange worth trying on this cluster, or only those of one collective or codec."""
     if collective and codec:
         check_pair(collective, codec, planned=True)
-    methods = []
+    schemes = []
     for name in COLLECTIVES:
         if (collective and name != collective) or (name == "switch" and not (cluster.in_network or collective)):
             continue
@@ -68,18 +68,18 @@ def candidate_methods(
             if name == "torus":
                 node = choose_grid(devices, min(devices, cluster.devices_per_node))
                 grids = list(dict.fromkeys([choose_planned_grid(cluster, devices), node]))
-            methods += [
-                Method(collective=name, codec=written, grid=grid, bucket_mb=bucket,
-                       optimizer="lars" if optimizer == "lars" else "sgd")
+            schemes += [
+                Scheme(collective=name, codec=written, grid=grid, bucket_mb=bucket,
+                       optimizer=optimizer)
                 for grid in grids
                 for bucket in BUCKETS_MB
             ]  # fmt: skip
-    if not methods:
+    if not schemes:
         raise ConfigError(
             f"{collective or 'No collective'} cannot run on {devices} devices in nodes of {cluster.devices_per_node}: "
             "change the collective or the number of devices."
         )
-    return methods
+    return schemes
 
 
 def rank(
@@ -106,13 +106,13 @@ def rank(
     Returns:
         One choice for each collective, codec and grid, each with its best bucket and batch.
     """
-    methods = candidate_methods(cluster, devices, collective=collective, codec=codec)
+    schemes = candidate_schemes(cluster, devices, collective=collective, codec=codec, optimizer=workload.optimizer)
     first = batch / devices if batch else _feasible_batches(workload, cluster, devices, law)[0]
-    trial = [_choose(workload, cluster, devices, first, method, law) for method in methods]
+    trial = [_choose(workload, cluster, devices, first, scheme, law) for scheme in schemes]
     best: dict[tuple[str, str, tuple[int, int] | None], Choice] = {}
     for choice in sorted(trial, key=lambda choice: choice.cost):
-        method = choice.prediction.method
-        best.setdefault((method.collective, method.codec, method.grid), choice)
+        scheme = choice.prediction.scheme
+        best.setdefault((scheme.collective, scheme.codec, scheme.grid), choice)
     choices = list(best.values())
     if not batch and law:
         choices = [_best_batch(workload, cluster, choice, law) for choice in choices]
@@ -135,30 +135,30 @@ def _feasible_batches(workload: Workload, cluster: Cluster, devices: int, law: C
 
 
 def _choose(
-    workload: Workload, cluster: Cluster, devices: int, local: float, method: Method, law: ConvergenceLaw | None
+    workload: Workload, cluster: Cluster, devices: int, local: float, scheme: Scheme, law: ConvergenceLaw | None
 ) -> Choice:
-    prediction = predict(workload, cluster, devices=devices, local_batch=local, method=method)
+    prediction = predict(workload, cluster, devices=devices, local_batch=local, scheme=scheme)
     return Choice(prediction, law, workload.samples)
 
 
 def _best_batch(workload: Workload, cluster: Cluster, choice: Choice, law: ConvergenceLaw) -> Choice:
-    devices, method = choice.prediction.devices, choice.prediction.method
+    devices, scheme = choice.prediction.devices, choice.prediction.scheme
     tried = [
-        _choose(workload, cluster, devices, local, replace(method, bucket_mb=bucket), law)
+        _choose(workload, cluster, devices, local, replace(scheme, bucket_mb=bucket), law)
         for local in _feasible_batches(workload, cluster, devices, law)
-        for bucket in {method.bucket_mb, 16.0}
+        for bucket in {scheme.bucket_mb, 16.0}
     ]
     return min(tried, key=lambda choice: choice.cost)
 
 
 def suggest_recipe(choice: Choice) -> str:
-    """The recipe whose optimisation fits the batch, and whose exchange fits the method."""
-    method, batch = choice.prediction.method, choice.prediction.batch
-    if method.codec == "onebit":
+    """The recipe whose optimisation fits the batch, and whose exchange fits the scheme."""
+    scheme, batch = choice.prediction.scheme, choice.prediction.batch
+    if scheme.codec == "onebit":
         return "onebit"
     if batch <= 32768:
         return "fair" if choice.law is None and batch <= 8192 else "lars"
-    return "sony" if method.collective == "torus" else "fujitsu"
+    return "sony" if scheme.collective == "torus" else "fujitsu"
 
 
 def explain(workload: Workload, cluster: Cluster, choice: Choice) -> list[str]:
@@ -192,7 +192,7 @@ def explain(workload: Workload, cluster: Cluster, choice: Choice) -> list[str]:
     gains = []
     for words, changed in changes.items():
         faster = predict(workload, changed, devices=prediction.devices, local_batch=prediction.local_batch,
-                         method=prediction.method)  # fmt: skip
+                         scheme=prediction.scheme)  # fmt: skip
         gains.append((1 - faster.step_s / prediction.step_s, words))
     gains.sort(reverse=True)
     helped = ", ".join(f"{words} ({100 * gain:.0f} % less time)" for gain, words in gains if gain > 0.005)

@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass
 
 from bigstep.plan.cluster import Cluster
-from bigstep.plan.method import STREAMED, codec_seconds
+from bigstep.plan.scheme import STREAMED, codec_seconds
 from bigstep.plan.workload import Workload
 from bigstep.tables.codecs import encoded_bytes
 

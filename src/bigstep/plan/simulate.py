@@ -13,7 +13,7 @@ from bigstep.errors import ConfigError
 from bigstep.plan.cluster import Cluster
 from bigstep.plan.cost import Phase, exchange_phases
 from bigstep.plan.events import Task, run_tasks
-from bigstep.plan.method import Method, codec_seconds, make_buckets, optimizer_seconds
+from bigstep.plan.scheme import Scheme, codec_seconds, make_buckets, optimizer_seconds
 from bigstep.plan.workload import Workload
 
 __all__ = ["Prediction", "closed_form", "expected_maximum", "predict", "step_tasks"]
@@ -39,7 +39,7 @@ class Prediction:
 
     devices: int
     local_batch: float
-    method: Method
+    scheme: Scheme
     step_s: float
     split: dict[str, float]
     """Seconds of forward, backward, straggler, codec, exchange (not hidden), optimizer, data; they sum to step_s."""
@@ -75,7 +75,13 @@ class Prediction:
 
 
 def predict(
-    workload: Workload, cluster: Cluster, *, devices: int, local_batch: float, method: Method | None = None
+    workload: Workload,
+    cluster: Cluster,
+    *,
+    devices: int,
+    local_batch: float,
+    scheme: Scheme | None = None,
+    method: Scheme | None = None,
 ) -> Prediction:
     """Predict one step of data-parallel training.
 
@@ -84,7 +90,8 @@ def predict(
         cluster: Where it runs; fewer devices than it has fill whole nodes in order.
         devices: How many take part.
         local_batch: Samples of one device in one step.
-        method: Collective, codec, buckets; by default a ring in float32.
+        scheme: Collective, codec, buckets, update rule; by default a ring in float32 and SGD.
+        method: What version 0.1 called the scheme.
 
     Returns:
         The time of a step, its split, and what crosses the wire.
@@ -94,24 +101,24 @@ def predict(
 
         >>> resnet, abci = Workload.load("resnet50"), Cluster.load("abci")
         >>> def step(codec):
-        ...     method = Method(collective="torus", codec=codec, overlap=False)
-        ...     return predict(resnet, abci, devices=1024, local_batch=32, method=method).step_s
+        ...     scheme = Scheme(collective="torus", codec=codec, overlap=False)
+        ...     return predict(resnet, abci, devices=1024, local_batch=32, scheme=scheme).step_s
         >>> step("fp16") < step("none")
         True
 
     Reference: the model of performance is that of Goyal et al. 2017 (section 4) and Seide et al. 2014 (section 3).
     """
-    method = method or Method()
-    check_fits(workload, cluster, devices, local_batch)
-    if method.double_buffer:
-        return _double_buffered(workload, cluster, devices, local_batch, method)
+    scheme = scheme or method or Scheme()
+    check_fits(workload, cluster, devices, local_batch, scheme.optimizer)
+    if scheme.double_buffer:
+        return _double_buffered(workload, cluster, devices, local_batch, scheme)
     slowest = 1 + cluster.jitter * expected_maximum(devices)
-    tasks = step_tasks(workload, cluster, devices=devices, local_batch=local_batch, method=method, slowest=slowest)
+    tasks = step_tasks(workload, cluster, devices=devices, local_batch=local_batch, scheme=scheme, slowest=slowest)
     end = max(end for _, end in run_tasks(tasks))
-    return _account(workload, cluster, devices, local_batch, method, tasks, end, slowest)
+    return _account(workload, cluster, devices, local_batch, scheme, tasks, end, slowest)
 
 
-def check_fits(workload: Workload, cluster: Cluster, devices: int, local_batch: float) -> None:
+def check_fits(workload: Workload, cluster: Cluster, devices: int, local_batch: float, optimizer: str = "") -> None:
     """Refuse what the cluster cannot hold."""
     if devices < 1:
         raise ConfigError(f"gpus is {devices}, but at least 1 must take part.")
@@ -122,7 +129,7 @@ def check_fits(workload: Workload, cluster: Cluster, devices: int, local_batch: 
             f"gpus is {devices}, but {cluster.name} has {cluster.devices} "
             f"({cluster.nodes} nodes of {cluster.devices_per_node}); ask for fewer or raise nodes."
         )
-    needed, memory = workload.memory_byte(local_batch), cluster.device.memory_byte
+    needed, memory = workload.memory_byte(local_batch, optimizer), cluster.device.memory_byte
     if needed > memory:
         raise ConfigError(
             f"{workload.name} needs at least {needed / 2**30:.1f} GiB with {local_batch:g} samples a device, but "
@@ -130,28 +137,28 @@ def check_fits(workload: Workload, cluster: Cluster, devices: int, local_batch: 
         )
 
 
-def exchanges(workload: Workload, cluster: Cluster, devices: int, method: Method) -> list[list[Phase]]:
+def exchanges(workload: Workload, cluster: Cluster, devices: int, scheme: Scheme) -> list[list[Phase]]:
     """The phases of each bucket's exchange."""
     return [
-        exchange_phases(method.collective, bucket.encoded(method.codec), cluster, devices, method.grid)
-        for bucket in make_buckets(workload, method.bucket_mb)
+        exchange_phases(scheme.collective, bucket.encoded(scheme.codec), cluster, devices, scheme.grid)
+        for bucket in make_buckets(workload, scheme.bucket_mb)
     ]
 
 
 def step_tasks(
-    workload: Workload, cluster: Cluster, *, devices: int, local_batch: float, method: Method, slowest: float = 1.0
+    workload: Workload, cluster: Cluster, *, devices: int, local_batch: float, scheme: Scheme, slowest: float = 1.0
 ) -> list[Task]:
     """The tasks of one step: forward, backward by bucket with its encoding, exchange, decoding, update."""
     times = [(f * slowest, b * slowest) for f, b in workload.times(cluster.device, local_batch)]
     tasks = [Task("forward", "device", sum(forward for forward, _ in times))]
-    buckets = make_buckets(workload, method.bucket_mb)
+    buckets = make_buckets(workload, scheme.bucket_mb)
     above = len(times)
     ready, codings = [], []
     for bucket in buckets:
         seconds = sum(backward for _, backward in times[bucket.layer : above])
         above = bucket.layer
         tasks.append(Task("backward", "device", seconds, (len(tasks) - 1,)))
-        encode, decode = codec_seconds(method.codec, bucket.values, cluster, devices)
+        encode, decode = codec_seconds(scheme.codec, bucket.values, cluster, devices)
         if encode:
             tasks.append(Task("codec", "device", encode, (len(tasks) - 1,)))
         ready.append(len(tasks) - 1)
@@ -161,10 +168,10 @@ def step_tasks(
     backward_end = len(tasks) - 1
     finals = [backward_end]
     for bucket, start, decode in zip(buckets, ready, codings, strict=True):
-        after = start if method.overlap else backward_end
-        for phase in exchange_phases(method.collective, bucket.encoded(method.codec), cluster, devices, method.grid):
-            resource = phase.level if method.pipelined else "links"
-            apart = phase.rounds_s if method.in_flight else 0.0
+        after = start if scheme.overlap else backward_end
+        for phase in exchange_phases(scheme.collective, bucket.encoded(scheme.codec), cluster, devices, scheme.grid):
+            resource = phase.level if scheme.pipelined else "links"
+            apart = phase.rounds_s if scheme.in_flight else 0.0
             tasks.append(Task("exchange", resource, phase.seconds - apart, (after,)))
             after = len(tasks) - 1
             if apart:  # a resource of its own: nothing else waits for these rounds
@@ -174,13 +181,13 @@ def step_tasks(
             tasks.append(Task("codec", "device", decode, (after, *finals[-1:], backward_end)))
             after = len(tasks) - 1
         finals.append(after)
-    update = optimizer_seconds(workload, cluster.device, method.optimizer)
+    update = optimizer_seconds(workload, cluster.device, scheme.optimizer)
     tasks.append(Task("optimizer", "device", update, tuple(finals)))
     return tasks
 
 
 def closed_form(
-    workload: Workload, cluster: Cluster, *, devices: int, local_batch: float, method: Method, slowest: float = 1.0
+    workload: Workload, cluster: Cluster, *, devices: int, local_batch: float, scheme: Scheme, slowest: float = 1.0
 ) -> float:
     """The same step without events, for one channel of links.
 
@@ -196,23 +203,23 @@ def closed_form(
     times = [(f * slowest, b * slowest) for f, b in workload.times(cluster.device, local_batch)]
     now = sum(forward for forward, _ in times)
     above, links = len(times), []
-    for bucket in make_buckets(workload, method.bucket_mb):
-        encode, decode = codec_seconds(method.codec, bucket.values, cluster, devices)
+    for bucket in make_buckets(workload, scheme.bucket_mb):
+        encode, decode = codec_seconds(scheme.codec, bucket.values, cluster, devices)
         now += sum(backward for _, backward in times[bucket.layer : above]) + encode
         above = bucket.layer
-        phases = exchange_phases(method.collective, bucket.encoded(method.codec), cluster, devices, method.grid)
-        rounds = sum(phase.rounds_s for phase in phases) if method.in_flight else 0.0
+        phases = exchange_phases(scheme.collective, bucket.encoded(scheme.codec), cluster, devices, scheme.grid)
+        rounds = sum(phase.rounds_s for phase in phases) if scheme.in_flight else 0.0
         links.append((now, sum(phase.seconds for phase in phases) - rounds, rounds, decode))
     backward = now + sum(backward for _, backward in times[:above])
     end, done = 0.0, backward
     for ready, seconds, rounds, decode in links:
-        end = max(end, ready if method.overlap else backward) + seconds
+        end = max(end, ready if scheme.overlap else backward) + seconds
         done = max(done, end + rounds) + decode
-    return done + optimizer_seconds(workload, cluster.device, method.optimizer)
+    return done + optimizer_seconds(workload, cluster.device, scheme.optimizer)
 
 
 def _account(
-    workload: Workload, cluster: Cluster, devices: int, local_batch: float, method: Method,
+    workload: Workload, cluster: Cluster, devices: int, local_batch: float, scheme: Scheme,
     tasks: list[Task], end: float, slowest: float,
 ) -> Prediction:  # fmt: skip
     def total(name: str) -> float:
@@ -230,11 +237,11 @@ def _account(
         "optimizer": total("optimizer"),
         "data": max(0.0, fed - end),
     }
-    phases = exchanges(workload, cluster, devices, method)
+    phases = exchanges(workload, cluster, devices, scheme)
     return Prediction(
         devices=devices,
         local_batch=local_batch,
-        method=method,
+        scheme=scheme,
         step_s=max(end, fed),
         split=split,
         exchange_s=total("exchange"),
@@ -245,7 +252,7 @@ def _account(
 
 
 def _double_buffered(
-    workload: Workload, cluster: Cluster, devices: int, local_batch: float, method: Method
+    workload: Workload, cluster: Cluster, devices: int, local_batch: float, scheme: Scheme
 ) -> Prediction:
     """A step's gradient travels while the next step is computed: step = max(compute, codec and update, exchange).
 
@@ -253,8 +260,8 @@ def _double_buffered(
 
     Reference: Seide et al., 1-Bit Stochastic Gradient Descent, 2014, section 3.3.
     """
-    plain = replace(method, double_buffer=False, overlap=False)
-    step = predict(workload, cluster, devices=devices, local_batch=local_batch, method=plain)
+    plain = replace(scheme, double_buffer=False, overlap=False)
+    step = predict(workload, cluster, devices=devices, local_batch=local_batch, scheme=plain)
     own = step.step_s - step.split["exchange"]
     exposed = max(0.0, step.exchange_s - own)
-    return replace(step, method=method, step_s=own + exposed, split=step.split | {"exchange": exposed})
+    return replace(step, scheme=scheme, step_s=own + exposed, split=step.split | {"exchange": exposed})

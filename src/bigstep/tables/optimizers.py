@@ -280,6 +280,10 @@ class Optimizer:
     """The methods that it goes with."""
     fused: bool = False
     """Whether the constructor takes `fused=True` for torch's kernel on a GPU."""
+    state_bytes: int
+    """Bytes that it keeps for each parameter, in float32."""
+    traffic: float | None = None
+    """Bytes a parameter that an update moves through a device's memory; None where arithmetic counts for more."""
     changing: str = ""
     """Where the function is that says what besides the rate changes: (settings, epoch, lr) -> values of the groups."""
 
@@ -294,6 +298,8 @@ OPTIMIZERS: dict[str, Optimizer] = {
         batch_rule="linear",
         methods=EVERYWHERE,
         fused=True,
+        state_bytes=4,
+        traffic=20.0,
     ),
     "lars": Optimizer(
         meaning="momentum SGD with a rate for each layer, from the norms of its weights and gradient (You et al. 2017)",
@@ -301,6 +307,8 @@ OPTIMIZERS: dict[str, Optimizer] = {
         settings=LarsSettings,
         batch_rule="sqrt",
         methods=("synchronous", "islands", "locked", "hogwild"),  # a shard of a server sees no whole layers
+        state_bytes=4,
+        traffic=28.0,  # weights and gradients are read once more for the norms
     ),
     "rmsprop_warmup": Optimizer(
         meaning="RMSprop that turns into momentum SGD (Akiba et al. 2017)",
@@ -308,6 +316,8 @@ OPTIMIZERS: dict[str, Optimizer] = {
         settings=RMSpropWarmupSettings,
         batch_rule="linear",
         changing="bigstep.optim.rmsprop_warmup:changing",
+        state_bytes=8,
+        traffic=28.0,
     ),
     "adagrad": Optimizer(
         meaning="torch's AdaGrad, without momentum",
@@ -315,6 +325,8 @@ OPTIMIZERS: dict[str, Optimizer] = {
         settings=AdagradSettings,
         batch_rule="sqrt",
         methods=EVERYWHERE,
+        state_bytes=4,
+        traffic=20.0,
     ),
     "adamw": Optimizer(
         meaning="Adam with decay apart from the gradient (Loshchilov, Hutter 2017)",
@@ -322,18 +334,23 @@ OPTIMIZERS: dict[str, Optimizer] = {
         settings=AdamWSettings,
         batch_rule="sqrt",
         fused=True,
+        state_bytes=8,
+        traffic=28.0,
     ),
     "lamb": Optimizer(
         meaning="Adam's direction with a length for each layer (You et al. 2019)",
         home="bigstep.optim.lamb:LAMB",
         settings=LambSettings,
         batch_rule="sqrt",
+        state_bytes=8,
+        traffic=40.0,  # the update is written, measured and read again
     ),
     "muon": Optimizer(
         meaning="momentum, orthogonalised for matrices and filters (Jordan 2024)",
         home="bigstep.optim.muon:Muon",
         settings=MuonSettings,
         batch_rule="sqrt",
+        state_bytes=4,
     ),
 }
 

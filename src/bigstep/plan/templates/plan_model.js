@@ -2,7 +2,6 @@
 // The closed form of bigstep.plan in the browser: the same formulas as cost.py, method.py and simulate.py.
 const planner = (() => {
   const STREAMED = 0.9;
-  const UPDATE = { sgd: 20, lars: 28 };
   const sum = (list) => list.reduce((total, value) => total + value, 0);
 
   // Inverse of the normal distribution (Acklam's rational approximation, relative error below 1.2e-9).
@@ -115,7 +114,7 @@ const planner = (() => {
     const slowest = 1 + c.jitter * expectedMaximum(N);
     const times = layers.map((layer, index) => {
       if (model.measuredBatch) return [(layer.forward * b) / model.measuredBatch, (layer.backward * b) / model.measuredBatch];
-      const work = (b * layer.flops) / c.device.flops, fixed = c.device.launch * layer.tensors;
+      const work = (b * layer.flops) / c.device.flops, fixed = c.device.launch * layer.launches;
       return [work + fixed / 3, work * (index ? 2 : 1) + (fixed * 2) / 3];
     });
     const forward = sum(times.map((pair) => pair[0])), backward = sum(times.map((pair) => pair[1]));
@@ -144,7 +143,7 @@ const planner = (() => {
       end = Math.max(end, ready) + travel;
       done = Math.max(done, end) + decode;
     }
-    const update = model.optimizer || (model.parameters * UPDATE[ask.optimizer || "lars"]) / (c.device.memoryRate * STREAMED);
+    const update = model.optimizer || (model.parameters * model.update) / (c.device.memoryRate * STREAMED);
     done += update;
     const compute = forward + backward, fed = c.loader ? b / c.loader : 0;
     const split = {
@@ -157,7 +156,7 @@ const planner = (() => {
       step, split, batch, rate: batch / step, efficiency: (compute + update) / step, epochs,
       minutes: epochs && model.samples ? (epochs * model.samples * step) / batch / 60 : null,
       busy: sum(links.map((link) => link[1])), encoded: sent,
-      memory: 12 * model.parameters + 4 * b * model.outputs,
+      memory: model.held * model.parameters + 4 * b * model.outputs,
     };
   }
 

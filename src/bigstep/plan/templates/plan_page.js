@@ -10,7 +10,7 @@ function chosen() {
   const codec = by("codec").value;
   return {
     devices: gpus, localBatch: 2 ** +by("batch").value, bandwidth: (gbit * 1e9) / 8, codec,
-    collective: facts.cluster.traffic[codec].summable ? by("collective").value : "gather", bucketMb: +by("bucket").value, optimizer: "lars",
+    collective: facts.cluster.traffic[codec].summable ? by("collective").value : "gather", bucketMb: +by("bucket").value,
   };
 }
 const number = (value, digits = 3) => value >= 1000 ? Math.round(value).toLocaleString("en") : String(+value.toPrecision(digits));

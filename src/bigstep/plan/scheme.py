@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Literal
 
-from bigstep.errors import require_positive
+from bigstep.errors import ConfigError, nearest, require_positive
 from bigstep.plan.cluster import Cluster, Device
 from bigstep.plan.workload import Workload
 from bigstep.tables.codecs import CODECS, check_pair, encoded_bytes
+from bigstep.tables.optimizers import OPTIMIZERS
 
-__all__ = ["Bucket", "Method", "codec_seconds", "make_buckets", "optimizer_seconds"]
+__all__ = ["Bucket", "Scheme", "codec_seconds", "make_buckets", "optimizer_seconds"]
 
 STREAMED = 0.9
 """Share of a memory's nominal bandwidth that a streaming kernel reaches (4.3 of 4.8 TB/s on an H200)."""
 
-# bytes a parameter that an update reads and writes, in float32; LARS reads weights and gradients once more for norms
-_UPDATE_BYTES = {"sgd": 20.0, "lars": 28.0}
-
 
 @dataclass(frozen=True, kw_only=True)
-class Method:
-    """One way of exchanging gradients."""
+class Scheme:
+    """One way of exchanging gradients and applying them, in every step."""
 
     collective: str = "ring"
     codec: str = "none"
@@ -39,11 +36,17 @@ class Method:
     use the links. Otherwise they travel one after another, as on the one stream of a GPU."""
     double_buffer: bool = False
     """Apply each gradient one step late, so that its exchange runs while the next step is computed."""
-    optimizer: Literal["sgd", "lars"] = "sgd"
+    optimizer: str = "sgd"
+    """The update rule."""
 
     def __post_init__(self) -> None:
         check_pair(self.collective, self.codec, double_buffer=self.double_buffer, planned=True)
         require_positive(self.bucket_mb, "bucket_mb")
+        priced = [name for name, entry in OPTIMIZERS.items() if entry.traffic is not None]
+        if self.optimizer not in priced:
+            raise ConfigError(
+                f"The planner has no price for the optimizer {self.optimizer!r}: {nearest(self.optimizer, priced)}."
+            )
 
     @property
     def label(self) -> str:
@@ -111,4 +114,6 @@ def optimizer_seconds(workload: Workload, device: Device, optimizer: str) -> flo
     """Seconds of the update: its traffic at the memory's bandwidth, or what was measured."""
     if workload.optimizer_s:
         return workload.optimizer_s
-    return workload.parameters * _UPDATE_BYTES[optimizer] / (device.memory_byte_s * STREAMED)
+    traffic = OPTIMIZERS[optimizer].traffic
+    assert traffic is not None  # a scheme has priced rules only
+    return workload.parameters * traffic / (device.memory_byte_s * STREAMED)
