@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from bigstep.errors import ConfigError
+from bigstep.gpu.lamb import LambSettings, lamb_twin
 from bigstep.gpu.lars import LarsSettings, lars_twin
-from bigstep.optim import LARS, RMSpropWarmup, parameter_groups
+from bigstep.optim import LAMB, LARS, RMSpropWarmup, parameter_groups
+from bigstep.optim.lamb import lamb
 from bigstep.optim.lars import lars
 from bigstep.optim.rmsprop_warmup import rmsprop_warmup, rmsprop_warmup_reference
 
@@ -51,6 +53,7 @@ OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
     "lars": make_lars,
     "lars_nesterov": lambda params: make_lars(params, nesterov=True),
     "rmsprop_warmup": make_rmsprop,
+    "lamb": lambda params: LAMB(params, lr=0.7, weight_decay=0.01),
 }
 
 
@@ -116,6 +119,60 @@ def test_lars_together_equals_lars_one_by_one(
         lars(together[0], grads, together[1], lr=0.7, momentum=0.9, nesterov=nesterov, **settings)
         lars_twin(one_by_one[0], grads, one_by_one[1], each, lr=lr, momentum=0.9, nesterov=nesterov)
     torch.testing.assert_close(together, one_by_one, rtol=tolerance, atol=tolerance)  # order of roundings
+
+
+def test_lamb_is_algorithm_2_of_the_paper() -> None:
+    weight = nn.Parameter(torch.tensor([[3.0, -4.0]], dtype=torch.float64))
+    optimizer = LAMB([weight], lr=0.2, betas=(0.8, 0.9), eps=0.01, weight_decay=0.1)
+    w, m, v = [3.0, -4.0], [0.0, 0.0], [0.0, 0.0]
+    for t, g in enumerate(([6.0, 8.0], [1.0, -2.0], [0.3, 0.4]), start=1):
+        weight.grad = torch.tensor([g], dtype=torch.float64)
+        optimizer.step()
+        m = [0.8 * m_i + 0.2 * g_i for m_i, g_i in zip(m, g, strict=True)]
+        v = [0.9 * v_i + 0.1 * g_i**2 for v_i, g_i in zip(v, g, strict=True)]
+        hats = [(m_i / (1 - 0.8**t), v_i / (1 - 0.9**t)) for m_i, v_i in zip(m, v, strict=True)]
+        u = [m_hat / (v_hat**0.5 + 0.01) + 0.1 * w_i for (m_hat, v_hat), w_i in zip(hats, w, strict=True)]
+        norm_w, norm_u = (w[0] ** 2 + w[1] ** 2) ** 0.5, (u[0] ** 2 + u[1] ** 2) ** 0.5
+        w = [w_i - 0.2 * norm_w / norm_u * u_i for w_i, u_i in zip(w, u, strict=True)]
+        assert weight.tolist()[0] == pytest.approx(w, rel=1e-12)  # float64 in another order of operations
+
+
+@pytest.mark.parametrize("adapt", [True, False])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+def test_lamb_together_equals_lamb_one_by_one(adapt: bool, dtype: torch.dtype, tolerance: float) -> None:
+    settings = {"weight_decay": 0.01, "betas": (0.9, 0.99), "eps": 1e-6, "adapt": adapt}
+    each, lr = [LambSettings(**settings)] * len(SHAPES), torch.tensor([0.1], dtype=dtype)
+
+    def state() -> list[list[Tensor]]:
+        squares, steps = [t.square() for t in tensors(8, dtype)], [torch.zeros((), dtype=dtype) for _ in SHAPES]
+        return [tensors(0, dtype), tensors(9, dtype), squares, steps]
+
+    together, one_by_one = state(), state()
+    for step in range(1, 5):
+        grads = tensors(step, dtype)
+        grads[1].zero_()
+        lamb(together[0], grads, *together[1:], lr=0.1, **settings)
+        lamb_twin(one_by_one[0], grads, *one_by_one[1:], each, lr=lr)
+    torch.testing.assert_close(together, one_by_one, rtol=tolerance, atol=tolerance)  # order of roundings
+
+
+def test_lamb_without_adaptation_is_adamw() -> None:
+    ours, theirs = parameters(), parameters()
+    optimizer = LAMB([{"params": ours, "adapt": False}], lr=0.05, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+    adamw = torch.optim.AdamW(theirs, lr=0.05, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+    for step in range(1, 6):
+        take_step(optimizer, ours, step)
+        take_step(adamw, theirs, step)
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)  # another order of roundings
+
+
+def test_lamb_takes_the_plain_rate_where_a_norm_is_zero() -> None:
+    zero_weight, zero_grad = nn.Parameter(torch.zeros(2, 2)), nn.Parameter(torch.ones(2, 2))
+    optimizer = LAMB([zero_weight, zero_grad], lr=0.5)
+    zero_weight.grad, zero_grad.grad = torch.full((2, 2), 3.0), torch.zeros(2, 2)
+    optimizer.step()
+    torch.testing.assert_close(zero_weight.detach(), torch.full((2, 2), -0.5))
+    torch.testing.assert_close(zero_grad.detach(), torch.ones(2, 2))
 
 
 @pytest.mark.parametrize("blend", [0.0, 0.3, 1.0, torch.tensor(0.3, dtype=torch.float64)])
@@ -293,6 +350,10 @@ def test_a_gpu_takes_the_path_of_the_cpu_and_is_never_waited_for(name: str, tens
         lambda p: LARS(p, lr=0.1, trust_coefficient=0.0),
         lambda p: LARS(p, lr=0.1, eps=-1.0),
         lambda p: LARS(p, lr=0.1, momentum=0.0, nesterov=True),
+        lambda p: LAMB(p, lr=-0.1),
+        lambda p: LAMB(p, lr=0.1, betas=(0.9, 1.0)),
+        lambda p: LAMB(p, lr=0.1, betas=(0.9,)),
+        lambda p: LAMB(p, lr=0.1, eps=-1e-6),
         lambda p: RMSpropWarmup(p, lr=0.0),
         lambda p: RMSpropWarmup(p, lr=0.1, rms_decay=1.0),
         lambda p: RMSpropWarmup(p, lr=0.1, rms_lr=-1.0),

@@ -6,12 +6,28 @@ Importing this package does not import torch; the public pieces are loaded when 
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # so that type checkers see what `__getattr__` brings
+    from bigstep.comm import Exchange as Exchange
+    from bigstep.config import RunConfig as RunConfig
+    from bigstep.errors import ConfigError as ConfigError
+    from bigstep.errors import DataError as DataError
+    from bigstep.errors import RunError as RunError
+    from bigstep.norm import GhostBatchNorm2d as GhostBatchNorm2d
+    from bigstep.optim import LAMB as LAMB
+    from bigstep.optim import LARS as LARS
+    from bigstep.optim import RMSpropWarmup as RMSpropWarmup
+    from bigstep.optim import parameter_groups as parameter_groups
+    from bigstep.sparse import HogwildClassifier as HogwildClassifier
+    from bigstep.sparse import HogwildFactorizer as HogwildFactorizer
+    from bigstep.train import fit as fit
 
 __version__ = "0.1.0"
 
 # public name -> the module that defines it
 _PUBLIC = {
+    "LAMB": "optim",
     "LARS": "optim",
     "RMSpropWarmup": "optim",
     "parameter_groups": "optim",

@@ -128,7 +128,8 @@ class StepUpdate:
                 step_unless(skipped, self.optimizer)
             else:
                 changed = self.params + [t for param in self.params for t in self.optimizer.state[param].values()]
-                before = [tensor.clone() for tensor in changed]
+                before = [torch.empty_like(tensor) for tensor in changed]
+                torch._foreach_copy_(before, changed)
                 self.optimizer.step()
                 for tensor, old in zip(changed, before, strict=True):
                     torch.where(skipped > 0, old, tensor, out=tensor)

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from bigstep.errors import ConfigError
-from bigstep.gpu.tensor_lists import by_device_and_dtype
-from bigstep.optim.gather import with_gradient
+from bigstep.optim.multi_tensor import MultiTensorOptimizer
 
 __all__ = ["AdaGradSGD", "RankAdaGrad"]
 
 
-class AdaGradSGD(Optimizer):
+class AdaGradSGD(MultiTensorOptimizer):
     """Momentum SGD on a gradient that AdaGrad has divided by the root of its summed squares.
 
     ::
@@ -68,27 +66,15 @@ class AdaGradSGD(Optimizer):
         settings = {"lr": lr, "momentum": momentum, "nesterov": nesterov, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, settings)
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]  # one form
-        """Take one step; `closure`, if given, computes the loss and the gradients first."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for params, grads in by_device_and_dtype(*with_gradient(group["params"])):
-                self._update(group, params, grads)
-        return loss
-
     def _update(self, group: Mapping[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
-        squares = [self._buffer(param, "square_sum") for param in params]
+        squares, *momenta = self._lists(params)
         steps = list(torch._foreach_add(grads, params, alpha=group["weight_decay"]))  # new: gradients stay as they are
         torch._foreach_addcmul_(squares, steps, steps)
         roots = torch._foreach_sqrt(squares)
         torch._foreach_add_(roots, group["eps"])
         torch._foreach_div_(steps, roots)
         if group["momentum"]:
-            velocities = [self._buffer(param, "momentum_buffer") for param in params]
+            (velocities,) = momenta
             torch._foreach_mul_(velocities, group["momentum"])
             torch._foreach_add_(velocities, steps)
             if group["nesterov"]:
@@ -100,19 +86,8 @@ class AdaGradSGD(Optimizer):
         else:
             torch._foreach_add_(params, steps, alpha=-group["lr"])
 
-    def create_state(self) -> None:
-        """Create all buffers now, not in the first step: a CUDA graph can only use what is there."""
-        for group in self.param_groups:
-            for param in group["params"]:
-                for name in ("square_sum", "momentum_buffer") if group["momentum"] else ("square_sum",):
-                    self._buffer(param, name)
-
-    def _buffer(self, param: Tensor, name: str) -> Tensor:
-        state = self.state[param]
-        if name not in state:
-            state[name] = torch.zeros_like(param, memory_format=torch.preserve_format)
-        buffer: Tensor = state[name]
-        return buffer
+    def _buffers(self, group: Mapping[str, Any], param: Tensor) -> list[Tensor]:
+        return self._zeros(param, *(("square_sum", "momentum_buffer") if group["momentum"] else ("square_sum",)))
 
 
 class RankAdaGrad:

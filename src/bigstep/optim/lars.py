@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from bigstep.errors import ConfigError
-from bigstep.gpu.backend import why_not_triton
 from bigstep.gpu.chunks import why_not_kernels
 from bigstep.gpu.lars import LarsKernels, LarsSettings
-from bigstep.gpu.tensor_lists import by_device_and_dtype, laid_out_like, narrow_type
-from bigstep.optim.gather import with_gradient
+from bigstep.optim.multi_tensor import MultiTensorOptimizer
 
 __all__ = ["LARS", "lars"]
 
@@ -22,7 +20,7 @@ SETTINGS = ("lr", "momentum", "weight_decay", "trust_coefficient", "eps", "neste
 """What a parameter group may set for itself; torch adds names of its own to a group."""
 
 
-class LARS(Optimizer):
+class LARS(MultiTensorOptimizer):
     """Layer-wise adaptive rate scaling, as Algorithm 1 of the paper: the rate is inside the velocity.
 
     ::
@@ -62,9 +60,6 @@ class LARS(Optimizer):
     the decay are not scaled with them.
     """
 
-    _kept: tuple[object, LarsKernels] | None = None
-    """The kernels of the last step on a CUDA device, and the tensors and settings that they are for."""
-
     def __init__(
         self,
         params: ParamsT,
@@ -96,81 +91,24 @@ class LARS(Optimizer):
         }
         super().__init__(params, defaults)
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]  # one form
-        """Take one step; `closure`, if given, computes the loss and the gradients first."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        if self._step_in_three_launches():
-            return loss
-        for group in self.param_groups:
-            settings = {name: group[name] for name in SETTINGS}
-            for params, grads in by_device_and_dtype(*with_gradient(group["params"])):
-                lars(params, grads, [self._velocity(param) for param in params], **settings)
-        return loss
+    def _update(self, group: Mapping[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
+        lars(params, grads, *self._lists(params), **{name: group[name] for name in SETTINGS})
 
-    def create_state(self) -> None:
-        """Create all velocities now, not in the first step: a CUDA graph can only use what is there."""
-        for group in self.param_groups:
-            for param in group["params"]:
-                self._velocity(param)
-
-    def graph_update(self, params: Sequence[Tensor], copies: Sequence[Tensor | None]) -> LarsKernels | None:
-        """Return kernels that update `params` and rewrite `copies` inside a whole-step graph; None if they cannot."""
-        narrow = narrow_type([copy for copy in copies if copy is not None])
-        return None if narrow is None else self._kernels(params, copies, narrow)
-
-    def _step_in_three_launches(self) -> bool:
-        """On a CUDA device, update all groups together (`bigstep.gpu.lars`) if their tensors allow it."""
-        params, grads = with_gradient(param for group in self.param_groups for param in group["params"])
-        if not params or why_not_triton(params[0]) is not None or (narrow := narrow_type(grads)) is None:
-            return False
-        places = [tensor.data_ptr() for param in params for tensor in (param, self._velocity(param))]
-        settings = [
-            [value for name, value in group.items() if name not in ("params", "lr")] for group in self.param_groups
-        ]
-        if self._kept is None or self._kept[0] != (places, settings, narrow):
-            kernels = self._kernels(params, None, narrow)
-            if kernels is None:
-                return False
-            self._kept = (places, settings, narrow), kernels
-        kernels, laid_out = self._kept[1], laid_out_like(params, grads)
-        kernels.bind(laid_out)
-        # filled on the device: a copy from the host would make the host wait
-        rates = [torch.zeros(1, device=params[0].device).add_(group["lr"]) for group in self.param_groups]
-        kernels.launch(laid_out, {"lr": torch.cat(rates)})
-        return True
+    def _buffers(self, group: Mapping[str, Any], param: Tensor) -> list[Tensor]:
+        return self._zeros(param, "momentum_buffer")
 
     def _kernels(
         self, params: Sequence[Tensor], copies: Sequence[Tensor | None] | None, narrow: torch.dtype
     ) -> LarsKernels | None:
-        velocities, groups = [self._velocity(param) for param in params], self.param_groups
+        (velocities,), groups = self._lists(params), self.param_groups
         if why_not_kernels(params, velocities) is not None or len({(g["momentum"], g["nesterov"]) for g in groups}) > 1:
             return None
-        names = ("weight_decay", "adapt", "trust_coefficient", "eps")
-        settings = {
-            param: LarsSettings(rate=index, **{name: group[name] for name in names})
-            for index, group in enumerate(groups)
-            for param in group["params"]
-        }
+        each = self._each(params, "weight_decay", "adapt", "trust_coefficient", "eps")
+        settings, group = [LarsSettings(**one) for one in each], groups[0]
+        momentum, nesterov = group["momentum"], group["nesterov"]
         return LarsKernels(
-            params,
-            velocities,
-            [settings[param] for param in params],
-            momentum=groups[0]["momentum"],
-            nesterov=groups[0]["nesterov"],
-            copies=copies,
-            narrow=narrow,
+            params, velocities, settings, momentum=momentum, nesterov=nesterov, copies=copies, narrow=narrow
         )
-
-    def _velocity(self, param: Tensor) -> Tensor:
-        state = self.state[param]
-        if not state:
-            state["momentum_buffer"] = torch.zeros_like(param, memory_format=torch.preserve_format)
-        velocity: Tensor = state["momentum_buffer"]
-        return velocity
 
 
 def lars(

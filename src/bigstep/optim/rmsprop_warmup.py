@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from bigstep.errors import ConfigError, RunError
-from bigstep.gpu.tensor_lists import by_device_and_dtype
-from bigstep.optim.gather import with_gradient
+from bigstep.optim.multi_tensor import MultiTensorOptimizer
 from bigstep.schedules import elu_blend
 from bigstep.tables.optimizers import RMSpropWarmupSettings
 
@@ -22,7 +20,7 @@ SETTINGS = ("lr", "momentum", "rms_decay", "rms_lr", "eps", "weight_decay", "ble
 """What a parameter group may set for itself; torch adds names of its own to a group."""
 
 
-class RMSpropWarmup(Optimizer):
+class RMSpropWarmup(MultiTensorOptimizer):
     """A blend of RMSprop and momentum SGD that the caller moves from one to the other.
 
     ::
@@ -66,7 +64,6 @@ class RMSpropWarmup(Optimizer):
     """
 
     changing = ("lr", "blend")
-    """Settings of a group that may change from step to step, which a whole-step graph reads from the device."""
 
     def __init__(
         self,
@@ -98,32 +95,11 @@ class RMSpropWarmup(Optimizer):
         }
         super().__init__(params, defaults)
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]  # one form
-        """Take one step; `closure`, if given, computes the loss and the gradients first."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            settings = {name: group[name] for name in SETTINGS}
-            for params, grads in by_device_and_dtype(*with_gradient(group["params"])):
-                deltas, squares = zip(*map(self._buffers, params), strict=True)
-                rmsprop_warmup(params, grads, list(deltas), list(squares), **settings)
-        return loss
+    def _update(self, group: Mapping[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
+        rmsprop_warmup(params, grads, *self._lists(params), **{name: group[name] for name in SETTINGS})
 
-    def create_state(self) -> None:
-        """Create all buffers now, not in the first step: a CUDA graph can only use what is there."""
-        for group in self.param_groups:
-            for param in group["params"]:
-                self._buffers(param)
-
-    def _buffers(self, param: Tensor) -> tuple[Tensor, Tensor]:
-        state = self.state[param]
-        if not state:
-            state["momentum_buffer"] = torch.zeros_like(param, memory_format=torch.preserve_format)
-            state["square_average"] = torch.zeros_like(param, memory_format=torch.preserve_format)
-        return state["momentum_buffer"], state["square_average"]
+    def _buffers(self, group: Mapping[str, Any], param: Tensor) -> list[Tensor]:
+        return self._zeros(param, "momentum_buffer", "square_average")
 
 
 def changing(settings: RMSpropWarmupSettings, epoch: float, lr: float) -> dict[str, Any]:

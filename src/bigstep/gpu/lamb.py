@@ -1,0 +1,149 @@
+"""LAMB over all tensors of a model in four launches, whatever their number; `lamb_twin` is its specification.
+
+Weights and moments are fp32; gradients may be fp32 or one lower precision; low-precision copies of the weights are
+rewritten in the same pass. Rates, loss scale and skipping are read on the device, so a CUDA graph can hold a step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bigstep.gpu.chunks import WARPS, Chunks, on_device
+
+__all__ = ["LambKernels", "LambSettings", "lamb_twin"]
+
+
+class LambSettings(NamedTuple):
+    """Settings of one tensor."""
+
+    weight_decay: float = 0.0
+    adapt: bool = True
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-6
+    rate: int = 0
+    """Which element of `lr` it takes."""
+
+
+class LambKernels:
+    """The tables of one set of tensors, and the four launches over them: a `GraphUpdate`.
+
+    Args:
+        params: fp32 weights, updated in place.
+        averages: Their first moments, fp32, laid out as the weights.
+        squares: Their second moments.
+        steps: The number of steps of each, fp32 and 0-dim.
+        settings: One for each tensor.
+        copies: For each tensor its low-precision copy or None; all of type `narrow`.
+        narrow: The type of copies and of gradients that are not fp32.
+    """
+
+    in_graph = True
+
+    def __init__(
+        self,
+        params: Sequence[Tensor],
+        averages: Sequence[Tensor],
+        squares: Sequence[Tensor],
+        steps: Sequence[Tensor],
+        settings: Sequence[LambSettings],
+        *,
+        copies: Sequence[Tensor | None] | None = None,
+        narrow: torch.dtype = torch.float16,
+    ) -> None:
+        self.chunks = Chunks(params, [averages, squares, steps], copies, narrow)
+        device = self.chunks.device
+        rows = [_row(one) for one in settings]
+        self.settings = on_device(list(zip(*rows, strict=True)), torch.float32, device)
+        self.corrections = torch.empty(2, self.chunks.tensors, dtype=torch.float32, device=device)
+        self.partial = torch.empty(2, self.chunks.chunks, dtype=torch.float32, device=device)
+        self.rates = torch.empty(self.chunks.tensors, dtype=torch.float32, device=device)
+        self.one, self.zero = torch.ones((), device=device), torch.zeros((), device=device)
+
+    def bind(self, gradients: Sequence[Tensor]) -> None:
+        """Note where the gradients are."""
+        self.chunks.bind(gradients)
+
+    def launch(
+        self,
+        gradients: Sequence[Tensor],
+        settings: Mapping[str, Tensor],
+        factor: Tensor | None = None,
+        skipped: Tensor | None = None,
+    ) -> None:
+        """Corrections, moments, ratios, updates; `settings["lr"]` has an element for each `rate`. See `GraphUpdate`."""
+        from bigstep.gpu import lamb_triton as kernels
+
+        tables, chunks, tensors = self.chunks.walk, self.chunks.chunks, self.chunks.tensors
+        kind, own = self.chunks.kind, (self.settings, self.corrections)
+        factor = self.one if factor is None else factor
+        skipped = self.zero if skipped is None else skipped
+        kernels.corrections_kernel[(tensors,)](
+            self.chunks.table, self.settings, skipped, self.corrections, tensors, num_warps=1
+        )
+        kernels.moments_kernel[(chunks,)](
+            *tables, *own, factor, skipped, self.partial, tensors, chunks, num_warps=WARPS, **kind
+        )
+        kernels.ratios_kernel[(tensors,)](
+            self.partial,
+            self.chunks.first_chunk,
+            self.settings,
+            settings["lr"],
+            self.rates,
+            tensors,
+            chunks,
+            BLOCK=256,
+            num_warps=2,
+        )
+        kernels.update_kernel[(chunks,)](
+            *tables,
+            *own,
+            self.rates,
+            skipped,
+            tensors,
+            chunks,
+            COPIES=self.chunks.has_copies,
+            num_warps=WARPS,
+            **kind,
+        )
+
+
+def _row(s: LambSettings) -> list[float]:
+    logs = [math.log(beta) if beta else -math.inf for beta in s.betas]
+    return [s.weight_decay, float(s.adapt), s.eps, float(s.rate), *s.betas, *logs]
+
+
+@torch.no_grad()
+def lamb_twin(
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    averages: Sequence[Tensor],
+    squares: Sequence[Tensor],
+    steps: Sequence[Tensor],
+    settings: Sequence[LambSettings],
+    *,
+    lr: Tensor,
+) -> None:
+    """The specification of LAMB: one tensor after another, in the order of the equations of `bigstep.optim.LAMB`.
+
+    >>> w, m, v, t = torch.ones(4), torch.zeros(4), torch.zeros(4), torch.zeros(())
+    >>> lamb_twin([w], [torch.ones(4)], [m], [v], [t], [LambSettings(eps=0.0)], lr=torch.tensor([0.25]))
+    >>> w
+    tensor([0.7500, 0.7500, 0.7500, 0.7500])
+    """
+    for weight, grad, m, v, t, s in zip(params, grads, averages, squares, steps, settings, strict=True):
+        g = grad.to(weight.dtype)
+        beta1, beta2 = s.betas
+        t.add_(1)
+        m.mul_(beta1).add_((1 - beta1) * g)
+        v.mul_(beta2).add_((1 - beta2) * g**2)
+        m_hat = m / (1 - beta1 ** float(t))
+        v_hat = v / (1 - beta2 ** float(t))
+        u = m_hat / (v_hat.sqrt() + s.eps) + s.weight_decay * weight
+        adapted = s.adapt and weight.norm() > 0 and u.norm() > 0
+        ratio = weight.norm() / u.norm() if adapted else 1.0
+        weight.sub_(lr[s.rate] * ratio * u)

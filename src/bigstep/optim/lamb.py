@@ -1,0 +1,127 @@
+"""LAMB: Adam's direction, with a length for each layer from the norms of its weights and of that direction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from bigstep.errors import ConfigError
+from bigstep.gpu.chunks import why_not_kernels
+from bigstep.gpu.lamb import LambKernels, LambSettings
+from bigstep.optim.moments import adam_directions
+from bigstep.optim.multi_tensor import MultiTensorOptimizer
+
+__all__ = ["LAMB", "lamb"]
+
+SETTINGS = ("lr", "betas", "eps", "weight_decay", "adapt")
+"""What a parameter group may set for itself; torch adds names of its own to a group."""
+
+
+class LAMB(MultiTensorOptimizer):
+    """Layer-wise adaptive moments for batch training.
+
+    ::
+
+        m <- beta1 * m + (1 - beta1) * g            m_hat = m / (1 - beta1^t)
+        v <- beta2 * v + (1 - beta2) * g^2          v_hat = v / (1 - beta2^t)
+        u = m_hat / (sqrt(v_hat) + eps) + weight_decay * w
+        w <- w - lr * |w| / |u| * u                 the ratio is 1 where |w| or |u| is 0
+
+    A parameter group with `adapt=False` takes the ratio 1, which is AdamW; `parameter_groups` makes such a group of
+    biases and norm parameters. All norms are computed together and stay on the device: a step never waits for it. On a
+    CUDA device a step is four launches, and may be part of a whole-step graph. Gradients are read, never changed.
+
+    Args:
+        params: Parameters or groups of them.
+        lr: Length of a layer's step relative to its weights; a float or a 0-dim tensor, free to change between steps.
+        betas: How much of the averages of the gradient and of its square is kept.
+        eps: Added to the root of the second average.
+        weight_decay: Decay, inside the direction and its norm.
+
+    >>> weight = torch.nn.Parameter(torch.tensor([[3.0, 4.0]]))  # |w| = 5
+    >>> optimizer = LAMB([weight], lr=0.1)
+    >>> for scale in (1.0, 1000.0):  # whatever the size of the gradient, a step is a tenth of the weights' norm
+    ...     before = weight.detach().clone()
+    ...     weight.grad = scale * torch.tensor([[1.0, 1.0]])
+    ...     _ = optimizer.step()
+    ...     print(round(float((weight.detach() - before).norm() / before.norm()), 4))
+    0.1
+    0.1
+
+    Reference: You et al., Large Batch Optimization for Deep Learning: Training BERT in 76 minutes, 2019, Algorithm 2.
+
+    Differs from the paper: phi, which may bound |w|, is the identity, as in the authors' experiments. Groups that are
+    not adapted, and the ratio 1 at a zero norm, are additions that public implementations agree on.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.0,
+    ) -> None:
+        """See the class."""
+        for name, value in (("lr", lr), ("weight_decay", weight_decay), ("eps", eps)):
+            if not isinstance(value, Tensor) and value < 0:
+                raise ConfigError(f"LAMB was given {name}={value}, but it must not be negative.")
+        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+            raise ConfigError(f"LAMB was given betas={betas}, but it must be two numbers from 0 to less than 1.")
+        settings = {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay, "adapt": True}
+        super().__init__(params, settings)
+
+    def _update(self, group: Mapping[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
+        lamb(params, grads, *self._lists(params), **{name: group[name] for name in SETTINGS})
+
+    def _buffers(self, group: Mapping[str, Any], param: Tensor) -> list[Tensor]:
+        return [*self._zeros(param, "exp_avg", "exp_avg_sq"), self._count(param)]
+
+    def _kernels(
+        self, params: Sequence[Tensor], copies: Sequence[Tensor | None] | None, narrow: torch.dtype
+    ) -> LambKernels | None:
+        averages, squares, steps = self._lists(params)
+        if why_not_kernels(params, averages, squares) is not None:
+            return None
+        settings = [LambSettings(**one) for one in self._each(params, "weight_decay", "adapt", "betas", "eps")]
+        return LambKernels(params, averages, squares, steps, settings, copies=copies, narrow=narrow)
+
+
+@torch.no_grad()
+def lamb(
+    params: list[Tensor],
+    grads: list[Tensor],
+    averages: list[Tensor],
+    squares: list[Tensor],
+    steps: list[Tensor],
+    *,
+    lr: float | Tensor,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float,
+    adapt: bool,
+) -> None:
+    """Update `params` and their state in place, all tensors together; they share one device and dtype.
+
+    Equal to `bigstep.gpu.lamb.lamb_twin`, which is the specification; the arguments are those of `LAMB`.
+
+    >>> w, m, v, t = torch.ones(4), torch.zeros(4), torch.zeros(4), torch.zeros(())
+    >>> settings = dict(lr=0.25, betas=(0.9, 0.999), eps=0.0, weight_decay=0.0, adapt=True)
+    >>> lamb([w], [torch.ones(4)], [m], [v], [t], **settings)
+    >>> w
+    tensor([0.7500, 0.7500, 0.7500, 0.7500])
+    """
+    updates = adam_directions(grads, averages, squares, steps, betas=betas, eps=eps)
+    torch._foreach_add_(updates, params, alpha=weight_decay)
+    if adapt:
+        weight_norms = torch.stack(torch._foreach_norm(params))
+        update_norms = torch.stack(torch._foreach_norm(updates))
+        ratios = torch.where((weight_norms > 0) & (update_norms > 0), weight_norms / update_norms, 1.0)
+        torch._foreach_mul_(updates, (lr * ratios).unbind())
+    else:
+        torch._foreach_mul_(updates, lr)
+    torch._foreach_sub_(params, updates)

@@ -1,0 +1,132 @@
+"""What the update rules here share: all tensors of a group together, in a few launches where there are kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from bigstep.gpu.backend import why_not_triton
+from bigstep.gpu.tensor_lists import by_device_and_dtype, laid_out_like, narrow_type
+from bigstep.gpu.update import GraphUpdate
+
+__all__ = ["MultiTensorOptimizer", "with_gradient"]
+
+
+class MultiTensorOptimizer(Optimizer):
+    """An optimizer that updates lists of tensors; a rule says how, in `_update` and `_buffers`."""
+
+    changing: Sequence[str] = ("lr",)
+    """Settings of a group that may change from step to step, which a whole-step graph reads from the device."""
+    _kept: tuple[object, GraphUpdate] | None = None
+    """The kernels of the last step on a CUDA device, and the tensors and settings that they are for."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]  # one form
+        """Take one step; `closure`, if given, computes the loss and the gradients first."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if not self._step_in_kernels():
+            for group in self.param_groups:
+                for params, grads in by_device_and_dtype(*with_gradient(group["params"])):
+                    self._update(group, params, grads)
+        return loss
+
+    def create_state(self) -> None:
+        """Create all buffers now, not in the first step: a CUDA graph can only use what is there."""
+        for group in self.param_groups:
+            for param in group["params"]:
+                self._buffers(group, param)
+
+    def graph_update(self, params: Sequence[Tensor], copies: Sequence[Tensor | None]) -> GraphUpdate | None:
+        """Return kernels that update `params` and rewrite `copies` inside a whole-step graph; None if there are none.
+
+        Args:
+            params: Weights of this optimizer's groups.
+            copies: For each its low-precision copy, or None.
+        """
+        narrow = narrow_type([copy for copy in copies if copy is not None])
+        return None if narrow is None else self._kernels(params, copies, narrow)
+
+    def _update(self, group: Mapping[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
+        """Update some parameters of a group, all of one device and dtype, in place; gradients stay as they are."""
+        raise NotImplementedError
+
+    def _buffers(self, group: Mapping[str, Any], param: Tensor) -> Sequence[Tensor]:
+        """The state of a parameter, made if it is not there."""
+        raise NotImplementedError
+
+    def _zeros(self, param: Tensor, *names: str) -> list[Tensor]:
+        """Buffers of a parameter, zero at first."""
+        state = self.state[param]
+        for name in names:
+            if name not in state:
+                state[name] = torch.zeros_like(param, memory_format=torch.preserve_format)
+        return [state[name] for name in names]
+
+    def _count(self, param: Tensor) -> Tensor:
+        """How many steps a parameter has taken: on its device, so that a graph can count."""
+        state = self.state[param]
+        if "step" not in state:
+            state["step"] = torch.zeros((), dtype=param.dtype if param.dtype == torch.float64 else torch.float32)
+        state["step"] = state["step"].to(param.device)  # torch leaves it where a state dict had it
+        count: Tensor = state["step"]
+        return count
+
+    def _lists(self, params: Sequence[Tensor]) -> list[list[Tensor]]:
+        """The buffers of these parameters, a list for each kind of buffer."""
+        groups = {param: group for group in self.param_groups for param in group["params"]}
+        rows = [self._buffers(groups[param], param) for param in params]
+        return [list(column) for column in zip(*rows, strict=True)]
+
+    def _kernels(
+        self, params: Sequence[Tensor], copies: Sequence[Tensor | None] | None, narrow: torch.dtype
+    ) -> GraphUpdate | None:
+        """Kernels for these tensors, or None; a rule that has some says so here."""
+        return None
+
+    def _step_in_kernels(self) -> bool:
+        """On a CUDA device, update all groups together through the rule's kernels if they take the tensors."""
+        params, grads = with_gradient(param for group in self.param_groups for param in group["params"])
+        if not params or why_not_triton(params[0]) is not None or (narrow := narrow_type(grads)) is None:
+            return False
+        places = [tensor.data_ptr() for tensors in (params, *self._lists(params)) for tensor in tensors]
+        settings = [[v for name, v in group.items() if name not in ("params", "lr")] for group in self.param_groups]
+        if self._kept is None or self._kept[0] != (places, settings, narrow):
+            made = self._kernels(params, None, narrow)
+            if made is None:
+                return False
+            self._kept = (places, settings, narrow), made
+        kernels, laid_out = self._kept[1], laid_out_like(params, grads)
+        kernels.bind(laid_out)
+        # filled on the device: a copy from the host would make the host wait
+        rates = [torch.zeros(1, device=params[0].device).add_(group["lr"]) for group in self.param_groups]
+        kernels.launch(laid_out, {"lr": torch.cat(rates)})
+        return True
+
+    def _each(self, params: Sequence[Tensor], *names: str) -> list[dict[str, Any]]:
+        """These settings of each parameter's group, and as `rate` the group's number."""
+        of = {
+            param: {"rate": index, **{name: group[name] for name in names}}
+            for index, group in enumerate(self.param_groups)
+            for param in group["params"]
+        }
+        return [of[param] for param in params]
+
+
+def with_gradient(params: Iterable[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """Parameters and their gradients; those without a gradient are left out, sparse gradients made dense.
+
+    >>> used, unused = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    >>> used.sum().backward()
+    >>> with_gradient([used, unused])
+    ([tensor([1., 1.], requires_grad=True)], [tensor([1., 1.])])
+    """
+    found = [(param, param.grad) for param in params if param.grad is not None]
+    # a norm over a sparse gradient's stored values would count repeated rows wrongly
+    return [param for param, _ in found], [grad.to_dense() if grad.is_sparse else grad for _, grad in found]
