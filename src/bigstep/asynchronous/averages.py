@@ -8,15 +8,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from bigstep.engine.build import Parts
-from bigstep.norm import WorkerStatistics
+from bigstep.engine.learner import Learner
 from bigstep.norm.statistics import copy_out, statistics_of, tracking_norms
 
 __all__ = ["batch_statistics", "set_averages"]
 
 
 def batch_statistics(model: nn.Module) -> Tensor:
-    """Return what lies in the batch norms as one flat tensor: after `gradient_of`, the statistics of its last share.
+    """Return what lies in the batch norms as one flat tensor: after a gradient, the statistics of its last share.
 
     >>> batch_statistics(nn.BatchNorm1d(2))
     tensor([0., 0., 1., 1.])
@@ -25,7 +24,7 @@ def batch_statistics(model: nn.Module) -> Tensor:
     return torch.cat(buffers) if buffers else torch.zeros(0)
 
 
-def set_averages(parts: Parts, averages: Tensor) -> None:
-    """Make an evaluation of `parts` use these averages."""
-    copy_out(averages, statistics_of(tracking_norms(parts.model)))
-    parts.statistics = WorkerStatistics(parts.model, parts.statistics.keep)  # it starts from what lies in the modules
+def set_averages(learner: Learner, averages: Tensor) -> None:
+    """Make an evaluation use these averages."""
+    copy_out(averages, statistics_of(tracking_norms(learner.model)))
+    learner.statistics.restart()

@@ -13,7 +13,7 @@ import torch.multiprocessing as multiprocessing
 from torch import Tensor, nn
 
 from bigstep.asynchronous.averages import batch_statistics, set_averages
-from bigstep.engine.build import Parts
+from bigstep.engine.learner import Learner
 
 __all__ = ["Board", "Landing", "adopt_state", "shared_state"]
 
@@ -47,12 +47,12 @@ class Board:
     """Held from the read to the write (locked); None for Hogwild!."""
 
     @classmethod
-    def of(cls, parts: Parts, replicas: int, *, locked: bool) -> Board:
+    def of(cls, learner: Learner, replicas: int, *, locked: bool) -> Board:
         """Lay out a copy of the weights in shared memory (or, on a GPU, in memory that IPC can open)."""
         return cls(
-            model=copy.deepcopy(parts.model).share_memory(),
-            averages=_share(batch_statistics(parts.model)),
-            state=shared_state(parts.optimizer) if locked else None,
+            model=copy.deepcopy(learner.model).share_memory(),
+            averages=_share(batch_statistics(learner.model)),
+            state=shared_state(learner.optimizer) if locked else None,
             begun=_share(torch.zeros(replicas, dtype=torch.int64)),
             ended=_share(torch.zeros(replicas, dtype=torch.int64)),
             lock=multiprocessing.get_context("spawn").Lock() if locked else None,
@@ -83,13 +83,13 @@ class Board:
         )
 
     @torch.no_grad()
-    def copy_into(self, parts: Parts) -> None:
+    def copy_into(self, learner: Learner) -> None:
         """Load a snapshot of the shared weights and averages; with a lock, between two updates."""
         with self.turn():
-            for mine, shared in zip(parts.model.parameters(), self.model.parameters(), strict=True):
+            for mine, shared in zip(learner.model.parameters(), self.model.parameters(), strict=True):
                 mine.copy_(shared)
             averages = self.averages.clone()
-        set_averages(parts, averages)
+        set_averages(learner, averages)
 
 
 @torch.no_grad()

@@ -30,7 +30,7 @@ from bigstep.asynchronous.server import serve_shard, stop_shard
 from bigstep.asynchronous.shares import Shares
 from bigstep.config import require
 from bigstep.config.text import config_to_mapping
-from bigstep.engine.build import Parts
+from bigstep.engine.build import Own, Run
 from bigstep.engine.run import Order
 from bigstep.errors import RunError
 
@@ -45,15 +45,15 @@ _RESTARTS = 5
 
 def train_sharded(
     order: Order,
-    parts: Parts,
+    built: Run,
     ledger: Ledger,
-    own: dict[str, Any],
+    own: Own,
     saved: Progress | None,
     *,
     listen: str,
     elsewhere: tuple[int, int],
 ) -> dict[str, Any]:
-    """Run a Downpour run, or go on with a saved one, and return its result; `parts` ends with the final weights."""
+    """Run a Downpour run, or go on with a saved one, and return its result; `built` ends with the final weights."""
     config = order.config
     checkpoints = order.folder / "checkpoints"
     require(
@@ -65,12 +65,12 @@ def train_sharded(
         "A run with shards on other machines cannot be resumed: their checkpoints are there; start it anew.",
     )
     store, address = host_store(listen)
-    shares_per_epoch = parts.sampler.size / config.workers.local_batch
-    layout = Layout.of(parts, shares_per_epoch)
+    shares_per_epoch = built.sampler.size / config.workers.local_batch
+    layout = Layout.of(built, shares_per_epoch)
     store.set("layout", layout.to_json())
     store.set("order", json.dumps({"config": config_to_mapping(config), "max_shares": order.max_steps}))
     store.set("shards_elsewhere", str(elsewhere[0]))
-    coordinator = _Coordinator(order, parts, ledger, own, saved, store, address, layout, Crew(address), elsewhere)
+    coordinator = _Coordinator(order, built, ledger, own, saved, store, address, layout, Crew(address), elsewhere)
     try:
         return coordinator.run()
     finally:
@@ -80,9 +80,9 @@ def train_sharded(
 @dataclass
 class _Coordinator:
     order: Order
-    parts: Parts
+    built: Run
     ledger: Ledger
-    own: dict[str, Any]
+    own: Own
     saved: Progress | None
     store: Store
     address: str
@@ -110,13 +110,13 @@ class _Coordinator:
             self._start_replica(number)
         self.courier = Courier(self.address, self.layout, self._watch_shards)
         if self.saved is None:
-            self.courier.put(weight_vector(self.parts.model))
+            self.courier.put(weight_vector(self.built.learner.model))
         else:  # the shards have their weights
             self.store.add("shares", self.saved.shares)
         wait_until(self._all_ready, START_S, self._missing())
         self.ledger.begin()
         self.store.set("begin", "")
-        warm_shares = math.ceil(settings.warm_start * self.parts.sampler.size / self.order.config.workers.local_batch)
+        warm_shares = math.ceil(settings.warm_start * self.built.sampler.size / self.order.config.workers.local_batch)
         while self._working():
             self._listen()
             self._watch_shards()
@@ -160,7 +160,7 @@ class _Coordinator:
     def _shares_drawn(self) -> int:
         """Shares that were handed out; the counter goes on past the end of the run."""
         counted = self.store.add("shares", 0)
-        shares = Shares(self.parts.sampler, self.order.config.epochs, self.order.max_steps)
+        shares = Shares(self.built.sampler, self.order.config.epochs, self.order.max_steps)
         return sum(1 for number in range(counted) if shares.at(number) is not None)
 
     def _start_shard(self, shard: int) -> None:
@@ -168,7 +168,7 @@ class _Coordinator:
         self.crew.start(f"shard-{shard}", _serve, self.address, shard, folder)
 
     def _start_replica(self, number: int) -> None:
-        device = self.parts.ranks.device
+        device = self.built.ranks.device
         if device.type == "cuda":
             device = torch.device("cuda", number % torch.cuda.device_count())
         self.crew.start(f"replica-{number}", replicate, self.address, number, device, self.local, self.own)
@@ -255,8 +255,8 @@ class _Coordinator:
         """Load the weights that the shards have now."""
         delivery = self.courier.fetch()
         assert delivery.weights is not None
-        load_vector(self.parts.model, delivery.weights)
-        set_averages(self.parts, delivery.weights[self.layout.parameters :].to(self.parts.ranks.device))
+        load_vector(self.built.learner.model, delivery.weights)
+        set_averages(self.built.learner, delivery.weights[self.layout.parameters :].to(self.built.ranks.device))
 
 
 def _serve(store: Store, post: Any, address: str, shard: int, folder: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -10,27 +11,46 @@ from bigstep.asynchronous.ledger import Ledger
 from bigstep.asynchronous.limits import require_runnable
 from bigstep.asynchronous.resume import saved_progress
 from bigstep.config.text import config_to_mapping
-from bigstep.engine.build import assemble
+from bigstep.engine.build import Own, build
+from bigstep.engine.observers.base import Audience, Observer
+from bigstep.engine.observers.records import Records
 from bigstep.engine.ranks import Ranks
-from bigstep.engine.run import Audience, Order
+from bigstep.engine.run import Order
 from bigstep.records import RunWriter
 from bigstep.records import locked as keep_folder
 
 __all__ = ["run_asynchronously"]
 
 
-def run_asynchronously(order: Order, ranks: Ranks, audience: Audience, **own: Any) -> dict[str, Any]:
-    """Carry out an order as `bigstep.engine.run.run` does, but with replicas that wait for nobody."""
+def run_asynchronously(
+    order: Order,
+    ranks: Ranks,
+    observers: Iterable[Observer] = (),
+    own: Own = Own(),  # noqa: B008 - frozen
+    *,
+    listen: str = "127.0.0.1:0",
+    elsewhere: tuple[int, int] = (0, 0),
+) -> dict[str, Any]:
+    """Carry out an order as `bigstep.engine.run.run` does, but with replicas that wait for nobody.
+
+    Args:
+        order: What to run.
+        ranks: This process.
+        observers: Who else hears of the run.
+        own: A user's model, data and loss.
+        listen: HOST:PORT at which other machines reach a Downpour run.
+        elsewhere: Shards and replicas that other machines bring.
+    """
     require_runnable(order.config, ranks, resume=order.resume)
     with keep_folder(order.folder):
-        return _run(order, ranks, audience, own)
+        return _run(order, ranks, observers, own, listen, elsewhere)
 
 
-def _run(order: Order, ranks: Ranks, audience: Audience, own: dict[str, Any]) -> dict[str, Any]:
+def _run(
+    order: Order, ranks: Ranks, observers: Iterable[Observer], own: Own, listen: str, elsewhere: tuple[int, int]
+) -> dict[str, Any]:
     config = order.config
-    listen = own.pop("listen", "127.0.0.1:0")
-    elsewhere = own.pop("elsewhere", (0, 0))
-    parts = assemble(config, ranks, **own)
+    run = build(config, ranks, own)
     asynchronous = config.asynchronous
     saved = saved_progress(order.folder, config) if order.resume else None
     writer = RunWriter(
@@ -41,11 +61,12 @@ def _run(order: Order, ranks: Ranks, audience: Audience, own: dict[str, Any]) ->
         device=torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else "cpu",
         **order.facts,
     )
-    audience.note(
+    audience = Audience([Records(writer), *observers])
+    audience.noted(
         f"{config.recipe} · {config.model} on {config.data.name} · updates of {config.workers.local_batch} samples · "
         f"{config.epochs:g} epochs · {asynchronous.method} with {asynchronous.replicas} replicas · {order.folder}"
     )
-    ledger = Ledger(parts, writer, audience, saved)
+    ledger = Ledger(run, writer, audience, saved)
     if order.resume:
         ledger.note(f"Resumed at update {saved.updates}." if saved else "Nothing to resume: started anew.")
     threads = torch.get_num_threads()
@@ -54,11 +75,12 @@ def _run(order: Order, ranks: Ranks, audience: Audience, own: dict[str, Any]) ->
         if asynchronous.method == "downpour":
             from bigstep.asynchronous.downpour import train_sharded
 
-            return train_sharded(order, parts, ledger, own, saved, listen=listen, elsewhere=elsewhere)
+            return train_sharded(order, run, ledger, own, saved, listen=listen, elsewhere=elsewhere)
         from bigstep.asynchronous.shared import train_shared
 
-        return train_shared(order, parts, ledger, own)
+        return train_shared(order, run, ledger, own)
     finally:
         torch.set_num_threads(threads)
-        parts.test_feed.close()
+        run.close()
+        audience.close()
         writer.close()

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from bigstep.asynchronous.averages import batch_statistics
 from bigstep.config import OptimizerConfig
-from bigstep.engine.build import Parts
+from bigstep.engine.build import Run
 from bigstep.norm.statistics import copy_out, statistics_of, tracking_norms
 
 __all__ = ["CHUNK", "Layout", "gradient_vector", "load_vector", "weight_vector"]
@@ -47,24 +47,24 @@ class Layout:
     chunk: int = CHUNK
 
     @classmethod
-    def of(cls, parts: Parts, shares_per_epoch: float) -> Layout:
+    def of(cls, run: Run, shares_per_epoch: float) -> Layout:
         """Describe the model and the server of a run."""
-        config = parts.config
+        config = run.config
         decay_of = {
             id(parameter): float(group["weight_decay"])
-            for group in parts.optimizer.param_groups
+            for group in run.learner.optimizer.param_groups
             for parameter in group["params"]
         }
-        parameters = list(parts.model.parameters())
+        parameters = list(run.learner.model.parameters())
         every = config.checkpoint.every * shares_per_epoch / config.asynchronous.push_every
         return cls(
             sizes=tuple(parameter.numel() for parameter in parameters),
             decays=tuple(decay_of[id(parameter)] for parameter in parameters),
-            averages=batch_statistics(parts.model).numel(),
+            averages=batch_statistics(run.learner.model).numel(),
             shards=config.asynchronous.shards,
             dtype="float64" if config.precision == "float64" else "float32",
             optimizer=dataclasses.asdict(config.optimizer),
-            keep=parts.statistics.keep,
+            keep=run.learner.statistics.keep,
             max_staleness=config.asynchronous.max_staleness,
             save_every=max(1, round(every)) if config.checkpoint.every else 0,
             keep_checkpoints=config.checkpoint.keep,

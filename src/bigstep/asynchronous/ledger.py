@@ -11,10 +11,11 @@ from typing import Any
 
 from bigstep.asynchronous.resume import Progress
 from bigstep.config.text import config_to_mapping
-from bigstep.engine.build import Parts
+from bigstep.engine.build import Run
 from bigstep.engine.checkpoint import save_checkpoint, weights_hash
-from bigstep.engine.evaluate import Evaluation, evaluate
-from bigstep.engine.run import Audience, Order
+from bigstep.engine.evaluate import Evaluation
+from bigstep.engine.observers.base import Audience
+from bigstep.engine.run import Order
 from bigstep.errors import RunError
 from bigstep.records import RunWriter
 
@@ -30,9 +31,9 @@ class Ledger:
     exactly the order in which updates were made.
     """
 
-    def __init__(self, parts: Parts, writer: RunWriter, audience: Audience, saved: Progress | None = None):
+    def __init__(self, run: Run, writer: RunWriter, audience: Audience, saved: Progress | None = None):
         """`saved` is where a resumed run goes on."""
-        self.parts, self._writer, self._audience = parts, writer, audience
+        self.run, self._writer, self._audience = run, writer, audience
         self.updates, self.samples = (saved.updates, saved.samples) if saved else (0, 0)
         self.lost = 0
         self.staleness: Counter[int] = Counter()
@@ -55,12 +56,11 @@ class Ledger:
     @property
     def epoch(self) -> float:
         """Passes over the training set that were reported so far."""
-        return self.samples / self.parts.sampler.size
+        return self.samples / self.run.sampler.size
 
     def note(self, text: str) -> None:
         """Write a remark into the records and show it."""
-        self._writer.note(text)
-        self._audience.note(text)
+        self._audience.noted(text)
 
     def take(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Take in what a replica reports: one row an update, refused ones too."""
@@ -85,23 +85,22 @@ class Ledger:
         images_per_s = sum(row["batch"] for row in self._rows) / max(now - self._flushed, 1e-9)
         for row in self._rows:
             row |= {"images_per_s": images_per_s, "seconds": now - self._started}
-            self._audience.train(row)
-        self._writer.add(self._rows)
+            self._audience.row(row)
         self._rows, self._flushed = [], now
 
     @property
     def evaluation_due(self) -> bool:
         """Whether the updates have gone past a multiple of `evaluate_every`; the end of a run is left to `finish`."""
-        return self._crossed(self.parts.config.evaluate_every, self._evaluated_at)
+        return self._crossed(self.run.config.evaluate_every, self._evaluated_at)
 
     @property
     def save_due(self) -> bool:
         """Whether the updates have gone past a multiple of `checkpoint.every`."""
-        return self._crossed(self.parts.config.checkpoint.every, self._saved_at)
+        return self._crossed(self.run.config.checkpoint.every, self._saved_at)
 
     def _crossed(self, every: float, since: int) -> bool:
-        size = self.parts.sampler.size
-        if not every or self.samples >= self.parts.config.epochs * size:
+        size = self.run.sampler.size
+        if not every or self.samples >= self.run.config.epochs * size:
             return False
         # 1e-9 forgives the rounding of fractions
         return math.floor(self.samples / (every * size) + 1e-9) > math.floor(since / (every * size) + 1e-9)
@@ -111,26 +110,24 @@ class Ledger:
         where = {"step": self.updates, "epoch": self.epoch, "samples": self.samples, "seconds": self.seconds}
         self._evaluated_at = self.samples
         take_snapshot()
-        evaluation = evaluate(self.parts)
-        row = {"kind": "eval", **where, "accuracy": evaluation.accuracy, "eval_loss": evaluation.loss}
-        self._writer.add([row])
-        self._audience.evaluation(row)
+        evaluation = self.run.evaluate()
+        self._audience.evaluated({"kind": "eval", **where, **evaluation.facts()})
         return evaluation
 
     def save(self, folder: Path, take_snapshot: Callable[[], None]) -> None:
         """Write the weights as they are now: a network to use, not a state to resume."""
         self._saved_at = self.samples
         take_snapshot()
-        config = self.parts.config
+        config = self.run.config
         state = {
             "config": config_to_mapping(config),
             "position": {
                 "epoch": int(self.epoch),
-                "offset": self.samples % self.parts.sampler.size,
+                "offset": self.samples % self.run.sampler.size,
                 "step": self.updates,
             },
             "seconds": self.seconds,
-            "model": self.parts.model.state_dict(),
+            "model": self.run.learner.model.state_dict(),
         }
         save_checkpoint(folder / "checkpoints", self.updates, state, config.checkpoint.keep)
 
@@ -141,16 +138,15 @@ class Ledger:
         self.save(order.folder, lambda: None)
         config = order.config
         result = {
-            "accuracy": evaluation.accuracy,
+            **evaluation.facts(),
             "loss": self._loss,
-            "eval_loss": evaluation.loss,
             "seconds": seconds,
             "steps": self.updates,
             "samples": self.samples,
             "batch": config.workers.local_batch,
             "workers": config.workers.count,
             "ranks": config.asynchronous.replicas,
-            "weights_sha256": weights_hash(self.parts.model),
+            "weights_sha256": weights_hash(self.run.learner.model),
             "run": str(order.folder),
             "updates": self.updates,
             "lost_updates": self.lost,

@@ -8,7 +8,7 @@ import json
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,12 +19,12 @@ from bigstep.asynchronous.crew import share_cores
 from bigstep.asynchronous.layout import Layout, gradient_vector, load_vector
 from bigstep.asynchronous.mail import START_S, Post, Store, connect_store, or_gone, wait_until
 from bigstep.asynchronous.shard import Push
-from bigstep.asynchronous.shares import Shares, batches_of
+from bigstep.asynchronous.shares import Shares, batches_of, gradient_of
 from bigstep.config.text import config_from_mapping
 from bigstep.data.sampler import Step
-from bigstep.engine.build import Parts, assemble, learning_rate
-from bigstep.engine.methods.synchronous import gradient_of
+from bigstep.engine.build import Own, Run, build
 from bigstep.engine.ranks import Ranks
+from bigstep.engine.rates import learning_rate
 
 __all__ = ["replicate", "take_part"]
 
@@ -32,7 +32,7 @@ _WARM_S = 7 * 86_400.0
 """How long a warm start may take."""
 
 
-def take_part(address: str, device: torch.device, own: dict[str, Any], timeout_s: float) -> int:
+def take_part(address: str, device: torch.device, own: Own, timeout_s: float) -> int:
     """Join a run from elsewhere and work until it ends; return the pushes made."""
     store = connect_store(address, timeout_s)
     with or_gone(address):
@@ -43,31 +43,29 @@ def take_part(address: str, device: torch.device, own: dict[str, Any], timeout_s
 
 
 def replicate(
-    store: Store, post: Post, address: str, number: int, device: torch.device, replicas: int, own: dict[str, Any]
+    store: Store, post: Post, address: str, number: int, device: torch.device, replicas: int, own: Own
 ) -> None:
     """What the process of a replica on this machine does."""
     share_cores(replicas)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    if "model" in own:  # it came through shared memory, and every replica needs weights of its own
-        own = {**own, "model": copy.deepcopy(own["model"])}
+    own = replace(own, model=copy.deepcopy(own.model))  # it came through shared memory; each needs weights of its own
     _work(store, post, address, number, device, own)
 
 
-def _work(store: Store, post: Post, address: str, number: int, device: torch.device, own: dict[str, Any]) -> int:
+def _work(store: Store, post: Post, address: str, number: int, device: torch.device, own: Own) -> int:
     order = json.loads(store.get("order"))
     config = config_from_mapping(order["config"])
-    parts = assemble(config, Ranks(device=device), **own)
-    parts.model.train()
+    run = build(config, Ranks(device=device), own)
     post.send(kind="ready")
     wait_until(lambda: store.check(["begin"]), START_S, "The Downpour run did not begin; look at its coordinator.")
     if number > 0:
         wait_until(lambda: store.check(["warm"]), _WARM_S, "The warm start did not end; look at replica 0.")
     courier = Courier(address, Layout.from_json(store.get("layout")))
-    replica = _Replica(parts, courier, post, number)
-    shares = Shares(parts.sampler, config.epochs, order["max_shares"])
-    with contextlib.closing(parts.train_feed):
-        replica.run(batches_of(parts, shares, lambda: store.add("shares", 1) - 1))
+    replica = _Replica(run, courier, post, number)
+    shares = Shares(run.sampler, config.epochs, order["max_shares"])
+    with contextlib.closing(run):
+        replica.run(batches_of(run, shares, lambda: store.add("shares", 1) - 1))
     courier.close()
     post.send(kind="done")
     return replica.pushes
@@ -89,9 +87,9 @@ class _Load:
 class _Replica:
     """What a replica knows between two steps."""
 
-    def __init__(self, parts: Parts, courier: Courier, post: Post, number: int):
-        self._parts, self._courier, self._post, self._number = parts, courier, post, number
-        self._rate = learning_rate(parts.config.lr, parts.config.workers.local_batch)
+    def __init__(self, run: Run, courier: Courier, post: Post, number: int):
+        self._run, self._courier, self._post, self._number = run, courier, post, number
+        self._rate = learning_rate(run.config.lr, run.config.workers.local_batch)
         self._load = _Load()
         self._flight: tuple[Future[Delivery], _Load | None] | None = None
         self._waited_s = self._lr = 0.0
@@ -99,11 +97,11 @@ class _Replica:
         first = courier.fetch()
         self._read_at = first.versions
         assert first.weights is not None
-        load_vector(parts.model, first.weights)
+        load_vector(run.learner.model, first.weights)
 
     def run(self, batches: Iterable[tuple[Step, tuple[Any, Any]]]) -> None:
         """Work through shares until none is left."""
-        settings = self._parts.config.asynchronous
+        settings = self._run.config.asynchronous
         asked = time.perf_counter()
         for steps, (share, batch) in enumerate(batches, start=1):
             self._compute(share, batch, asked)
@@ -112,9 +110,9 @@ class _Replica:
                 self._send(push=push, fetch=fetch)
             if fetch and not settings.overlap:
                 self._settle()
-            elif not fetch and self._parts.config.optimizer.name == "sgd":
+            elif not fetch and self._run.config.optimizer.name == "sgd":
                 self._step_alone()
-            self._parts.optimizer.zero_grad()
+            self._run.learner.optimizer.zero_grad()
             asked = time.perf_counter()
         self._send(push=True, fetch=False)
         self._settle()
@@ -122,17 +120,15 @@ class _Replica:
     def _compute(self, share: Step, batch: tuple[Any, Any], asked: float) -> None:
         """Add the gradient of a share to the load."""
         load, began = self._load, time.perf_counter()
-        loss, _ = gradient_of(self._parts, share, iter([batch]))
-        vector = gradient_vector(self._parts.model)
+        loss = gradient_of(self._run, share, batch)
+        vector = gradient_vector(self._run.learner.model)
         if load.vector is None:
             load.vector, load.read_at = vector, self._read_at
         else:
             load.vector.add_(vector)
-        load.losses.append(float(loss))
+        load.losses.append(loss)
         load.samples += share.size
-        self._lr = load.lr = self._rate(
-            share.position.epoch + share.start / self._parts.sampler.size, share.local_batch
-        )
+        self._lr = load.lr = self._rate(share.position.epoch + share.start / self._run.sampler.size, share.local_batch)
         load.compute_s += time.perf_counter() - began
         load.data_s += began - asked
 
@@ -160,7 +156,7 @@ class _Replica:
         delivery = errand.result()
         self._waited_s += time.perf_counter() - began
         if delivery.weights is not None:
-            load_vector(self._parts.model, delivery.weights)
+            load_vector(self._run.learner.model, delivery.weights)
             self._read_at = delivery.versions
         if load is not None:
             row = {
@@ -180,6 +176,6 @@ class _Replica:
     @torch.no_grad()
     def _step_alone(self) -> None:
         """Between fetches, follow one's own gradient (algorithm 7.1 of the paper)."""
-        for parameter in self._parts.model.parameters():
+        for parameter in self._run.learner.model.parameters():
             if parameter.grad is not None:
                 parameter.add_(parameter.grad, alpha=-self._lr)

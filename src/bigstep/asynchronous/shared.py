@@ -22,11 +22,11 @@ from bigstep.asynchronous.board import Board, adopt_state
 from bigstep.asynchronous.crew import Crew, share_cores
 from bigstep.asynchronous.ledger import Ledger
 from bigstep.asynchronous.mail import LOOK_S, START_S, Mailbox, Post, Store, host_store, wait_until
-from bigstep.asynchronous.shares import Shares, batches_of
+from bigstep.asynchronous.shares import Shares, batches_of, gradient_of
 from bigstep.config import RunConfig
-from bigstep.engine.build import Parts, assemble, learning_rate
-from bigstep.engine.methods.synchronous import gradient_of
+from bigstep.engine.build import Own, Run, build
 from bigstep.engine.ranks import Ranks
+from bigstep.engine.rates import learning_rate
 from bigstep.engine.run import Order
 from bigstep.errors import RunError
 
@@ -43,23 +43,23 @@ class _Task:
     number: int
     device: torch.device
     max_updates: int | None
-    own: dict[str, Any]
+    own: Own
 
 
-def train_shared(order: Order, parts: Parts, ledger: Ledger, own: dict[str, Any]) -> dict[str, Any]:
-    """Run the processes of a locked or Hogwild! run and return its result; `parts` ends with the final weights."""
+def train_shared(order: Order, run: Run, ledger: Ledger, own: Own) -> dict[str, Any]:
+    """Run the processes of a locked or Hogwild! run and return its result; `run` ends with the final weights."""
     config = order.config
     method, replicas = config.asynchronous.method, config.asynchronous.replicas
-    board = Board.of(parts, replicas, locked=method == "locked")
+    board = Board.of(run.learner, replicas, locked=method == "locked")
     store, address = host_store("127.0.0.1:0")
     mailbox, crew = Mailbox(store), Crew(address)
     names = [f"replica-{number}" for number in range(replicas)]
     # gamma was set to zero before the weights were shared; to do it again would undo training
     quiet = replace(config, norm=replace(config.norm, zero_gamma=False))
-    own = {key: value for key, value in own.items() if key != "model"}
+    own = replace(own, model=None)  # replicas find it on the board
     try:
         for number, name in enumerate(names):
-            task = _Task(quiet, number, parts.ranks.device, order.max_steps, own)
+            task = _Task(quiet, number, run.ranks.device, order.max_steps, own)
             crew.start(name, _replicate, board, task)
         ready: set[str] = set()
         done: set[str] = set()
@@ -70,13 +70,13 @@ def train_shared(order: Order, parts: Parts, ledger: Ledger, own: dict[str, Any]
                 ledger.begin()
                 store.set("begin", "")
             if ledger.evaluation_due:
-                ledger.evaluate(lambda: board.copy_into(parts))
+                ledger.evaluate(lambda: board.copy_into(run.learner))
             if ledger.save_due:
-                ledger.save(order.folder, lambda: board.copy_into(parts))
+                ledger.save(order.folder, lambda: board.copy_into(run.learner))
             time.sleep(LOOK_S)
         seconds = ledger.seconds
         crew.end()
-        return ledger.finish(order, lambda: board.copy_into(parts), seconds)
+        return ledger.finish(order, lambda: board.copy_into(run.learner), seconds)
     finally:
         crew.kill()
 
@@ -110,14 +110,14 @@ def _replicate(store: Store, post: Post, board: Board, task: _Task) -> None:
     else:
         share_cores(config.asynchronous.replicas)
     _own_buffers(board.model)
-    parts = assemble(config, Ranks(device=task.device), model=board.model, **task.own)
-    parts.model.train()
+    run = build(config, Ranks(device=task.device), replace(task.own, model=board.model))
+    learner = run.learner
     if board.state is not None:
-        adopt_state(parts.optimizer, board.state)
-    keep = parts.statistics.keep
+        adopt_state(learner.optimizer, board.state)
+    keep = learner.statistics.keep
     rate = learning_rate(config.lr, config.workers.local_batch)
-    shares = Shares(parts.sampler, config.epochs, task.max_updates)
-    batches = batches_of(parts, shares, lambda: store.add("shares", 1) - 1)
+    shares = Shares(run.sampler, config.epochs, task.max_updates)
+    batches = batches_of(run, shares, lambda: store.add("shares", 1) - 1)
     post.send(kind="ready")
     wait_until(lambda: store.check(["begin"]), START_S, "The other replicas did not start; look at the first failure.")
     rows: list[dict[str, Any]] = []
@@ -131,13 +131,13 @@ def _replicate(store: Store, post: Post, board: Board, task: _Task) -> None:
                 break
             share, batch = following
             read_at, loaded = board.version, time.perf_counter()
-            loss, _ = gradient_of(parts, share, iter([batch]))
-            lr = rate((share.position.epoch + share.start / parts.sampler.size), share.local_batch)
-            for group in parts.optimizer.param_groups:
+            loss = gradient_of(run, share, batch)
+            lr = rate((share.position.epoch + share.start / run.sampler.size), share.local_batch)
+            for group in learner.optimizer.param_groups:
                 group["lr"] = lr
-            landing = board.write(task.number, read_at, parts.optimizer.step)
-            parts.optimizer.zero_grad()
-            board.averages.mul_(keep).add_(batch_statistics(parts.model), alpha=1 - keep)
+            landing = board.write(task.number, read_at, learner.optimizer.step)
+            learner.optimizer.zero_grad()
+            board.averages.mul_(keep).add_(batch_statistics(learner.model), alpha=1 - keep)
         now = time.perf_counter()
         rows.append(
             {
@@ -145,7 +145,7 @@ def _replicate(store: Store, post: Post, board: Board, task: _Task) -> None:
                 "accepted": True,
                 "overlapped": int(landing.overlapped),
                 "staleness": landing.staleness,
-                "loss": float(loss),
+                "loss": loss,
                 "lr": lr,
                 "batch": share.size,
                 "compute_s": now - loaded,

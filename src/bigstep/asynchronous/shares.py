@@ -12,10 +12,10 @@ from typing import Any
 
 from bigstep.data.feed import Request
 from bigstep.data.sampler import Position, Sampler, Step
-from bigstep.engine.build import Parts
-from bigstep.engine.methods.synchronous import requests_of
+from bigstep.engine.build import Run
+from bigstep.engine.methods.synchronous import Synchronous
 
-__all__ = ["Shares", "batches_of"]
+__all__ = ["Shares", "batches_of", "gradient_of"]
 
 
 class Shares:
@@ -59,15 +59,15 @@ def _shares_of(sampler: Sampler, epochs: float) -> Iterator[Step]:
             number += 1
 
 
-def batches_of(parts: Parts, shares: Shares, draw: Callable[[], int]) -> Iterator[tuple[Step, tuple[Any, Any]]]:
+def batches_of(run: Run, shares: Shares, draw: Callable[[], int]) -> Iterator[tuple[Step, tuple[Any, Any]]]:
     """Yield shares with their samples until none is left.
 
     A set in memory is asked for one share at a time, so that who dies holds one. Loader processes work ahead, and hold
     the shares they load.
     """
-    if parts.train_feed.loaders is None:
+    if run.train_feed.loaders is None:
         while (share := shares.at(draw())) is not None:
-            for batch in parts.train_feed(requests_of(parts, [share])):
+            for batch in run.train_feed(run.method.requests([share])):
                 yield share, batch
         return
     drawn: deque[Step] = deque()
@@ -75,7 +75,13 @@ def batches_of(parts: Parts, shares: Shares, draw: Callable[[], int]) -> Iterato
     def requests() -> Iterator[Request]:
         while (share := shares.at(draw())) is not None:
             drawn.append(share)
-            yield from requests_of(parts, [share])
+            yield from run.method.requests([share])
 
-    for batch in parts.train_feed(requests()):
+    for batch in run.train_feed(requests()):
         yield drawn.popleft(), batch
+
+
+def gradient_of(run: Run, share: Step, batch: tuple[Any, Any]) -> float:
+    """Leave the gradient of a share in the weights' `.grad`, and return its loss."""
+    assert isinstance(run.method, Synchronous), "replicas compute gradients as a synchronous run of one rank does"
+    return float(run.method.accumulate(share, iter([batch])).loss)

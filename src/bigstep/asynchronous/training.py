@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,11 +12,12 @@ from torch import nn
 
 from bigstep.asynchronous.engine import run_asynchronously
 from bigstep.config import RunConfig
-from bigstep.engine.build import Loss
+from bigstep.engine.build import Own
 from bigstep.engine.fit import FitResult
+from bigstep.engine.learner import Loss
 from bigstep.engine.observers.progress import Progress
 from bigstep.engine.ranks import DeviceChoice, joined_ranks
-from bigstep.engine.run import Audience, Order
+from bigstep.engine.run import Order
 from bigstep.errors import ConfigError
 
 __all__ = ["join_downpour", "serve_downpour", "train_downpour", "train_hogwild", "train_locked"]
@@ -193,9 +194,8 @@ def join_downpour(
     """
     from bigstep.asynchronous.replica import take_part
 
-    own = {key: value for key, value in {"model": model, "data": data, "loss": loss}.items() if value is not None}
     with joined_ranks(device) as ranks:
-        return take_part(address, ranks.device, own, timeout_s)
+        return take_part(address, ranks.device, Own(model, data, loss), timeout_s)
 
 
 def serve_downpour(address: str, folder: Path | str, *, timeout_s: float = 30.0) -> None:
@@ -215,19 +215,6 @@ def _with_method(config: RunConfig, method: Literal["locked", "hogwild", "downpo
     return dataclasses.replace(config, asynchronous=dataclasses.replace(config.asynchronous, method=method))
 
 
-class _Quiet:
-    """An audience that looks away."""
-
-    def train(self, row: Mapping[str, Any]) -> None:
-        """Look away."""
-
-    def evaluation(self, row: Mapping[str, Any]) -> None:
-        """Look away."""
-
-    def note(self, text: str) -> None:
-        """Look away."""
-
-
 def _train(
     config: RunConfig,
     model: nn.Module | None,
@@ -241,18 +228,12 @@ def _train(
     *,
     resume: bool = False,
 ) -> FitResult:
-    own = {key: value for key, value in {"model": model, "data": data, "loss": loss}.items() if value is not None}
-    with joined_ranks(device) as ranks, tempfile.TemporaryDirectory() as scratch:
-        order = Order(config=config, folder=Path(out or scratch), resume=resume, max_steps=max_steps)
-
-        def run(audience: Audience) -> dict[str, Any]:
-            return run_asynchronously(order, ranks, audience, **own, **(more or {}))
-
-        if progress:
-            with Progress(config.recipe, config.epochs) as shown:
-                facts = run(shown)
-        else:
-            facts = run(_Quiet())
+    with contextlib.ExitStack() as stack:
+        ranks = stack.enter_context(joined_ranks(device))
+        folder = Path(out or stack.enter_context(tempfile.TemporaryDirectory()))
+        order = Order(config=config, folder=folder, resume=resume, max_steps=max_steps)
+        shown = [stack.enter_context(Progress(config.recipe, config.epochs))] if progress else []
+        facts = run_asynchronously(order, ranks, shown, Own(model, data, loss), **(more or {}))
     return FitResult(
         accuracy=facts["accuracy"],
         loss=facts["loss"],

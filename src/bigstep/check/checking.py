@@ -23,7 +23,7 @@ from bigstep.check.shrink import shrunk
 from bigstep.check.subject import Own, Subject
 from bigstep.check.verdict import Verdict
 from bigstep.config import LrConfig, Piece, RunConfig, WorkersConfig, require
-from bigstep.engine.build import Loss
+from bigstep.engine.learner import Loss
 from bigstep.errors import ConfigError, RunError, nearest
 
 __all__ = ["PROPERTIES", "Property", "check"]

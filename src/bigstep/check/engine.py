@@ -18,18 +18,16 @@ from bigstep.data.pair import DataPair
 from bigstep.data.sampler import Position, Step
 from bigstep.data.sources.base import Source
 from bigstep.data.sources.given import as_source
-from bigstep.engine.build import Parts, assemble
+from bigstep.engine import build as engine
+from bigstep.engine.build import Run, build
 from bigstep.engine.checkpoint import load_latest, save_checkpoint
-from bigstep.engine.connect import connect, make_exchange
-from bigstep.engine.evaluate import evaluate
-from bigstep.engine.loop import resize, set_rates
-from bigstep.engine.methods.synchronous import gradient_of, requests_of
+from bigstep.engine.evaluate import Evaluation
+from bigstep.engine.methods.parallel import make_exchange
+from bigstep.engine.methods.synchronous import Synchronous
 from bigstep.engine.ranks import Ranks
-from bigstep.engine.run import capture, restore
 from bigstep.errors import RunError
 from bigstep.exchange import Exchange
 from bigstep.exchange.error_feedback import owed
-from bigstep.norm import WorkerStatistics
 
 __all__ = ["bigstep_loop"]
 
@@ -38,17 +36,17 @@ def bigstep_loop() -> Subject:
     """Return the loop that `bigstep train` and `fit` run."""
     return Subject(
         start=_start,
-        connect=connect,
+        connect=_connect,
         model=_model,
         sizes=_sizes,
         steps=_steps,
         samples=_samples,
         batch=_batch,
         objective=_objective,
-        learning_rate=set_rates,
+        learning_rate=_learning_rate,
         gradient=_gradient,
         update=_update,
-        evaluate=evaluate,
+        evaluate=_evaluate,
         save=_save,
         load=_load,
         exchange=make_exchange,
@@ -57,78 +55,87 @@ def bigstep_loop() -> Subject:
     )
 
 
-def _start(own: Own, trial: Trial, ranks: Ranks) -> Parts:
+def _start(own: Own, trial: Trial, ranks: Ranks) -> Run:
     config = trial.config
     model = own.model
     if model is not None:
         torch.manual_seed(config.seed)
         model = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
-    parts = assemble(config, ranks, model=model, data=_data(own, trial), loss=own.loss)
-    if trial.independent:
-        parts.model = parts.objective.model = _without_statistics(parts.model)
-        parts.statistics = WorkerStatistics(parts.model, parts.statistics.keep)
-    if own.optimizer is not None:
-        parts.optimizer = own.optimizer(parts.model.parameters())
-    elif trial.independent:
-        # the parameters of the norms are new objects, so the optimizer's are stale; no property updates them
-        parts.optimizer = torch.optim.SGD(parts.model.parameters(), 1.0)
-    if trial.independent or not trial.dropout:
-        for module in parts.model.modules():
+    change = functools.partial(_change, independent=trial.independent, dropout=trial.dropout)
+    return build(config, ranks, engine.Own(model, _data(own, trial), own.loss, own.optimizer, change))
+
+
+def _change(model: nn.Module, *, independent: bool, dropout: bool) -> nn.Module:
+    if independent:
+        model = _without_statistics(model)
+    if independent or not dropout:
+        for module in model.modules():
             if isinstance(module, nn.modules.dropout._DropoutNd):
                 module.p = 0.0
-    parts.model.train()
-    return parts
+    return model
 
 
-def _model(parts: Parts) -> nn.Module:
-    return parts.model
+def _connect(run: Run) -> None:
+    """Nothing is left to do: a run is built connected."""
 
 
-def _sizes(parts: Parts) -> tuple[int, int]:
-    return len(parts.train_feed), len(parts.test_feed)
+def _model(run: Run) -> nn.Module:
+    return run.learner.model
 
 
-def _steps(parts: Parts, begin: Position) -> Iterator[Step]:
-    return parts.sampler.steps(parts.config.epochs, begin)
+def _sizes(run: Run) -> tuple[int, int]:
+    return len(run.train_feed), len(run.evaluator.feed)
 
 
-def _samples(parts: Parts, step: Step) -> list[int]:
-    return [int(index) for request in requests_of(parts, [step]) for index in request.indices]
+def _steps(run: Run, begin: Position) -> Iterator[Step]:
+    return run.sampler.steps(run.config.epochs, begin)
 
 
-def _batch(parts: Parts, epoch: int, indices: list[int]) -> tuple[Any, Any]:
-    resize(parts, epoch)
-    return next(iter(parts.train_feed([Request(epoch, torch.tensor(indices))])))
+def _samples(run: Run, step: Step) -> list[int]:
+    return [int(index) for request in run.method.requests([step]) for index in request.indices]
 
 
-def _objective(parts: Parts, inputs: Any, target: Any) -> Tensor:
-    return parts.objective(inputs, target, 1.0)  # type: ignore[no-any-return]  # modules are untyped in torch
+def _batch(run: Run, epoch: int, indices: list[int]) -> tuple[Any, Any]:
+    run.begin_epoch(epoch)
+    return next(iter(run.train_feed([Request(epoch, torch.tensor(indices))])))
 
 
-def _gradient(parts: Parts, step: Step) -> float:
-    resize(parts, step.position.epoch)
-    loss, _ = gradient_of(parts, step, iter(parts.train_feed(requests_of(parts, [step]))))
-    return float(loss)
+def _objective(run: Run, inputs: Any, target: Any) -> Tensor:
+    return run.learner.objective(inputs, target, 1.0)  # type: ignore[no-any-return]  # modules are untyped in torch
 
 
-def _update(parts: Parts) -> None:
-    parts.scaler.step(parts.optimizer)
-    parts.scaler.update()
-    parts.optimizer.zero_grad()
+def _learning_rate(run: Run, step: Step) -> float:
+    return run.rates.set(step)
 
 
-def _save(parts: Parts, position: Position, folder: Path) -> None:
-    state = capture(parts, position, seconds=0.0)  # every rank takes part
-    if parts.ranks.first:
-        save_checkpoint(folder, position.step, state, keep=1)
+def _gradient(run: Run, step: Step) -> float:
+    assert isinstance(run.method, Synchronous)
+    run.begin_epoch(step.position.epoch)
+    return float(run.method.accumulate(step, iter(run.train_feed(run.method.requests([step])))).loss)
 
 
-def _load(parts: Parts, folder: Path) -> Position:
-    state, problems = load_latest(folder)
-    if state is None:
+def _update(run: Run) -> None:
+    assert isinstance(run.method, Synchronous)
+    run.method.passes.update()
+
+
+def _evaluate(run: Run) -> Evaluation:
+    return run.evaluate()
+
+
+def _save(run: Run, position: Position, folder: Path) -> None:
+    run.state.position = position
+    captured = run.state.capture()  # every rank takes part
+    if run.ranks.first:
+        save_checkpoint(folder, position.step, captured, keep=1)
+
+
+def _load(run: Run, folder: Path) -> Position:
+    saved, problems = load_latest(folder)
+    if saved is None:
         raise RunError(problems[0] if problems else f"{folder} holds no checkpoint.")
-    position, _ = restore(parts, state)
-    return position
+    run.state.restore(saved, run.sampler.size)
+    return run.state.position
 
 
 def _owed(exchange: Exchange) -> dict[str, Tensor]:
@@ -136,9 +143,8 @@ def _owed(exchange: Exchange) -> dict[str, Tensor]:
     return {} if state is None else owed(state)
 
 
-def _finish(parts: Parts) -> None:
-    if parts.exchange is not None:
-        parts.exchange.close()
+def _finish(run: Run) -> None:
+    run.close()
 
 
 def _data(own: Own, trial: Trial) -> DataPair:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from bigstep.config import ExchangeConfig, RunConfig
 from bigstep.data.sampler import Position, Step
-from bigstep.engine.build import Loss
 from bigstep.engine.evaluate import Evaluation
+from bigstep.engine.learner import Loss
 from bigstep.engine.ranks import Ranks
 from bigstep.exchange import Exchange
 

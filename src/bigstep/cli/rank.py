@@ -11,8 +11,8 @@ from bigstep.cli.options import print_json
 
 if TYPE_CHECKING:
     from bigstep.engine.job import Job
+    from bigstep.engine.observers.base import Observer
     from bigstep.engine.ranks import DeviceChoice
-    from bigstep.engine.run import Audience
 
 __all__ = ["train_as_rank"]
 
@@ -38,10 +38,10 @@ def train_as_rank(job: Job) -> None:
             profile=job.profile,
         )
         if not ranks.first:
-            run(order, ranks, _Nobody())
+            run(order, ranks)
             return
         with Progress(order.config.recipe, order.config.epochs) as progress:
-            result = run(order, ranks, _audience(job, progress))
+            result = run(order, ranks, _observers(job, progress))
     if job.report:
         _report(order.folder, quiet=job.as_json)
     if job.profile and (order.folder / "profile.json").exists():
@@ -50,25 +50,14 @@ def train_as_rank(job: Job) -> None:
         print_json(result)
 
 
-def _audience(job: Job, progress: Audience) -> Audience:
-    if "tensorboard" not in job.trackers:
-        return progress
-    from bigstep.engine.observers.tensorboard import TensorBoard
+def _observers(job: Job, progress: Observer) -> list[Observer]:
+    """Return who hears of the run besides its records."""
+    observers = [progress]
+    if "tensorboard" in job.trackers:
+        from bigstep.engine.observers.tensorboard import TensorBoard
 
-    return TensorBoard(progress, job.folder)
-
-
-class _Nobody:
-    """The audience of a rank other than 0."""
-
-    def train(self, row: Any) -> None:
-        """Rank 0 shows it."""
-
-    def evaluation(self, row: Any) -> None:
-        """Rank 0 shows it."""
-
-    def note(self, text: str) -> None:
-        """Rank 0 shows it."""
+        observers.append(TensorBoard(job.folder))
+    return observers
 
 
 def _profile(folder: Path, *, quiet: bool) -> dict[str, Any]:

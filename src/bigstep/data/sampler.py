@@ -119,6 +119,18 @@ class Sampler:
         ended = step.stop == self.size or (self.drop_last and self._is_incomplete(self.step_at(behind)))
         return Position(step.position.epoch + 1, 0, taken) if ended else behind
 
+    def samples_at(self, position: Position) -> int:
+        """Count the samples seen up to a position, those that were left out included."""
+        return position.epoch * self.size + position.offset
+
+    def epochs_at(self, position: Position) -> float:
+        """Return a position in epochs: what schedules are functions of."""
+        return position.epoch + position.offset / self.size
+
+    def where(self, position: Position) -> dict[str, float]:
+        """Return a position as rows of the records tell it."""
+        return {"epoch": self.epochs_at(position), "samples": self.samples_at(position)}
+
     @staticmethod
     def _is_incomplete(step: Step) -> bool:
         return step.size < step.workers * step.local_batch

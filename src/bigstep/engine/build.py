@@ -1,122 +1,130 @@
-"""The only place where names become objects: a configuration in, the parts of a run out."""
+"""The only place where names become objects: a configuration in, a run out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import nn
 
-from bigstep.config import LrConfig, OptimizerConfig, Piece, RunConfig, Stage, require
+from bigstep.config import OptimizerConfig, RunConfig, require
 from bigstep.data.catalog import open_data
-from bigstep.data.feed import Feed
-from bigstep.data.sampler import Sampler
+from bigstep.data.feed import Feed, Request
+from bigstep.data.sampler import Sampler, Step, hosted_workers
 from bigstep.data.sources.given import as_pair
 from bigstep.engine.checkpoint import weights_hash
-from bigstep.engine.fusing import Kernels, fuse
-from bigstep.engine.observers.noise import NoiseScale
+from bigstep.engine.evaluate import Evaluation, Evaluator
+from bigstep.engine.fusing import Kernels, fuse, why_plain
+from bigstep.engine.learner import Learner, Loss, WorkerLoss
+from bigstep.engine.methods.base import Method
+from bigstep.engine.methods.eager import Eager
+from bigstep.engine.methods.forwards import Forwards
+from bigstep.engine.methods.graphed import Graphed
+from bigstep.engine.methods.parallel import Parallel
+from bigstep.engine.methods.synchronous import Pass, Synchronous
+from bigstep.engine.precision import Precision
 from bigstep.engine.ranks import Ranks
+from bigstep.engine.rates import Rates, batch_plan, learning_rate
+from bigstep.engine.state import State
 from bigstep.errors import ConfigError
-from bigstep.exchange import Exchange
-from bigstep.exchange.buckets import BucketTuner
-from bigstep.gpu import GraphedStep
+from bigstep.losses import CrossEntropy
 from bigstep.models import build_model
 from bigstep.norm import WorkerStatistics, ghost_batch_norm, zero_gamma
-from bigstep.optim import RankAdaGrad, parameter_groups
-from bigstep.schedules import BatchPlan, BatchStage, Schedule, constant, join, scale_lr
+from bigstep.optim import parameter_groups
+from bigstep.schedules import BatchPlan
 from bigstep.tables import load
-from bigstep.tables.schedules import make_schedule
 
-__all__ = ["Loss", "Parts", "WorkerLoss", "assemble", "batch_plan", "learning_rate"]
-
-Loss = Callable[[Any, Any], Tensor]
-"""(output, target) -> the mean loss over the samples of a forward."""
+__all__ = ["Own", "Run", "build"]
 
 GPU_SAMPLES_PER_FORWARD = 8192
 """Workers are joined into one forward up to this many samples on a GPU; larger forwards gain nothing there."""
 GPU_BYTES_PER_PIXEL = 4096
 """Memory of a forward and backward for each pixel of its images: ResNets take 1.5 to 2.1 kB in half precision."""
+_EXAMPLE = 8
+"""Samples of a forward that is thrown away."""
 
 
-class WorkerLoss(nn.Module):
-    """Model and loss as one module, so that DDP sees one forward whatever the rank has to do."""
+@dataclass(frozen=True)
+class Own:
+    """A user's own pieces, in place of those that the configuration names; None where there is none."""
 
-    def __init__(self, model: nn.Module, loss: Loss):
-        super().__init__()
-        self.model, self.loss = model, loss
-
-    def forward(self, inputs: Any, target: Any, weight: float) -> Tensor:
-        """Return the weighted mean loss; with `inputs` None, a zero that depends on every weight.
-
-        The zero lets a rank without samples take part in the exchange: its gradient is 0, and nobody waits for it.
-        """
-        if inputs is None:
-            zeros = [parameter.sum() * 0 for parameter in self.model.parameters() if parameter.requires_grad]
-            return torch.stack(zeros).sum()
-        loss: Tensor = self.loss(self.model(inputs), target) * weight
-        return loss
+    model: nn.Module | None = None
+    data: Any = None
+    """(training set, evaluation set), or what else stands for both."""
+    loss: Loss | None = None
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None
+    """Makes an optimizer of the model's parameters; its rate is set at every step."""
+    change: Callable[[nn.Module], nn.Module] | None = None
+    """Changes the model before anything is built around it."""
 
 
-@dataclass
-class Parts:
-    """Everything the loop works with."""
+@dataclass(frozen=True)
+class Run:
+    """A run, ready to be trained or resumed. What it carries from step to step is its state."""
 
     config: RunConfig
     ranks: Ranks
-    model: nn.Module
-    objective: WorkerLoss
-    evaluation_loss: Loss
-    optimizer: torch.optim.Optimizer
-    scaler: torch.amp.GradScaler
-    learning_rate: Callable[[float, int], float]
+    learner: Learner
+    method: Method
+    state: State
     sampler: Sampler
+    rates: Rates
     train_feed: Feed
-    test_feed: Feed
-    statistics: WorkerStatistics
-    samples_per_forward: int
-    own_model: bool = False
-    """Whether the model is a user's own."""
-    kernels: Kernels | None = None
+    evaluator: Evaluator
+    kernels: Kernels | None
     """What runs on the GPU; None on a CPU."""
-    graphed: GraphedStep | None = None
-    ddp: DistributedDataParallel | None = None
-    tuner: BucketTuner | None = None
-    exchange: Exchange | None = None
-    rank_adagrad: RankAdaGrad | None = None
-    """Scales this rank's gradient before the exchange (optimizer.adagrad=before)."""
-    owed: dict[str, Tensor] = field(default_factory=dict)
-    """What the ranks of a resumed run had not delivered when there were several; one rank adds it to its next gradient,
-    by the names of the objective's parameters."""
-    skipped: int = 0
-    """Steps that were dropped because their gradient was not finite."""
-    noise: NoiseScale = field(default_factory=NoiseScale)
-    pair: Tensor | None = None
-    """This rank's part of what `noise_probe` measured in the last step; None if that step was not measured."""
 
-    @property
-    def parallel(self) -> DistributedDataParallel | None:
-        """The DDP object of the next step: the tuner's while it looks for the size of buckets, and after."""
-        return self.tuner.ddp if self.tuner else self.ddp
+    def begin_epoch(self, epoch: int) -> None:
+        """Progressive resizing: take the size that the recipe lists for this epoch."""
+        listed = [size for size in self.config.data.sizes if size.epoch <= epoch]
+        if listed:
+            self.train_feed.resize(listed[-1].image_size, listed[-1].min_scale)
+
+    def evaluate(self) -> Evaluation:
+        """Evaluate; every rank must call this at the same point."""
+        return self.evaluator(self.method)
+
+    def close(self) -> None:
+        """Let go of loaders, threads and connections."""
+        self.method.close()
+        self.train_feed.close()
+        self.evaluator.feed.close()
 
 
-def assemble(
-    config: RunConfig,
-    ranks: Ranks,
-    *,
-    model: nn.Module | None = None,
-    data: Any = None,
-    loss: Loss | None = None,
-) -> Parts:
-    """Build the parts of a run; `model`, `data` and `loss` stand in for those that the configuration names."""
-    on_gpu = ranks.device.type == "cuda"
+def build(config: RunConfig, ranks: Ranks, own: Own = Own()) -> Run:  # noqa: B008 - frozen
+    """Build a run; every rank must call this, with the same configuration."""
+    precision = Precision(config.precision, ranks.device.type)
+    plan = batch_plan(config)
+    _require_runnable(config, ranks, plan)
+    train_feed, test_feed = _feeds(config, ranks, precision, own.data)
     require(
-        config.precision != "fp16" or on_gpu,
+        plan.largest.batch <= len(train_feed),
+        f"The batch of {plan.largest.batch} samples ({plan.largest.workers} workers x {plan.largest.local_batch}) is "
+        f"larger than the training set of {len(train_feed)}; lower workers.count or workers.local_batch.",
+    )
+    model = _model(config, ranks, precision, own, train_feed)
+    samples_per_forward, kernels = _prepare_for_device(model, config, ranks, train_feed, own=own.model is not None)
+    learner = _learner(config, ranks, model, own, train_feed)
+    sampler = Sampler(len(train_feed), config.seed, plan, config.data.drop_last)
+    state = State(config)
+    targets = train_feed.source.targets
+    forwards = Forwards(sampler, lambda step: _hosted(step, ranks), samples_per_forward, targets)
+    passes = _pass(config, ranks, precision, learner, state, train_feed, kernels, own_model=own.model is not None)
+    method = Synchronous(learner, passes, forwards, ranks, config.seed)
+    state.register(**method.parts())
+    rates = Rates(config, sampler, learner.optimizer, learning_rate(config.lr, config.batch, config.plan))
+    evaluator = Evaluator(test_feed, own.loss or _loss(test_feed), ranks, precision)
+    model.train()
+    return Run(config, ranks, learner, method, state, sampler, rates, train_feed, evaluator, kernels)
+
+
+def _require_runnable(config: RunConfig, ranks: Ranks, plan: BatchPlan) -> None:
+    require(
+        config.precision != "fp16" or ranks.device.type == "cuda",
         "precision is fp16, which needs a GPU; use --set precision=bf16 or precision=float32 on a CPU.",
     )
-    plan = batch_plan(config)
     first = plan.stages[0].workers  # a later stage may leave ranks without workers, as --finish-on-one does
     require(
         ranks.size <= first,
@@ -129,105 +137,59 @@ def assemble(
         f"optimizer.adagrad=before scales the gradient of each of {ranks.size} ranks by itself, but a stage of the "
         f"plan has only {fewest} workers: start at most {fewest} ranks, or use adagrad=after.",
     )
-    train_feed, test_feed = _feeds(config, ranks, data)
-    require(
-        plan.largest.batch <= len(train_feed),
-        f"The batch of {plan.largest.batch} samples ({plan.largest.workers} workers x {plan.largest.local_batch}) is "
-        f"larger than the training set of {len(train_feed)}; lower workers.count or workers.local_batch.",
-    )
-    own_model = model is not None
-    torch.manual_seed(config.seed)  # every rank builds the same weights itself: nothing is broadcast
-    if model is None:
-        model = build_model(
-            config.model,
-            classes=train_feed.num_classes,
-            channels=train_feed.channels,
-            image_size=train_feed.image_size,
+
+
+def _feeds(config: RunConfig, ranks: Ranks, precision: Precision, data: Any) -> tuple[Feed, Feed]:
+    where = config.data
+    if data is None:
+        pair = open_data(where.name, where.path, where.holdout, config.seed)
+    else:
+        pair = as_pair(data, where.holdout, config.seed)
+
+    def feed(source: Any, train: bool) -> Feed:
+        return Feed(
+            source,
+            train=train,
+            seed=config.seed,
+            augment=where.augment if train else "none",
+            image_size=where.image_size,
+            device=ranks.device,
+            dtype=precision.weights,
+            loaders=where.loaders,
+            rectangular=where.rectangular,
         )
+
+    return feed(pair.train, True), feed(pair.test, False)
+
+
+def _model(config: RunConfig, ranks: Ranks, precision: Precision, own: Own, feed: Feed) -> nn.Module:
+    """Every rank builds the same weights from the seed: nothing is broadcast, but hashes are compared."""
+    torch.manual_seed(config.seed)
+    model = own.model
+    if model is None:
+        model = build_model(config.model, classes=feed.num_classes, channels=feed.channels, image_size=feed.image_size)
+    if own.change is not None:
+        model = own.change(model)
     if config.norm.zero_gamma:
         zero_gamma(model)
-    model.to(ranks.device, torch.float64 if config.precision == "float64" else torch.float32)
+    model.to(ranks.device, precision.weights)
     ranks.require_same(weights_hash(model), "The initial weights")
-    samples_per_forward, kernels = 1, None
-    if on_gpu:
+    return model
+
+
+def _prepare_for_device(
+    model: nn.Module, config: RunConfig, ranks: Ranks, feed: Feed, *, own: bool
+) -> tuple[int, Kernels | None]:
+    """Put kernels under a model on a GPU; return how many samples may share a forward, and what was done."""
+    samples, kernels = 1, None
+    if ranks.device.type == "cuda":
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub lacks this form
-        samples_per_forward = _joined_samples(model, ranks.device, _largest_image(config, train_feed))
-        kernels = fuse(model, config, own=own_model)
+        largest = max([feed.image_size, *(size.image_size for size in config.data.sizes)])
+        samples = _joined_samples(model, ranks.device, largest)
+        kernels = fuse(model, config, own=own)
     if config.compile:
         model.compile()  # in place: names in checkpoints stay as they are
-    smoothing = config.loss.label_smoothing
-    groups, rank_adagrad = _groups(config.optimizer, model), None
-    if config.optimizer.before_exchange:
-        rank_adagrad = load(config.optimizer.before_exchange)(model, groups, **config.optimizer.arguments_before())
-        groups = [{**group, "weight_decay": 0.0} for group in groups]  # it has decayed before it scaled
-    return Parts(
-        config=config,
-        ranks=ranks,
-        model=model,
-        objective=WorkerLoss(model, loss or nn.CrossEntropyLoss(label_smoothing=smoothing)),
-        evaluation_loss=loss or nn.CrossEntropyLoss(),
-        optimizer=load(config.optimizer.home)(groups, lr=1.0, **config.optimizer.arguments(on_gpu=on_gpu)),
-        rank_adagrad=rank_adagrad,
-        # torch's own start of 65,536 overflows at first, and large batches have few steps to waste
-        scaler=torch.amp.GradScaler(ranks.device.type, init_scale=1024.0, enabled=config.precision == "fp16"),
-        learning_rate=learning_rate(config.lr, config.batch, config.plan),
-        sampler=Sampler(len(train_feed), config.seed, plan, config.data.drop_last),
-        train_feed=train_feed,
-        test_feed=test_feed,
-        statistics=WorkerStatistics(model, 0.0 if config.norm.statistics == "last_batch" else config.norm.momentum),
-        samples_per_forward=samples_per_forward,
-        own_model=own_model,
-        kernels=kernels,
-    )
-
-
-def batch_plan(config: RunConfig) -> BatchPlan:
-    """Return the stages of a run as a `BatchPlan`."""
-    first = BatchStage(0.0, config.workers.count, config.workers.local_batch)
-    later = (BatchStage(stage.epoch, stage.count, stage.local_batch) for stage in config.plan)
-    return BatchPlan((first, *later))
-
-
-def learning_rate(config: LrConfig, first_batch: int, plan: Sequence[Stage] = ()) -> Callable[[float, int], float]:
-    """Return the learning rate as a function of the epoch and the batch of the current stage."""
-
-    def scaled(batch: int) -> float:
-        grown = min(batch, config.saturation or batch)
-        return scale_lr(config.base, grown, base_batch=config.base_batch, rule=config.scaling)
-
-    def of_stage(epoch: float) -> float:
-        return next((stage.rate for stage in reversed(plan) if stage.epoch <= epoch), 1.0)
-
-    listed = _warmed_longer(config.schedule, first_batch / config.warmup_batch if config.warmup_batch else 1.0)
-    begins = [0.0, *(piece.until for piece in listed)]
-    unscaled = config.base / scaled(first_batch)
-    pieces = [(piece.until, _schedule(piece, begin, unscaled)) for piece, begin in zip(listed, begins, strict=False)]
-    multiple = join(*pieces) if pieces else constant(1.0)
-    return lambda epoch, batch: scaled(batch if config.follow_plan else first_batch) * multiple(epoch) * of_stage(epoch)
-
-
-def _warmed_longer(schedule: Sequence[Piece], factor: float) -> Sequence[Piece]:
-    """The schedule with a first warm-up of `factor` times its epochs, at most half of all; what it covers is left out.
-
-    A warm-up has to last for some steps, and larger batches have fewer in an epoch.
-    """
-    if factor <= 1 or not schedule or schedule[0].shape != "warmup":
-        return schedule
-    until = max(schedule[0].until, min(factor * schedule[0].until, schedule[-1].until / 2))
-    return [replace(schedule[0], until=until), *(piece for piece in schedule if piece.until > until)]
-
-
-def _schedule(piece: Piece, begin: float, unscaled: float) -> Schedule:
-    start = unscaled if piece.start == "base" else piece.start
-    return make_schedule(piece.shape, {**vars(piece), "start": start, "begin": begin})
-
-
-def _groups(config: OptimizerConfig, model: nn.Module) -> list[dict[str, Any]]:
-    groups = parameter_groups(model, config.weight_decay)
-    if config.decay_all:
-        for group in groups:
-            group["weight_decay"] = config.weight_decay
-    return groups
+    return samples, kernels
 
 
 def _joined_samples(model: nn.Module, device: torch.device, image_size: int) -> int:
@@ -244,29 +206,78 @@ def _joined_samples(model: nn.Module, device: torch.device, image_size: int) -> 
     return max(1, min(fitting, GPU_SAMPLES_PER_FORWARD))
 
 
-def _largest_image(config: RunConfig, feed: Feed) -> int:
-    return max([feed.image_size, *(size.image_size for size in config.data.sizes)])
+def _loss(feed: Feed, smoothing: float = 0.0) -> Loss:
+    """Cross-entropy, as a mean over samples or over tokens."""
+    cross_entropy = CrossEntropy if "vocabulary" in feed.shape else nn.CrossEntropyLoss
+    return cross_entropy(label_smoothing=smoothing)
 
 
-def _feeds(config: RunConfig, ranks: Ranks, data: Any) -> tuple[Feed, Feed]:
-    where = config.data
-    if data is None:
-        pair = open_data(where.name, where.path, where.holdout, config.seed)
+def _learner(config: RunConfig, ranks: Ranks, model: nn.Module, own: Own, feed: Feed) -> Learner:
+    rule, scaling = config.optimizer, None
+    groups = parameter_groups(model, rule.weight_decay)
+    if rule.decay_all:
+        for group in groups:
+            group["weight_decay"] = rule.weight_decay
+    if rule.before_exchange:
+        scaling = load(rule.before_exchange)(model, groups, **rule.arguments_before())
+        groups = [{**group, "weight_decay": 0.0} for group in groups]  # it has decayed before it scaled
+    if own.optimizer is not None:
+        optimizer = own.optimizer(model.parameters())
     else:
-        pair = as_pair(data, where.holdout, config.seed)
-    dtype = torch.float64 if config.precision == "float64" else torch.float32
+        on_gpu = ranks.device.type == "cuda"
+        optimizer = load(rule.home)(groups, lr=1.0, **rule.arguments(on_gpu=on_gpu))  # the rate is set in every step
+    return Learner(
+        model,
+        WorkerLoss(model, own.loss or _loss(feed, config.loss.label_smoothing)),
+        optimizer,
+        WorkerStatistics(model, 0.0 if config.norm.statistics == "last_batch" else config.norm.momentum),
+        scaling,
+    )
 
-    def feed(source: Any, train: bool) -> Feed:
-        return Feed(
-            source,
-            train=train,
-            seed=config.seed,
-            augment=config.data.augment if train else "none",
-            image_size=config.data.image_size,
-            device=ranks.device,
-            dtype=dtype,
-            loaders=config.data.loaders,
-            rectangular=config.data.rectangular,
-        )
 
-    return feed(pair.train, True), feed(pair.test, False)
+def _hosted(step: Step, ranks: Ranks) -> Iterable[int]:
+    return hosted_workers(step.workers, ranks.rank, ranks.size)
+
+
+def _pass(
+    config: RunConfig,
+    ranks: Ranks,
+    precision: Precision,
+    learner: Learner,
+    state: State,
+    feed: Feed,
+    kernels: Kernels | None,
+    *,
+    own_model: bool,
+) -> Pass:
+    """Choose how a forward and backward run: as a graph where a GPU has the step to itself, else in the open."""
+    if kernels is not None:
+        reason = _why_no_graphs(config, ranks, learner)
+        if reason is None and why_plain(config, own=own_model) is None:
+            try:
+                graphed = Graphed(learner, config.precision)
+                kernels.graphs = True
+                return graphed
+            except ConfigError as error:
+                reason = f"no graphs: {error}"
+        if reason is not None:
+            kernels.reasons.append(reason)
+    parallel = None
+    if ranks.size > 1:
+        example = next(iter(feed(iter([Request(0, torch.arange(min(_EXAMPLE, len(feed))))]))))
+        parallel = Parallel(learner, ranks, precision, config.exchange, example, lambda: state.position.step)
+    return Eager(learner, ranks, precision, parallel, skip_nonfinite=config.nonfinite == "skip", clip=config.optimizer.clip)
+
+
+def _why_no_graphs(config: RunConfig, ranks: Ranks, learner: Learner) -> str | None:
+    if ranks.size > 1:
+        return "no graphs, since several ranks exchange gradients within a step"
+    if config.nonfinite == "skip":
+        return "no graphs, since nonfinite=skip looks at every gradient"
+    if config.asynchronous.method != "none":
+        return "no graphs, since gradients go elsewhere before they update weights"
+    if config.optimizer.clip:
+        return "no graphs, since gradients are clipped"
+    if learner.rank_adagrad is not None:
+        return "no graphs, since something is done to gradients between backward and update"
+    return None

@@ -6,45 +6,47 @@ from dataclasses import dataclass
 
 import torch
 
-from bigstep.data.feed import Request
-from bigstep.engine.build import Parts
-from bigstep.engine.methods.synchronous import autocast
+from bigstep.data.feed import Feed, Request
+from bigstep.engine.learner import Loss
+from bigstep.engine.measures import Evaluation, Totals
+from bigstep.engine.methods.base import Method
+from bigstep.engine.precision import Precision
+from bigstep.engine.ranks import Ranks
 
-__all__ = ["Evaluation", "evaluate"]
+__all__ = ["Evaluation", "Evaluator"]
 
 _SAMPLES_PER_FORWARD = {"cpu": 250, "cuda": 2000}
+_SCORES_PER_FORWARD = {"cpu": 2**23, "cuda": 2**29}
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """What a pass over the evaluation set showed; accuracy is None where outputs are not class scores."""
+class Evaluator:
+    """Evaluates what a method has trained on a whole evaluation set."""
 
-    accuracy: float | None
-    loss: float
-    samples: int
+    feed: Feed
+    loss: Loss
+    ranks: Ranks
+    precision: Precision
 
+    @property
+    def _samples_per_forward(self) -> int:
+        """As many as keep a device busy, unless the scores of all their tokens would fill its memory."""
+        device, shape = self.ranks.device.type, self.feed.shape
+        scores = shape.get("length", 0) * shape.get("vocabulary", 0)
+        return max(1, min(_SAMPLES_PER_FORWARD[device], _SCORES_PER_FORWARD[device] // max(scores, 1)))
 
-@torch.no_grad()
-def evaluate(parts: Parts) -> Evaluation:
-    """Evaluate the model on its whole evaluation set; every rank must call this at the same point.
-
-    Batch-norm statistics are first averaged over all workers, so that all ranks evaluate one and the same network.
-    """
-    ranks, feed = parts.ranks, parts.test_feed
-    parts.statistics.synchronize(ranks.sum_)
-    parts.model.eval()
-    batches = feed.evaluation_batches(_SAMPLES_PER_FORWARD[ranks.device.type])
-    requests = (Request(0, indices) for indices in batches[ranks.rank :: ranks.size])
-    totals = torch.zeros(4, dtype=torch.float64, device=ranks.device)  # samples, loss, correct, class scores
-    for inputs, target in feed(requests):
-        with autocast(parts):
-            output = parts.model(inputs)
-        count = len(target)
-        totals[0] += count
-        totals[1] += parts.evaluation_loss(output, target).double() * count
-        if output.ndim == 2 and not target.is_floating_point() and target.ndim == 1:
-            totals[2] += (output.argmax(1) == target).sum()
-            totals[3] += count
-    parts.model.train()
-    samples, loss, correct, scored = ranks.sum_(totals).tolist()
-    return Evaluation(correct / scored if scored else None, loss / samples, int(samples))
+    @torch.no_grad()
+    def __call__(self, method: Method) -> Evaluation:
+        """Return what was reached; every rank must call this at the same point."""
+        ranks, feed = self.ranks, self.feed
+        batches = feed.evaluation_batches(self._samples_per_forward)[ranks.rank :: ranks.size]
+        totals = Totals(ranks.device)
+        with method.evaluation() as model:
+            for inputs, target in feed(Request(0, indices) for indices in batches):
+                with self.precision.autocast():
+                    output = model(inputs)
+                totals.add(output, target, self.loss(output, target))
+        for indices in batches:
+            totals.add_bytes(feed.source.bytes(indices))
+        ranks.sum_(totals.sums)
+        return totals.evaluation()

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from bigstep.config import RunConfig
-from bigstep.engine.build import Loss
+from bigstep.engine.build import Own
+from bigstep.engine.learner import Loss
 from bigstep.engine.observers.progress import Progress
 from bigstep.engine.ranks import DeviceChoice, joined_ranks
 from bigstep.engine.run import Order, run
@@ -30,19 +31,6 @@ class FitResult:
     steps: int
     weights_sha256: str
     facts: dict[str, Any]
-
-
-class _Quiet:
-    """An audience that looks away."""
-
-    def train(self, row: Mapping[str, Any]) -> None:
-        """Look away."""
-
-    def evaluation(self, row: Mapping[str, Any]) -> None:
-        """Look away."""
-
-    def note(self, text: str) -> None:
-        """Look away."""
 
 
 def fit(
@@ -98,14 +86,12 @@ def fit(
         raise ConfigError(f"fit is synchronous, but asynchronous.method is {method}; call train_{method} instead.")
     if resume and out is None:
         raise ConfigError("fit(resume=True) needs out=…, the folder of the run to go on with.")
-    own = {key: value for key, value in {"model": model, "data": data, "loss": loss}.items() if value is not None}
-    with joined_ranks(device) as ranks, tempfile.TemporaryDirectory() as scratch:
-        order = Order(config=config, folder=Path(out or scratch), resume=resume, max_steps=max_steps)
-        if progress and ranks.first:
-            with Progress(config.recipe, config.epochs) as shown:
-                facts = run(order, ranks, shown, **own)
-        else:
-            facts = run(order, ranks, _Quiet(), **own)
+    with contextlib.ExitStack() as stack:
+        ranks = stack.enter_context(joined_ranks(device))
+        folder = Path(out or stack.enter_context(tempfile.TemporaryDirectory()))
+        order = Order(config=config, folder=folder, resume=resume, max_steps=max_steps)
+        shown = [stack.enter_context(Progress(config.recipe, config.epochs))] if progress and ranks.first else []
+        facts = run(order, ranks, shown, Own(model, data, loss))
     return FitResult(
         accuracy=facts["accuracy"],
         loss=facts["loss"],

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT as requests: the run saves itself and leaves with a sentence."""
+"""SIGTERM, SIGHUP and SIGINT as requests: the run saves itself and leaves with a sentence."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ from types import FrameType
 from bigstep.engine.ranks import AgreedError
 
 __all__ = ["StoppedError", "StopRequest", "listening"]
+
+
+_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+"""What asks a run to save itself and leave, the most urgent first."""
 
 
 class StoppedError(AgreedError):
@@ -29,6 +33,15 @@ class StopRequest:
     def __init__(self) -> None:
         self.number = 0
 
+    def votes(self) -> list[float]:
+        """Return this rank's part of what `agree` decides on; some ranks may not have heard a signal yet."""
+        return [float(self.number == number) for number in _SIGNALS]
+
+    @staticmethod
+    def agree(votes: list[float]) -> int:
+        """Return the signal that all ranks follow, out of the sum of their votes; 0 for none."""
+        return next((int(number) for number, count in zip(_SIGNALS, votes, strict=True) if count), 0)
+
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """Take a signal, as its handler."""
         if self.number and number == signal.SIGINT:
@@ -38,12 +51,14 @@ class StopRequest:
 
 @contextlib.contextmanager
 def listening() -> Iterator[StopRequest]:
-    """Catch SIGTERM and SIGINT while a run goes on; elsewhere than in the main thread, leave them alone."""
+    """Catch these signals while a run goes on; elsewhere than in the main thread, leave them alone."""
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
-    before = {number: signal.signal(number, request) for number in (signal.SIGTERM, signal.SIGINT)}
+    # whoever started this under nohup does not want it to hear a hang-up
+    heard = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, request) for number in heard}
     try:
         yield request
     finally:

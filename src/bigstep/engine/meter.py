@@ -6,16 +6,21 @@ times. The number of steps between flushes follows from those sums, so that all 
 
 from __future__ import annotations
 
+import contextlib
+import math
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from bigstep.data.sampler import Step
+from bigstep.engine.methods.base import Outcome
 from bigstep.engine.ranks import Ranks
 
-__all__ = ["Flushed", "Meter", "StepCost", "seen_by_device"]
+__all__ = ["Flush", "Meter", "StepCost", "seen_by_device"]
 
 _SECONDS_BETWEEN_FLUSHES = 0.5
 _MOST_STEPS_BETWEEN_FLUSHES = 20  # a straggler is named after two flushes, a signal heard after one
@@ -36,17 +41,21 @@ class StepCost:
 
 
 @dataclass(frozen=True)
-class Flushed:
-    """What a flush told: the same on all ranks but for the rows' own times."""
+class Flush:
+    """What some steps gave, summed over ranks: the same on all ranks but for the rows' own times."""
 
     rows: list[dict[str, Any]]
-    measured: dict[int, list[float]]
+    noise: dict[int, list[float]]
     """For the row at an index, the two gradients of its step: |g_b|^2, b, |g_B|^2, B."""
     compute_by_rank: list[float]
     data_by_rank: list[float]
     votes: list[float]
     elapsed_s: float
     """On this rank since the last flush, without pauses."""
+    step: Step
+    """The last step."""
+    final: bool
+    """Whether the run ends with it."""
 
 
 def seen_by_device(costs: list[StepCost], elapsed_s: float, backlog_s: float) -> list[StepCost]:
@@ -79,11 +88,13 @@ class Meter:
         self._losses: list[Tensor] = []
         self._rows: list[dict[str, Any]] = []
         self._costs: list[StepCost] = []
-        self._pairs: dict[int, Tensor] = {}
-        self._started = self._flushed = time.perf_counter()
+        self._noise: dict[int, Tensor] = {}
+        self._begun = self._started = self._flushed = time.perf_counter()
         self._seconds_before = seconds_before
         self._interval = 1
         self._paused_s = 0.0
+        self.loss = math.nan
+        """The last loss that was finite."""
 
     @property
     def seconds(self) -> float:
@@ -95,30 +106,33 @@ class Meter:
         """Whether enough steps have gathered; the same on all ranks."""
         return len(self._rows) >= self._interval
 
-    def add(self, loss: Tensor, cost: StepCost, pair: Tensor | None = None, **row: Any) -> None:
-        """Note one step; tensors are in float64 and may still be on their way.
+    def begin(self) -> None:
+        """Take note that a step begins."""
+        self._begun = time.perf_counter()
 
-        Args:
-            loss: This rank's part of the mean.
-            cost: Where the time went.
-            pair: This rank's part of what `noise_probe` measures; all ranks give one in the same steps.
-            row: What else belongs in the record.
-        """
-        if pair is not None:
-            self._pairs[len(self._rows)] = pair
-        self._losses.append(loss)
-        self._costs.append(cost)
-        self._rows.append({"kind": "train", **row})
+    def add(self, outcome: Outcome, **row: Any) -> None:
+        """Note the step that was begun; `row` is what else belongs in the record."""
+        total_s = time.perf_counter() - self._begun
+        if outcome.noise is not None:
+            self._noise[len(self._rows)] = outcome.noise
+        self._losses.append(outcome.loss)
+        self._costs.append(StepCost(total_s, outcome.data_s, outcome.exchange_s))
+        self._rows.append({"kind": "train", **row, "bytes_sent": outcome.bytes_sent})
 
-    def pause(self, seconds: float) -> None:
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
         """Leave out time between two flushes that no step used, such as an evaluation."""
-        self._paused_s += seconds
+        paused = time.perf_counter()
+        yield
+        self._paused_s += time.perf_counter() - paused
 
-    def flush(self, *votes: float) -> Flushed:
+    def flush(self, step: Step, votes: list[float], *, final: bool) -> Flush:
         """Return the gathered rows with global losses; every rank must call this at the same step.
 
         Args:
+            step: The last step.
             votes: Numbers to sum over ranks in the same message, for decisions that all ranks must take alike.
+            final: Whether the run ends with it.
         """
         steps, size = len(self._rows), self._ranks.size
         small = torch.zeros(2 * size + len(votes), dtype=torch.float64)
@@ -131,30 +145,36 @@ class Meter:
         small[size + self._ranks.rank] = sum(cost.data_s for cost in self._costs)
         small[2 * size :] = torch.tensor(votes, dtype=torch.float64)
         losses = torch.stack(self._losses)
-        message = torch.cat([losses, small.to(losses.device), *self._pairs.values()])
+        message = torch.cat([losses, small.to(losses.device), *self._noise.values()])
         sums = self._ranks.sum_(message).tolist()  # waits for the device
+        by_rank, rest = sums[steps : steps + 2 * size], sums[steps + 2 * size :]
+        compute_by_rank, data_by_rank = by_rank[:size], by_rank[size:]
+        agreed, pairs = rest[: len(votes)], rest[len(votes) :]
+        noise = {index: pairs[4 * i : 4 * i + 4] for i, index in enumerate(self._noise)}
+        elapsed_s = self._complete_rows(sums[:steps], compute_by_rank)
+        wanted = _SECONDS_BETWEEN_FLUSHES / max(sum(compute_by_rank) / (steps * size), 1e-9)
+        self._interval = int(min(max(wanted, 1), _MOST_STEPS_BETWEEN_FLUSHES))
+        rows, self._rows, self._losses, self._costs, self._noise = self._rows, [], [], [], {}
+        self._flushed, self._paused_s = time.perf_counter(), 0.0
+        return Flush(rows, noise, compute_by_rank, data_by_rank, agreed, elapsed_s, step, final)
+
+    def _complete_rows(self, losses: list[float], compute_by_rank: list[float]) -> float:
+        """Put into the rows what is known now, and return the seconds since the last flush."""
         now = time.perf_counter()
         elapsed = max(now - self._flushed - self._paused_s, 1e-9)
-        images_per_s = sum(row["batch"] for row in self._rows) / elapsed
-        by_rank, rest = sums[steps : steps + 2 * size], sums[steps + 2 * size :]
-        agreed, pairs = rest[: len(votes)], rest[len(votes) :]
-        measured = {index: pairs[4 * i : 4 * i + 4] for i, index in enumerate(self._pairs)}
-        compute_by_rank, data_by_rank = by_rank[:size], by_rank[size:]
-        slowest = max(range(size), key=compute_by_rank.__getitem__)
-        for row, loss, cost in zip(self._rows, sums[:steps], self._costs, strict=True):
+        per_s = sum(row["batch"] for row in self._rows) / elapsed
+        slowest = max(range(self._ranks.size), key=compute_by_rank.__getitem__)
+        for row, loss, cost in zip(self._rows, losses, self._costs, strict=True):
             row |= {
                 "loss": loss,
-                "images_per_s": images_per_s,
+                "images_per_s": per_s,
                 "seconds": self._seconds_before + now - self._started,
                 "compute_s": cost.compute_s,
                 "exchange_s": cost.exchange_s,
                 "data_s": cost.data_s,
             }
-            if size > 1:
+            if self._ranks.size > 1:
                 row["slowest_rank"] = slowest
-        mean_step_s = sum(compute_by_rank) / (steps * size)
-        wanted = _SECONDS_BETWEEN_FLUSHES / max(mean_step_s, 1e-9)
-        self._interval = int(min(max(wanted, 1), _MOST_STEPS_BETWEEN_FLUSHES))
-        rows, self._rows, self._losses, self._costs, self._pairs = self._rows, [], [], [], {}
-        self._flushed, self._paused_s = now, 0.0
-        return Flushed(rows, measured, compute_by_rank, data_by_rank, agreed, elapsed)
+            if math.isfinite(loss):
+                self.loss = loss
+        return elapsed

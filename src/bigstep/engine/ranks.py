@@ -44,6 +44,8 @@ class Ranks:
     device: torch.device = torch.device("cpu")
     timeout_s: float = 600.0
     """How long a rank waits for the others in a collective."""
+    group: dist.ProcessGroup | None = None
+    """The processes; None for all of them."""
 
     @property
     def first(self) -> bool:
@@ -53,7 +55,7 @@ class Ranks:
     def sum_(self, tensor: Tensor) -> Tensor:
         """Sum a tensor over all ranks in place and return it; every rank must call this at the same point."""
         if self.size > 1:
-            dist.all_reduce(tensor)
+            dist.all_reduce(tensor, group=self.group)
         return tensor
 
     def gather(self, value: Any) -> list[Any]:
@@ -61,7 +63,7 @@ class Ranks:
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value)
+        dist.all_gather_object(values, value, group=self.group)
         return values
 
     def to_first(self, value: Any) -> list[Any] | None:
@@ -69,7 +71,7 @@ class Ranks:
         if self.size == 1:
             return [value]
         values: list[Any] | None = [None] * self.size if self.first else None
-        dist.gather_object(value, values, dst=0)
+        dist.gather_object(value, values, group_dst=0, group=self.group)
         return values
 
     def from_first(self, value: Any) -> Any:
@@ -77,7 +79,7 @@ class Ranks:
         if self.size == 1:
             return value
         box = [value]
-        dist.broadcast_object_list(box, src=0)
+        dist.broadcast_object_list(box, group_src=0, group=self.group)
         return box[0]
 
     def require_same(self, value: str, what: str) -> None:

@@ -6,46 +6,34 @@ import contextlib
 import dataclasses
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from bigstep.config import RunConfig
 from bigstep.config.text import config_from_mapping, config_to_mapping
-from bigstep.data.sampler import Position
 from bigstep.engine.background import BackgroundWriter
-from bigstep.engine.build import Parts, assemble, batch_plan
+from bigstep.engine.build import Own, Run, build
 from bigstep.engine.checkpoint import load_latest, weights_hash
-from bigstep.engine.connect import connect
 from bigstep.engine.heartbeat import Heartbeat, beating
 from bigstep.engine.interruption import StoppedError, StopRequest, listening
 from bigstep.engine.loop import Ending, train
-from bigstep.engine.methods.graphed import graph
-from bigstep.engine.profile.profiler import profiler_of
+from bigstep.engine.observers.base import Audience, Observer
+from bigstep.engine.observers.noise import NoiseWatch
+from bigstep.engine.observers.records import Records
+from bigstep.engine.observers.watches import InputWatch, LossWatch, StragglerWatch, cores_of_rank
+from bigstep.engine.profile.profiler import StepProfiler
 from bigstep.engine.ranks import AgreedError, Ranks
+from bigstep.engine.rates import batch_plan
 from bigstep.errors import BigstepError, ConfigError, DataError, RunError
-from bigstep.exchange.error_feedback import owed
 from bigstep.records import RunWriter, locked, write_atomically
 
-__all__ = ["Audience", "Order", "capture", "changed_setting", "restore", "run"]
+__all__ = ["Order", "changed_setting", "run"]
 
 _FREE_TO_CHANGE = {"data.path", "data.loaders", "checkpoint", "kernels"}
 """Fields that do not decide the path, so a resumed run may change them."""
-
-
-class Audience(Protocol):
-    """Whoever watches a run."""
-
-    def train(self, row: Mapping[str, Any]) -> None:
-        """See a training row."""
-
-    def evaluation(self, row: Mapping[str, Any]) -> None:
-        """See an evaluation row."""
-
-    def note(self, text: str) -> None:
-        """See a remark."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,50 +50,26 @@ class Order:
     """Steps to profile."""
 
 
-@dataclasses.dataclass
-class _Scribe:
-    """Rank 0's listener: rows go to the records and to the audience."""
-
-    writer: RunWriter
-    audience: Audience
-
-    def train(self, row: dict[str, Any]) -> None:
-        self.writer.add([row])
-        self.audience.train(row)
-
-    def evaluation(self, row: dict[str, Any]) -> None:
-        self.writer.add([row])
-        self.audience.evaluation(row)
-
-    def note(self, text: str, **facts: Any) -> None:
-        self.writer.note(text, **facts)
-        self.audience.note(text)
-
-
-class _Silent:
-    """The listener of every other rank."""
-
-    def train(self, row: dict[str, Any]) -> None:
-        """Rank 0 tells."""
-
-    def evaluation(self, row: dict[str, Any]) -> None:
-        """Rank 0 tells."""
-
-    def note(self, text: str, **facts: Any) -> None:
-        """Rank 0 tells."""
-
-
-def run(order: Order, ranks: Ranks, audience: Audience, **own: Any) -> dict[str, Any]:
-    """Carry out an order on all ranks and return the result; `own` are a user's model, data and loss.
+def run(order: Order, ranks: Ranks, observers: Iterable[Observer] = (), own: Own = Own()) -> dict[str, Any]:  # noqa: B008
+    """Carry out an order on all ranks and return the result.
 
     Every rank calls this. Only rank 0 touches the folder, so it need not be shared between machines.
+
+    Args:
+        order: What to run.
+        ranks: This process among its peers.
+        observers: Who else hears of the run; those of rank 0 count.
+        own: A user's model, data and loss.
     """
     with contextlib.ExitStack() as stack:
         _keep_folder(order.folder, ranks, stack)
         stop = stack.enter_context(listening())
         heartbeat = stack.enter_context(beating(ranks))
         try:
-            return _run(order, ranks, audience, stop, heartbeat, own)
+            saved, problems = _saved_state(order, ranks)
+            built = build(order.config, ranks, own)
+            with contextlib.closing(built):
+                return _carry_out(order, built, observers if ranks.first else (), saved, problems, stop, heartbeat)
         except BigstepError as error:
             alone = isinstance(error, RunError) and not isinstance(error, AgreedError)
             if alone and (missing := heartbeat.missing()):
@@ -135,90 +99,7 @@ def _keep_folder(folder: Path, ranks: Ranks, stack: contextlib.ExitStack) -> Non
         raise ConfigError(refusal)
 
 
-def _run(
-    order: Order, ranks: Ranks, audience: Audience, stop: StopRequest, heartbeat: Heartbeat, own: dict[str, Any]
-) -> dict[str, Any]:
-    state, problems = _state_of_first(order, ranks, order.folder / "checkpoints")
-    parts = assemble(order.config, ranks, **own)
-    with contextlib.closing(parts.train_feed), contextlib.closing(parts.test_feed):
-        return _run_parts(order, parts, audience, stop, heartbeat, state, problems)
-
-
-def _run_parts(
-    order: Order,
-    parts: Parts,
-    audience: Audience,
-    stop: StopRequest,
-    heartbeat: Heartbeat,
-    state: dict[str, Any] | None,
-    problems: list[str],
-) -> dict[str, Any]:
-    ranks, checkpoints = parts.ranks, order.folder / "checkpoints"
-    connect(parts)
-    begin, seconds_before = Position(), 0.0
-    if state is not None:
-        begin, seconds_before = _restored(parts, state, checkpoints)
-    graph(parts)
-    listener: _Scribe | _Silent = _Silent()
-    if ranks.first:
-        writer = RunWriter(
-            order.folder,
-            config_to_mapping(order.config),
-            keep_until_step=begin.step,
-            ranks=ranks.size,
-            device=_device_name(ranks.device),
-            **order.facts,
-        )
-        listener = _Scribe(writer, audience)
-    profiler = profiler_of(parts, order.folder, order.profile, listener.note) if order.profile and ranks.first else None
-    background = BackgroundWriter(checkpoints, order.config.checkpoint.keep, listener.note)
-
-    def save(position: Position, seconds: float) -> None:
-        captured = capture(parts, position, seconds)
-        if ranks.first:
-            background.submit(position.step, captured)
-
-    try:
-        if ranks.first:
-            audience.note(_announcement(order, ranks))
-            if parts.kernels is not None:
-                listener.note(str(parts.kernels), kernels=dataclasses.asdict(parts.kernels))
-            for problem in problems:
-                listener.note(f"{problem} The one before it is used.")
-            if order.resume:
-                listener.note(f"Resumed at step {begin.step}." if begin.step else "Nothing to resume: started anew.")
-        ending = train(
-            parts,
-            listener,
-            save,
-            begin=begin,
-            seconds_before=seconds_before,
-            max_steps=order.max_steps,
-            stop=stop,
-            heartbeat=heartbeat,
-            profiler=profiler,
-        )
-        result = _result(parts, ending, order)
-    except StoppedError as stopped:
-        if not background.wait():
-            raise StoppedError(stopped.number, stopped.step, saved=False) from None
-        raise
-    finally:
-        try:
-            if profiler is not None:
-                profiler.close()
-            if parts.exchange is not None:
-                parts.exchange.close()
-            background.wait()  # notes a checkpoint that failed, which a full disk refuses too
-        finally:
-            if isinstance(listener, _Scribe):
-                listener.writer.close()
-    if isinstance(listener, _Scribe):
-        listener.writer.finish(result)
-    return result
-
-
-def _state_of_first(order: Order, ranks: Ranks, checkpoints: Path) -> tuple[dict[str, Any] | None, list[str]]:
+def _saved_state(order: Order, ranks: Ranks) -> tuple[dict[str, Any] | None, list[str]]:
     """Load rank 0's newest whole checkpoint and give it to every rank."""
     if not order.resume:
         return None, []
@@ -226,7 +107,7 @@ def _state_of_first(order: Order, ranks: Ranks, checkpoints: Path) -> tuple[dict
     problems: list[str] = []
     refusal: str | None = None
     if ranks.first:
-        state, problems = load_latest(checkpoints)
+        state, problems = load_latest(order.folder / "checkpoints")
         if state is not None:
             if isinstance(state.get("config"), dict):
                 refusal = changed_setting(state["config"], order.config)
@@ -260,51 +141,99 @@ def _changed_field(old: Any, new: Any, path: str = "") -> str | None:
     return f"was started with {path}={old!r:.60}, but now {path}={new!r:.60} is asked for"
 
 
-def capture(parts: Parts, position: Position, seconds: float) -> dict[str, Any]:
-    """Collect everything that decides the path; every rank must call this at the same step."""
-    scaled = parts.scaler.is_enabled()
-    return {
-        "config": config_to_mapping(parts.config),
-        "position": dataclasses.asdict(position),
-        "seconds": seconds,
-        "model": parts.model.state_dict(),
-        "optimizer": parts.optimizer.state_dict(),
-        "scaler": parts.graphed.scaler_state() if parts.graphed and scaled else parts.scaler.state_dict(),
-        "statistics": parts.ranks.gather(parts.statistics.state_dict()),
-        "exchange": parts.exchange.gather_state() if parts.exchange else None,
-        "rank_adagrad": parts.ranks.to_first(parts.rank_adagrad.state_dict()) if parts.rank_adagrad else None,
-        "skipped": parts.skipped,
-        "noise": parts.noise.state_dict(),
-    }
+def _carry_out(
+    order: Order,
+    built: Run,
+    watching: Iterable[Observer],
+    saved: dict[str, Any] | None,
+    problems: list[str],
+    stop: StopRequest,
+    heartbeat: Heartbeat,
+) -> dict[str, Any]:
+    ranks, state, noise = built.ranks, built.state, NoiseWatch(order.config.epochs)
+    state.register(**noise.parts())
+    if saved is not None:
+        _restore(built, saved, order.folder / "checkpoints")
+    with _opened_records(order, built) as writer:
+        own = _own_observers(order, built, noise, writer)
+        audience = Audience([*own, *watching])
+        checkpoints = BackgroundWriter(order.folder / "checkpoints", order.config.checkpoint.keep, audience.noted)
+
+        def save() -> None:
+            captured = state.capture()  # every rank takes part
+            if ranks.first:
+                checkpoints.submit(state.position.step, captured)
+
+        try:
+            _announce(order, built, audience, problems)
+            ending = train(built, audience, save, max_steps=order.max_steps, stop=stop, heartbeat=heartbeat)
+            result = _result(built, ending, noise, order)
+        except StoppedError as stopped:
+            if not checkpoints.wait():
+                raise StoppedError(stopped.number, stopped.step, saved=False) from None
+            raise
+        finally:
+            audience.close()
+            checkpoints.wait()  # notes a checkpoint that failed, which a full disk refuses too
+        if writer is not None:
+            writer.finish(result)
+        return result
 
 
-def restore(parts: Parts, state: dict[str, Any]) -> tuple[Position, float]:
-    """Put what `capture` collected into fresh parts, on any number of ranks; return the position and the seconds."""
-    parts.model.load_state_dict(state["model"])
-    parts.optimizer.load_state_dict(state["optimizer"])
-    parts.scaler.load_state_dict(state["scaler"])
-    parts.statistics.load_state_dict(state["statistics"], parts.ranks.rank, parts.ranks.size)
-    position = Position(**state["position"])
-    if parts.exchange is None:
-        parts.owed = owed(state["exchange"]) if state["exchange"] is not None else {}
-    elif state["exchange"] is not None:
-        parts.exchange.load_state_dict(state["exchange"])
-    else:
-        parts.exchange.steps = position.step  # one rank has run them: the warm-up does not begin again
-    if parts.rank_adagrad is not None:
-        parts.rank_adagrad.load_state_dict(state["rank_adagrad"], parts.ranks.rank, parts.ranks.size)
-    parts.skipped = int(state.get("skipped", 0))
-    if "noise" in state:  # the first release measured none
-        parts.noise.load_state_dict(state["noise"])
-    if min(position.step, position.epoch, position.offset) < 0 or position.offset > parts.sampler.size:
-        raise ValueError(f"the position {position} lies outside the run")
-    return position, float(state["seconds"])
+@contextlib.contextmanager
+def _opened_records(order: Order, built: Run) -> Iterator[RunWriter | None]:
+    """Open the records on rank 0, and close them however the run ends."""
+    if not built.ranks.first:
+        yield None
+        return
+    device = built.ranks.device
+    writer = RunWriter(
+        order.folder,
+        config_to_mapping(order.config),
+        keep_until_step=built.state.position.step,
+        ranks=built.ranks.size,
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        **order.facts,
+    )
+    with contextlib.closing(writer):
+        yield writer
 
 
-def _restored(parts: Parts, state: dict[str, Any], checkpoints: Path) -> tuple[Position, float]:
+def _own_observers(order: Order, built: Run, noise: NoiseWatch, writer: RunWriter | None) -> list[Observer]:
+    """Return the observers of every run; the noise scale is first, since it adds its figure to the rows."""
+    config = order.config
+    skips = config.nonfinite == "skip" or config.precision == "fp16"  # the loss scale skips such steps too
+    watches: list[Observer] = [
+        noise, LossWatch(skipped=skips), StragglerWatch(), InputWatch(built.train_feed.loaders, cores_of_rank()),
+    ]  # fmt: skip
+    if writer is not None:
+        watches.append(Records(writer))
+    if order.profile and built.ranks.first:
+        watches.append(
+            StepProfiler(
+                order.folder, order.profile, built.ranks.device, config.precision, rehearse=built.method.rehearse
+            )
+        )
+    return watches
+
+
+def _announce(order: Order, built: Run, audience: Audience, problems: list[str]) -> None:
+    if not built.ranks.first:
+        return
+    audience.noted(_announcement(order, built.ranks))
+    if built.kernels is not None:
+        audience.noted(str(built.kernels), kernels=dataclasses.asdict(built.kernels))
+    for problem in problems:
+        audience.noted(f"{problem} The one before it is used.")
+    if order.resume:
+        step = built.state.position.step
+        audience.noted(f"Resumed at step {step}." if step else "Nothing to resume: started anew.")
+
+
+def _restore(built: Run, saved: dict[str, Any], checkpoints: Path) -> None:
     """Restore, or say that the checkpoint is of another run, however that shows."""
     try:
-        return restore(parts, state)
+        built.state.restore(saved, built.sampler.size)
     except Exception as error:  # a state of other names, shapes or types can raise nearly anything
         reason = (str(error).strip().splitlines() or [""])[0]
         raise DataError(
@@ -313,24 +242,23 @@ def _restored(parts: Parts, state: dict[str, Any], checkpoints: Path) -> tuple[P
         ) from error
 
 
-def _result(parts: Parts, ending: Ending, order: Order) -> dict[str, Any]:
-    digest = weights_hash(parts.model)
-    parts.ranks.require_same(digest, "The final weights")
-    position, config = ending.position, order.config
+def _result(built: Run, ending: Ending, noise: NoiseWatch, order: Order) -> dict[str, Any]:
+    digest = weights_hash(built.learner.model)
+    built.ranks.require_same(digest, "The final weights")
+    state, config, scale = built.state, order.config, noise.scale.value
     return {
-        "accuracy": ending.evaluation.accuracy,
+        **ending.evaluation.facts(),
         "loss": ending.loss,
-        "eval_loss": ending.evaluation.loss,
-        "seconds": ending.seconds,
-        "steps": position.step,
-        "samples": position.epoch * parts.sampler.size + position.offset,
+        "seconds": state.seconds,
+        "steps": state.position.step,
+        "samples": built.sampler.samples_at(state.position),
         "batch": config.batch,
         "workers": config.workers.count,
-        "ranks": parts.ranks.size,
+        "ranks": built.ranks.size,
         "weights_sha256": digest,
         "run": str(order.folder),
-        "skipped_steps": parts.skipped,
-        "noise_scale": None if parts.noise.value is None else max(parts.noise.value, 1.0),  # a sample at least
+        "skipped_steps": state.parts["skipped"].state_dict(),
+        "noise_scale": None if scale is None else max(scale, 1.0),  # a sample at least
     }
 
 
@@ -343,10 +271,6 @@ def _announcement(order: Order, ranks: Ranks) -> str:
         f"{config.recipe} · {config.model} on {config.data.name} · batch {batches} · {config.epochs:g} epochs · "
         f"{ranks.size} rank{plural} · {order.folder}"
     )
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
 def _leave_details(folder: Path, ranks: Ranks, details: str) -> None:

@@ -69,6 +69,14 @@ class WorkerStatistics:
         self._workers = 0  # how many of them are in that sum
         self._latest = 0  # workers of the forward whose statistics still lie in the modules
 
+    def restart(self) -> None:
+        """Begin anew from the statistics that lie in the modules."""
+        self._initial = self._gathered()
+        self._decay = 1.0
+        self._share.zero_()
+        self._step.zero_()
+        self._workers = self._latest = 0
+
     def begin_forward(self, seen: int, now: int) -> None:
         """Say which workers the coming forward holds; call it before each forward of a step.
 

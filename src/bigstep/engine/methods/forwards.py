@@ -1,4 +1,4 @@
-"""How a rank runs its workers: which samples go through the network together.
+"""How a rank runs its workers: which samples go through the network together, and what each forward counts.
 
 On a CPU each worker is one forward. On a GPU several workers of equal share go through one forward, and ghost batch
 norm keeps their statistics apart. Either way a forward's memory is bounded, whatever the number of workers.
@@ -6,11 +6,15 @@ norm keeps their statistics apart. Either way a forward's memory is bounded, wha
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from bigstep.data.sampler import Step, hosted_workers
+from torch import Tensor
 
-__all__ = ["Forward", "forwards_of"]
+from bigstep.data.feed import Request
+from bigstep.data.sampler import Sampler, Step
+
+__all__ = ["Forward", "Forwards", "forwards_of"]
 
 
 @dataclass(frozen=True)
@@ -28,22 +32,21 @@ class Forward:
         return self.stop - self.start
 
 
-def forwards_of(step: Step, rank: int, ranks: int, max_samples: int) -> list[Forward]:
-    """Return the forwards of one rank in one step; empty if none of its workers has samples.
+def forwards_of(step: Step, workers: Iterable[int], max_samples: int) -> list[Forward]:
+    """Return the forwards of some workers in one step; empty if none of them has samples.
 
     Args:
         step: The step.
-        rank: This rank.
-        ranks: Number of ranks.
+        workers: Rising numbers of workers, as one rank hosts them.
         max_samples: Join workers until a forward holds this many samples; a worker is never split.
 
     >>> from bigstep.data.sampler import Position
     >>> step = Step(Position(), stop=70, workers=4, local_batch=32)
-    >>> [(forward.workers, forward.size) for forward in forwards_of(step, 0, 1, max_samples=64)]
+    >>> [(forward.workers, forward.size) for forward in forwards_of(step, range(4), max_samples=64)]
     [(2, 46), (1, 24)]
     """
     forwards: list[Forward] = []
-    for worker in hosted_workers(step.workers, rank, ranks):
+    for worker in workers:
         start, stop = step.share(worker)
         if start == stop:
             continue
@@ -57,3 +60,48 @@ def forwards_of(step: Step, rank: int, ranks: int, max_samples: int) -> list[For
         else:
             forwards.append(Forward(worker, 1, start, stop))
     return forwards
+
+
+@dataclass(frozen=True)
+class Forwards:
+    """The forwards of a run on one rank.
+
+    Args:
+        sampler: The order of the samples.
+        hosted: The workers of a step that this rank hosts.
+        max_samples: Of one forward.
+        targets: How many targets each of some samples has; None where each has one.
+    """
+
+    sampler: Sampler
+    hosted: Callable[[Step], Iterable[int]]
+    max_samples: int
+    targets: Callable[[Tensor], Tensor | None] = lambda indices: None
+
+    def of(self, step: Step, *, cut: bool = False) -> list[Forward]:
+        """Return the forwards of a step; `cut` makes two of one, so that they can be compared."""
+        forwards = forwards_of(step, self.hosted(step), self.max_samples)
+        if cut and len(forwards) == 1:
+            forwards = forwards_of(step, self.hosted(step), -(-step.active // 2) * (step.size // step.active))
+        return forwards
+
+    def request(self, step: Step, forward: Forward) -> Request:
+        """Return what a forward asks of the feed."""
+        epoch = step.position.epoch
+        return Request(epoch, self.sampler.order(epoch)[forward.start : forward.stop])
+
+    def requests(self, steps: Iterable[Step], cut: Callable[[Step], bool]) -> Iterator[Request]:
+        """Yield the requests of some steps of one epoch."""
+        for step in steps:
+            for forward in self.of(step, cut=cut(step)):
+                yield self.request(step, forward)
+
+    def weight(self, step: Step, forward: Forward) -> float:
+        """Return what a forward counts in the mean over the step: its share of the samples, or of the targets."""
+        if forward.size == step.size:
+            return 1.0
+        counts = self.targets(self.sampler.order(step.position.epoch)[step.start : step.stop])
+        if counts is None:
+            return forward.size / step.size
+        mine = counts[forward.start - step.start : forward.stop - step.start].sum()
+        return float(mine) / max(float(counts.sum()), 1.0)

@@ -2,67 +2,111 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from bigstep.data.sampler import Step
-from bigstep.engine.build import Parts
-from bigstep.engine.fusing import why_plain
-from bigstep.engine.methods.noise_probe import Probe
-from bigstep.engine.methods.synchronous import begin_forward, forwards_of_rank, is_measured
-from bigstep.errors import ConfigError
+from bigstep.engine.learner import Learner
+from bigstep.engine.methods.base import Note
+from bigstep.engine.methods.parallel import Debt
+from bigstep.engine.state import Carried
 from bigstep.gpu import GraphedStep
 
-__all__ = ["graph", "graphed_step"]
+__all__ = ["Graphed"]
 
 
-def graph(parts: Parts) -> None:
-    """Let the steps of a run on one GPU be graphs, if they can; call this once its state is in place."""
-    kernels = parts.kernels
-    if kernels is None:
-        return
-    if parts.ranks.size > 1:
-        kernels.reasons.append("no graphs, since several ranks exchange gradients within a step")
-    elif parts.config.nonfinite == "skip":
-        kernels.reasons.append("no graphs, since nonfinite=skip looks at every gradient")
-    elif parts.rank_adagrad is not None or parts.owed:
-        kernels.reasons.append("no graphs, since something is done to gradients between backward and update")
-    elif why_plain(parts.config, own=parts.own_model) is None:
-        try:
-            parts.graphed = GraphedStep(
-                parts.model, parts.objective.loss, parts.optimizer, precision=parts.config.precision
-            )
-            parts.graphed.load_scaler_state(parts.scaler.state_dict())
-        except ConfigError as error:
-            kernels.reasons.append(f"no graphs: {error}")
-    kernels.graphs = parts.graphed is not None
-
-
-def graphed_step(parts: Parts, step: Step, batches: Iterator[tuple[Any, Any]]) -> tuple[Tensor, float]:
-    """Take a whole step, the update included; return the loss and the wait for data. One rank only.
+class Graphed:
+    """The pass of a rank that has a GPU to itself.
 
     A batch that fits one forward is one graph. A larger one, and the incomplete last one of an epoch, goes through in
     parts without a graph, where the host is not what limits it.
     """
-    assert parts.graphed is not None, "graphed_step needs a GraphedStep"
-    forwards = forwards_of_rank(parts, step)
-    loss = torch.zeros((), dtype=torch.float64, device=parts.ranks.device)
-    waited_s, seen = 0.0, 0
-    parts.pair, probe = None, None
-    for forward in forwards:
-        inputs, target, wait_s = begin_forward(parts, step, forward, seen, batches)
-        waited_s += wait_s
-        share = forward.size / step.size
-        loss += parts.graphed(inputs, target) if share == 1 else parts.graphed.add(inputs, target, share) * share
-        if seen == 0 and is_measured(parts, step):
-            probe = Probe(parts.graphed.gathered, forward.size, step.size, share)
-        seen += forward.workers
-    if len(forwards) > 1:
-        if probe is not None:
-            parts.pair = probe.compare(parts.graphed.gathered, parts.graphed.scale)
-        parts.graphed.update()
-    parts.statistics.end_step(seen / step.active)
-    return loss, waited_s
+
+    gives_mean = True
+    own_weight = 1.0
+    steady = True
+
+    def __init__(self, learner: Learner, precision: str):
+        """Args:
+        learner: What is trained.
+        precision: As the configuration names it.
+        """
+        self.graphs = GraphedStep(learner.model, learner.objective.loss, learner.optimizer, precision=precision)
+        self._names = [name for name, parameter in learner.objective.named_parameters() if parameter.requires_grad]
+        self._debt = Debt()
+        self._gathering = False
+
+    def add(self, inputs: Any, target: Any, weight: float, *, last: bool, keep: bool) -> Tensor:
+        """Replay a whole step, or add one part of it."""
+        if weight == 1 and not self._debt.open:
+            return self.graphs(inputs, target)
+        self._gathering = True
+        return self.graphs.add(inputs, target, weight) * weight
+
+    def own_gradients(self) -> list[Tensor | None]:
+        """There are no other ranks."""
+        return self.gradients()
+
+    def gradients(self) -> list[Tensor | None]:
+        """What the parts of a step have gathered."""
+        return list(self.graphs.gathered)
+
+    @property
+    def loss_scale(self) -> Tensor | float:
+        """The scale of fp16's loss, on the device."""
+        return self.graphs.scale
+
+    def complete(self, step: Step, inputs: Any) -> bool:
+        """Pay what ranks that are gone still owed; whether a gradient is finite is decided on the device."""
+        if self._debt.open:
+            self._debt.pay(dict(zip(self._names, self.graphs.gathered, strict=True)))
+        return True
+
+    def update(self) -> None:
+        """Update with what was gathered; a graph has done so already."""
+        if self._gathering:
+            self.graphs.update()
+            self._gathering = False
+
+    def flush(self) -> None:
+        """Nothing is on its way."""
+
+    def ended(self) -> tuple[Note, ...]:
+        """There is nothing to try out."""
+        return ()
+
+    def traffic(self) -> tuple[float, float]:
+        """Nothing travels."""
+        return 0.0, 0.0
+
+    def guard(self) -> contextlib.AbstractContextManager[object]:
+        """Nothing can fail on its way."""
+        return contextlib.nullcontext()
+
+    def rehearse(self) -> None:
+        """Run forward and backward of the newest graph in the open."""
+        self.graphs.rehearse()
+
+    def parts(self) -> Mapping[str, Carried]:
+        """The loss scale."""
+        return {"scaler": _Scale(self.graphs), "exchange": self._debt}
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class _Scale:
+    """The loss scale, in the form of torch's scaler; loading it also ends the loading of the weights."""
+
+    def __init__(self, graphs: GraphedStep):
+        self._graphs = graphs
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._graphs.scaler_state()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._graphs.load_scaler_state(state)
+        self._graphs.refresh()  # its copies of the weights are older than those that were just loaded

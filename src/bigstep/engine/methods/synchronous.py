@@ -1,30 +1,31 @@
-"""One step's gradient: the mean over all workers, whichever ranks host them.
+"""Synchronous SGD on logical workers: a step is the mean gradient over all workers, and one update with it.
 
-Rank r runs its workers' samples, each weighted by ranks / batch, and the exchange inside the last backward takes the
-mean over ranks; so every sample counts 1 / batch, in a full batch and in the incomplete last one of an epoch.
+A rank runs its workers' samples forward after forward, each weighted by its share of the step; how a forward and its
+backward are computed, and how gradients meet those of other ranks, is the pass's (`eager`, `graphed`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bigstep.data.feed import Request
 from bigstep.data.sampler import Step
-from bigstep.engine.build import Parts
-from bigstep.engine.diagnosis import gradients_are_finite, nonfinite_error
-from bigstep.engine.methods.forwards import Forward, forwards_of
+from bigstep.engine.learner import Learner
+from bigstep.engine.methods.base import Batches, Note, Outcome
+from bigstep.engine.methods.forwards import Forward, Forwards
 from bigstep.engine.methods.noise_probe import Probe, not_seen
+from bigstep.engine.ranks import Ranks
+from bigstep.engine.state import Carried, Count, Weights
 from bigstep.norm import set_workers
 
-__all__ = ["autocast", "begin_forward", "forwards_of_rank", "gradient_of", "is_measured", "requests_of"]
-
-_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+__all__ = ["Gathered", "Pass", "Synchronous"]
 
 _MEASURE_EVERY = 10
 """Steps between two measurements of the noise scale: each costs a copy of the gradient and two norms."""
@@ -32,146 +33,212 @@ _CUT_EVERY = 51_200
 """Samples between two at least, where a step is one forward on one rank: it is cut in two and runs without a graph."""
 
 
-def requests_of(parts: Parts, steps: list[Step]) -> Iterator[Request]:
-    """Yield what this rank asks of its feed for some steps of one epoch: one request a forward."""
-    for step in steps:
-        order = parts.sampler.order(step.position.epoch)
-        for forward in forwards_of_rank(parts, step):
-            yield Request(step.position.epoch, order[forward.start : forward.stop])
+class Pass(Protocol):
+    """How forward, backward, exchange and update are computed."""
+
+    gives_mean: bool
+    """Whether a step leaves the mean gradient itself, so that noise can be measured on it."""
+
+    def add(self, inputs: Any, target: Any, weight: float, *, last: bool, keep: bool) -> Tensor:
+        """Add `weight` times the gradient of a forward's mean loss; return that loss, times the weight.
+
+        Args:
+            inputs: Of the forward; None for a rank without samples, whose gradient is 0.
+            target: Of the forward.
+            weight: What it counts in the step.
+            last: The rank's last forward of the step: gradients are exchanged within it.
+            keep: Keep this rank's own gradients, so that `own_gradients` can give them.
+        """
+
+    def own_gradients(self) -> list[Tensor | None]:
+        """Return what this rank's forwards have added so far, parameter by parameter, also behind the exchange."""
+
+    def gradients(self) -> list[Tensor | None]:
+        """Return the gradient of the step, parameter by parameter."""
+
+    @property
+    def own_weight(self) -> float:
+        """By what the gradients of this rank are larger than their part of the mean."""
+
+    @property
+    def loss_scale(self) -> Tensor | float:
+        """By what all gradients are too large."""
+
+    def complete(self, step: Step, inputs: Any) -> bool:
+        """Finish the gradient; return whether it can be used. `inputs` are those of this rank's last forward."""
+
+    def update(self) -> None:
+        """Update the weights and clear the gradient."""
+
+    def flush(self) -> None:
+        """Update with a gradient that is still on its way, if there is one."""
+
+    def ended(self) -> tuple[Note, ...]:
+        """Take note of the end of a step."""
+
+    @property
+    def steady(self) -> bool:
+        """Whether the pass has found out how to run best."""
+
+    def traffic(self) -> tuple[float, float]:
+        """Return the seconds of exposed exchange and the bytes sent by this rank, since the beginning."""
+
+    def guard(self) -> contextlib.AbstractContextManager[object]:
+        """Turn errors of an exchange that failed into its sentence."""
+
+    def rehearse(self) -> None:
+        """Run a forward and backward in the open, and leave no trace."""
+
+    def parts(self) -> Mapping[str, Carried]:
+        """Return what the pass carries, by name."""
+
+    def close(self) -> None:
+        """Let go of threads and connections."""
 
 
-def gradient_of(parts: Parts, step: Step, batches: Iterator[tuple[Any, Any]]) -> tuple[Tensor, float]:
-    """Leave the mean gradient of a step in the weights' `.grad`; return this rank's part of the loss and data wait.
+class Gathered(NamedTuple):
+    """What the forwards and backwards of a step gave."""
 
-    All ranks must call this for every step, also those that have no samples in it.
+    loss: Tensor
+    data_s: float
+    noise: Tensor | None
+
+
+@dataclass(frozen=True)
+class _OfAllRanks:
+    """Batch-norm statistics, of which each rank holds a share."""
+
+    learner: Learner
+    ranks: Ranks
+
+    def state_dict(self) -> list[Any]:
+        return self.ranks.gather(self.learner.statistics.state_dict())
+
+    def load_state_dict(self, state: list[Any]) -> None:
+        self.learner.statistics.load_state_dict(state, self.ranks.rank, self.ranks.size)
+
+
+class Synchronous:
+    """The method of every run whose workers wait for one another.
+
+    Args:
+        learner: What is trained.
+        passes: How a forward and backward run.
+        forwards: Which samples go through together.
+        ranks: Those that share the workers of this learner.
+        seed: Of the run.
     """
-    forwards = forwards_of_rank(parts, step)
-    objective = parts.parallel or parts.objective
-    loss = torch.zeros((), dtype=torch.float64, device=parts.ranks.device)
-    waited_s, seen, inputs = 0.0, 0, None
-    parts.pair = not_seen(parts.ranks.device) if is_measured(parts, step) else None
-    probe: Probe | None = None
-    for index, forward in enumerate(forwards):
-        inputs, target, wait_s = begin_forward(parts, step, forward, seen, batches)
-        waited_s += wait_s
-        is_last, weight = index == len(forwards) - 1, parts.ranks.size * forward.size / step.size
-        is_probed = parts.pair is not None and forward.first_worker == 0
-        if is_probed and is_last and parts.exchange is not None:
-            parts.exchange.keep_own()  # behind the backward there is only the mean over ranks
-        with contextlib.nullcontext() if is_last or parts.parallel is None else parts.parallel.no_sync():
-            with autocast(parts):
-                weighted = objective(inputs, target, weight)
-            parts.scaler.scale(weighted).backward()
-        if is_probed:
-            probe = Probe(_own_gradients(parts, is_last), forward.size, step.size, weight)
-        loss += weighted.detach()
-        seen += forward.workers
-    if not forwards and parts.parallel is not None:
-        parts.scaler.scale(objective(None, None, 0.0)).backward()
-    if probe is not None:
-        scale = parts.scaler.scale(torch.ones((), device=parts.ranks.device)) if parts.scaler.is_enabled() else 1.0
-        parts.pair = probe.compare([parameter.grad for parameter in _trained(parts)], scale)
-    if parts.exchange is None:
-        _settle_alone(parts)
-    if _gradient_is_good(parts, step, inputs):
-        parts.statistics.end_step(seen / step.active)
-    return loss / parts.ranks.size, waited_s
 
+    def __init__(self, learner: Learner, passes: Pass, forwards: Forwards, ranks: Ranks, seed: int):
+        self.learner, self.passes, self.forwards, self.ranks = learner, passes, forwards, ranks
+        self.skipped = Count()
+        """Steps that were dropped because their gradient was not finite."""
+        self._seed = seed
 
-def begin_forward(
-    parts: Parts, step: Step, forward: Forward, seen: int, batches: Iterator[tuple[Any, Any]]
-) -> tuple[Any, Any, float]:
-    """Make ready for a forward, `seen` workers of this step being done; return input, target and the wait for them."""
-    asked = time.perf_counter()
-    inputs, target = next(batches)
-    waited_s = time.perf_counter() - asked
-    parts.statistics.begin_forward(seen, forward.workers)
-    if parts.samples_per_forward > 1:  # else every forward holds one worker
-        set_workers(parts.model, forward.workers)
-    _seed(parts, step, forward)
-    return inputs, target, waited_s
+    def requests(self, steps: Iterable[Step]) -> Iterator[Request]:
+        """Yield one request a forward."""
+        return self.forwards.requests(steps, self.measures)
 
+    def step(self, step: Step, batches: Batches) -> Outcome:
+        """Take the gradient and update with it."""
+        exposed, sent = self.passes.traffic()
+        with self.passes.guard():
+            gathered = self.accumulate(step, batches)
+        self.passes.update()
+        notes, steady = self.passes.ended(), self.passes.steady
+        exposed_now, sent_now = self.passes.traffic()
+        return Outcome(
+            gathered.loss, gathered.data_s, exposed_now - exposed, sent_now - sent, gathered.noise, steady, notes
+        )
 
-def _settle_alone(parts: Parts) -> None:
-    """Do to the gradient of a single rank what several do in their exchange."""
-    if parts.rank_adagrad is not None:
-        for parameter in parts.model.parameters():
-            if parameter.grad is not None:
-                parts.rank_adagrad(parameter, parameter.grad)
-    if parts.owed:
-        for name, parameter in parts.objective.named_parameters():
-            if name in parts.owed and parameter.grad is not None:
-                # flat as DDP had it: in the order of the parameter's memory
-                late = parts.owed[name].to(parameter.grad).as_strided(parameter.size(), parameter.stride())
-                parameter.grad.add_(late)
-        parts.owed = {}
+    def accumulate(self, step: Step, batches: Batches) -> Gathered:
+        """Leave the mean gradient of a step; all ranks call this, also those that have no samples in it."""
+        measured = self.measures(step)
+        forwards = self.forwards.of(step, cut=measured and self.ranks.size == 1)
+        loss = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
+        noise = not_seen(self.ranks.device) if measured else None
+        data_s, seen, inputs = 0.0, 0, None
+        probe: Probe | None = None
+        for index, forward in enumerate(forwards):
+            inputs, target, wait_s = self._begin(step, forward, seen, batches)
+            weight, is_probed = self.forwards.weight(step, forward), measured and forward.first_worker == 0
+            loss += self.passes.add(inputs, target, weight, last=index == len(forwards) - 1, keep=is_probed)
+            if is_probed:
+                probe = Probe(self.passes.own_gradients(), forward.size, step.size, weight * self.passes.own_weight)
+            data_s += wait_s
+            seen += forward.workers
+        if not forwards:
+            self.passes.add(None, None, 0.0, last=True, keep=False)
+        if probe is not None:
+            noise = probe.compare(self.passes.gradients(), self.passes.loss_scale)
+        if self.passes.complete(step, inputs):
+            self.learner.statistics.end_step(seen / step.active)
+        else:
+            self.skipped.value += 1
+        return Gathered(loss, data_s, noise)
 
+    def measures(self, step: Step) -> bool:
+        """Whether the noise scale is measured in a step: the same on all ranks, and if the run is resumed.
 
-def _gradient_is_good(parts: Parts, step: Step, inputs: Any) -> bool:
-    """Whether the gradient can be used; the same on all ranks, since they hold the same gradient.
+        It cannot be where all samples are one worker's, nor where the exchange hands out something else than the mean.
+        """
+        if step.active < 2 or not self.passes.gives_mean:
+            return False
+        batch, every = step.workers * step.local_batch, _MEASURE_EVERY
+        if self.ranks.size == 1 and batch <= self.forwards.max_samples:
+            every = max(every, _CUT_EVERY // batch)
+        return step.position.step % every == 0
 
-    If not, the run stops, or the step is dropped: without gradients an optimizer leaves the weights alone. On a GPU
-    only `skip` looks at every step, since looking waits for the device; there the loss tells a little later.
-    """
-    skip = parts.config.nonfinite == "skip"
-    if parts.scaler.is_enabled() or (parts.ranks.device.type == "cuda" and not skip):
-        return True
-    if gradients_are_finite(parts.model):
-        return True
-    if not skip:
-        raise nonfinite_error(parts.model, inputs, parts.ranks, step.position.step + 1, parts.optimizer)
-    parts.skipped += 1
-    parts.optimizer.zero_grad()
-    return False
+    def finish(self) -> None:
+        """Use the gradient that double buffering still has on its way."""
+        self.passes.flush()
 
+    @contextlib.contextmanager
+    def evaluation(self) -> Iterator[nn.Module]:
+        """Lend out the model, with batch-norm statistics that are averaged over all workers."""
+        self.learner.statistics.synchronize(self.ranks.sum_)
+        self.learner.model.eval()
+        try:
+            yield self.learner.model
+        finally:
+            self.learner.model.train()
 
-def forwards_of_rank(parts: Parts, step: Step) -> list[Forward]:
-    """Return the forwards that this rank runs in a step: two at least if it is measured and this rank is alone."""
-    forwards = forwards_of(step, parts.ranks.rank, parts.ranks.size, parts.samples_per_forward)
-    if parts.ranks.size == 1 and len(forwards) == 1 and is_measured(parts, step):
-        forwards = forwards_of(step, 0, 1, -(-step.active // 2) * (step.size // step.active))
-    return forwards
+    def rehearse(self) -> None:
+        """Run a forward and backward in the open, for a profile."""
+        self.passes.rehearse()
 
+    def parts(self) -> dict[str, Carried]:
+        """Weights, optimizer, statistics, what the pass carries, and how many steps were dropped."""
+        return {
+            "model": Weights(self.learner.model),
+            "optimizer": self.learner.optimizer,
+            "statistics": _OfAllRanks(self.learner, self.ranks),
+            **self.passes.parts(),
+            "skipped": self.skipped,
+        }
 
-def is_measured(parts: Parts, step: Step) -> bool:
-    """Whether the noise scale is measured in a step: the same on all ranks, and if the run is resumed.
+    def close(self) -> None:
+        """Let go of the exchange."""
+        self.passes.close()
 
-    It cannot be where all samples are one worker's, nor where the exchange hands out something else than the mean.
-    """
-    if step.active < 2 or not (parts.exchange is None or parts.exchange.gives_the_mean):
-        return False
-    batch, every = step.workers * step.local_batch, _MEASURE_EVERY
-    if parts.ranks.size == 1 and batch <= parts.samples_per_forward:
-        every = max(every, _CUT_EVERY // batch)
-    return step.position.step % every == 0
+    def _begin(self, step: Step, forward: Forward, seen: int, batches: Batches) -> tuple[Any, Any, float]:
+        """Make ready for a forward, `seen` workers of this step being done; return input, target and the wait."""
+        asked = time.perf_counter()
+        inputs, target = next(batches)
+        waited_s = time.perf_counter() - asked
+        self.learner.statistics.begin_forward(seen, forward.workers)
+        if self.forwards.max_samples > 1:  # else every forward holds one worker
+            set_workers(self.learner.model, forward.workers)
+        self._tie_randomness(step, forward)
+        return inputs, target, waited_s
 
+    def _tie_randomness(self, step: Step, forward: Forward) -> None:
+        """Tie dropout and the like to (seed, step, worker), so that they do not depend on the number of ranks.
 
-def _trained(parts: Parts) -> list[torch.nn.Parameter]:
-    return [parameter for parameter in parts.model.parameters() if parameter.requires_grad]
-
-
-def _own_gradients(parts: Parts, exchanged: bool) -> list[Tensor | None]:
-    """Return what this rank's forwards have left so far, also behind the exchange."""
-    if not exchanged:
-        return [parameter.grad for parameter in _trained(parts)]
-    assert parts.exchange is not None, "one forward on one rank is cut in two where it is measured"
-    own = parts.exchange.take_own()
-    return [own.get(parameter) for parameter in _trained(parts)]
-
-
-def _seed(parts: Parts, step: Step, forward: Forward) -> None:
-    """Tie dropout and the like to (seed, step, worker), so that they do not depend on the number of ranks.
-
-    The generators are seeded directly: `torch.manual_seed` also prepares devices that are not there, at a cost that
-    shows beside a small forward.
-    """
-    seed = (parts.config.seed * 1_000_003 + step.position.step) * 1_000_003 + forward.first_worker
-    torch.default_generator.manual_seed(seed)
-    if parts.ranks.device.type == "cuda":
-        torch.cuda.manual_seed(seed)
-
-
-def autocast(parts: Parts) -> contextlib.AbstractContextManager[Any]:
-    """Return the context of a forward in the run's precision."""
-    dtype = _AUTOCAST.get(parts.config.precision)
-    return contextlib.nullcontext() if dtype is None else torch.autocast(parts.ranks.device.type, dtype)
+        The generators are seeded directly: `torch.manual_seed` also prepares devices that are not there, at a cost
+        that shows beside a small forward.
+        """
+        seed = (self._seed * 1_000_003 + step.position.step) * 1_000_003 + forward.first_worker
+        torch.default_generator.manual_seed(seed)
+        if self.ranks.device.type == "cuda":
+            torch.cuda.manual_seed(seed)

@@ -19,9 +19,14 @@ Reference:
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["NoiseScale", "advice"]
+from bigstep.engine.meter import Flush
+from bigstep.engine.methods.base import Note
+from bigstep.engine.observers.base import Observer
+
+__all__ = ["NoiseScale", "NoiseWatch", "advice"]
 
 DECAY = 0.95
 """Of the running means, per measurement: about the last 20 count."""
@@ -126,3 +131,36 @@ would get as far with 12 % of the samples in 1.9 times the steps.
         f"{scale:,.0f}: by its model {fewer:,} (workers.count={count}) would get as far with {100 * samples:.0f} % of "
         f"the samples in {steps:.1f} times the steps."
     )
+
+
+class NoiseWatch(Observer):
+    """Takes each measurement, puts the noise scale into the rows, and says if the batch lies far beyond it."""
+
+    def __init__(self, epochs: float):
+        """`epochs` of the whole run."""
+        self.scale = NoiseScale()
+        self._epochs = epochs
+
+    def flushed(self, flush: Flush) -> Iterable[Note]:
+        """Take what was measured; give advice once during the run, and at its end.
+
+        A quarter of the run must be over: at the beginning of every training the noise scale is small.
+        """
+        scale = self.scale
+        for index, row in enumerate(flush.rows):
+            if index in flush.noise:
+                scale.update(*flush.noise[index])
+            if scale.value is not None:
+                row["noise_scale"] = scale.value
+        row = flush.rows[-1]
+        unasked = scale.told or row["epoch"] < self._epochs / 4
+        if not scale.settled or (unasked and not flush.final):
+            return
+        sentence = advice(scale.value, flush.step.workers, flush.step.local_batch)
+        if sentence is not None:
+            scale.told = True
+            yield Note(sentence, {"step": row["step"], "noise_scale": scale.value})
+
+    def parts(self) -> dict[str, NoiseScale]:
+        """The running means."""
+        return {"noise": self.scale}

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
+from bigstep.engine.observers.base import Observer
+
 if TYPE_CHECKING:
     from rich.live import Live
     from rich.text import Text
@@ -37,7 +39,7 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
 
 
-class Progress:
+class Progress(Observer):
     """Shows a run: bar, epoch, images/s, loss, accuracy, time left, and where the time goes.
 
     Args:
@@ -47,8 +49,8 @@ class Progress:
         live: One line that is redrawn in place; None asks the stream whether it is a terminal.
 
     >>> shown = Progress("plain", epochs=2, stream=sys.stdout, live=False)
-    >>> shown.train({"epoch": 1.0, "seconds": 30, "loss": 0.5, "images_per_s": 400, "compute_s": 0.9, "data_s": 0.1})
-    >>> shown.evaluation({"epoch": 1.0, "seconds": 30.0, "accuracy": 0.871, "eval_loss": 0.4})
+    >>> shown.row({"epoch": 1.0, "seconds": 30, "loss": 0.5, "images_per_s": 400, "compute_s": 0.9, "data_s": 0.1})
+    >>> shown.evaluated({"epoch": 1.0, "seconds": 30.0, "accuracy": 0.871, "eval_loss": 0.4})
     plain  epoch 1.00/2  accuracy 87.1 %  loss 0.5000  400 images/s  0:30 gone  compute 90 % exchange 0 % data 10 %
     """
 
@@ -73,7 +75,7 @@ class Progress:
             self._live = Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
             self._live.start()
 
-    def train(self, row: Mapping[str, Any]) -> None:
+    def row(self, row: Mapping[str, Any]) -> None:
         """Take note of a training row, and redraw if that is due."""
         self._row.update(row)
         for part in PARTS:
@@ -86,14 +88,14 @@ class Progress:
         self._due = now + (REDRAW_S if self._live else PLAIN_S)
         self._show()
 
-    def evaluation(self, row: Mapping[str, Any]) -> None:
+    def evaluated(self, row: Mapping[str, Any]) -> None:
         """Show an evaluation at once."""
         self._row.update({name: row[name] for name in ("epoch", "seconds") if row.get(name) is not None})
         self._accuracy = row.get("accuracy")
         self._due = time.monotonic() + (REDRAW_S if self._live else PLAIN_S)
         self._show()
 
-    def note(self, text: str) -> None:
+    def noted(self, text: str, **facts: Any) -> None:
         """Show a remark on a line of its own."""
         if self._live:
             self._live.console.print(_printable(text), soft_wrap=True)

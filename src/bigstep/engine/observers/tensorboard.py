@@ -6,41 +6,36 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bigstep.engine.run import Audience
+from bigstep.engine.observers.base import Observer
 from bigstep.errors import ConfigError
 
 __all__ = ["TensorBoard"]
 
 
-class TensorBoard:
-    """An audience that writes every number of a row as a scalar, by samples seen, and passes the row on."""
+class TensorBoard(Observer):
+    """Writes every number of a row as a scalar, by samples seen."""
 
-    def __init__(self, audience: Audience, folder: Path):
-        """Args:
-        audience: Who else sees the rows.
-        folder: The run folder; events go to its `tensorboard` folder.
-        """
+    def __init__(self, folder: Path):
+        """`folder` is that of the run; events go to its folder `tensorboard`."""
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise ConfigError("--tensorboard needs the package tensorboard; install it or leave that out.") from None
-        self._audience = audience
         self._writer = SummaryWriter(str(folder / "tensorboard"))  # type: ignore[no-untyped-call]  # torch's own
 
-    def train(self, row: Mapping[str, Any]) -> None:
+    def row(self, row: Mapping[str, Any]) -> None:
         """Write a training row."""
         self._write("train", row)
-        self._audience.train(row)
 
-    def evaluation(self, row: Mapping[str, Any]) -> None:
+    def evaluated(self, row: Mapping[str, Any]) -> None:
         """Write an evaluation row, and make it visible at once."""
         self._write("evaluation", row)
         self._writer.flush()  # type: ignore[no-untyped-call]
-        self._audience.evaluation(row)
 
-    def note(self, text: str) -> None:
-        """Pass a remark on."""
-        self._audience.note(text)
+    def closed(self) -> tuple[()]:
+        """Leave nothing unwritten."""
+        self._writer.close()  # type: ignore[no-untyped-call]
+        return ()
 
     def _write(self, kind: str, row: Mapping[str, Any]) -> None:
         for name, value in row.items():

@@ -11,19 +11,21 @@ import os
 import platform
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bigstep.engine.build import Parts
+from bigstep.data.sampler import Step
+from bigstep.engine.methods.base import Batches, Note, Outcome
+from bigstep.engine.observers.base import Observer
 from bigstep.engine.profile.groups import DATA, STEP, WARM_UP_STEPS
 from bigstep.engine.profile.table import Peaks, table_of
 from bigstep.engine.profile.text import profile_markdown
 from bigstep.records import write_atomically
 
-__all__ = ["StepProfiler", "measure_peaks", "profiler_of"]
+__all__ = ["StepProfiler", "measure_peaks"]
 
 _PRODUCT_TYPES = {
     "float64": torch.float64,
@@ -36,17 +38,14 @@ _MATRIX = {"cuda": 8192, "cpu": 1024}
 _SECONDS = 0.1  # for each of the two peaks
 
 
-class StepProfiler:
-    """Profiles `steps` steps of a loop after a warm-up; the loop calls it at the end of every step.
+class StepProfiler(Observer):
+    """Profiles `steps` steps of a run after a warm-up.
 
     Args:
         folder: of the run; trace.json.gz, profile.json and profile.md are written there.
         steps: how many to profile.
         device: of the run.
-        dtype: of its matrix products.
-        note: told what was done, and what it took.
-        ready: False while the run still tries out how to run.
-        waited_s: seconds for which this rank has waited for gradients of others, since the beginning.
+        precision: of its matrix products, as the configuration names it.
         rehearse: runs one forward and backward without a CUDA graph and without a trace, where steps run as a graph.
     """
 
@@ -55,23 +54,20 @@ class StepProfiler:
         folder: Path,
         steps: int,
         device: torch.device,
-        dtype: torch.dtype,
-        note: Callable[..., None],
+        precision: str,
         *,
-        ready: Callable[[], bool] = lambda: True,
-        waited_s: Callable[[], float] = lambda: 0.0,
         rehearse: Callable[[], None] | None = None,
     ) -> None:
-        self._folder, self._wanted, self._device, self._dtype, self._note = folder, steps, device, dtype, note
-        self._ready, self._waited_s, self._rehearse = ready, waited_s, rehearse
+        self._folder, self._wanted, self._device = folder, steps, device
+        self._dtype, self._rehearse = _PRODUCT_TYPES[precision], rehearse
         self._seen = 0
         self._taken = 0
         self._done = False
         self._profile: torch.profiler.profile | None = None
         self._range: torch.profiler.record_function | None = None
-        self._waited_before = 0.0
+        self._waited_s = 0.0
 
-    def watch(self, batches: Iterator[Any]) -> Iterator[Any]:
+    def feed(self, batches: Batches) -> Batches:
         """Mark in the trace what it takes to get each batch."""
         while True:
             with torch.profiler.record_function(DATA):
@@ -80,27 +76,23 @@ class StepProfiler:
                 return
             yield batch
 
-    def step_ended(self, *, pausing: bool) -> float:
-        """Take note of the end of a step; return the seconds that the profile took out of the run here.
-
-        Args:
-            pausing: something that is no step comes next, such as an evaluation; the profile does not span it.
-        """
+    def stepped(self, step: Step, outcome: Outcome, *, pausing: bool) -> Iterable[Note]:
+        """Take note of the end of a step; a profile does not span what is no step."""
         if self._done:
-            return 0.0
+            return
         started = time.perf_counter()
         self._seen += 1
         if self._profile is not None:
             self._taken += 1
+            self._waited_s += outcome.exchange_s
             if pausing or self._taken == self._wanted:
-                self._finish(started)
+                yield self._finish(started)
             else:
                 self._mark()
-        elif self._seen >= WARM_UP_STEPS and not pausing and self._ready():
+        elif self._seen >= WARM_UP_STEPS and not pausing and outcome.steady:
             self._begin()
-        return time.perf_counter() - started
 
-    def close(self) -> None:
+    def closed(self) -> Iterable[Note]:
         """End a profile that was interrupted; say so if none was taken."""
         if self._profile is not None:
             self._close_range()
@@ -108,7 +100,7 @@ class StepProfiler:
             self._profile = None
         if not self._done:
             self._done = True
-            self._note(
+            yield Note(
                 f"No profile was taken: it begins after {WARM_UP_STEPS} steps of warm-up, at a step that no evaluation "
                 f"or checkpoint follows, and the run ended after {self._seen}."
             )
@@ -118,7 +110,6 @@ class StepProfiler:
         self._profile = self._new_profile()
         self._wait()
         self._profile.start()
-        self._waited_before = self._waited_s()
         self._mark()
 
     def _mark(self) -> None:
@@ -131,17 +122,20 @@ class StepProfiler:
             self._range.__exit__(None, None, None)
             self._range = None
 
-    def _finish(self, started: float) -> None:
+    def _finish(self, started: float) -> Note:
         assert self._profile is not None
         self._wait()  # so that what the steps have launched lies in the last range
         self._close_range()
-        waited_us = 1e6 * (self._waited_s() - self._waited_before)
         self._profile.stop()
         trace = _trace_of(self._profile)
         self._profile, self._done = None, True
         rehearsal = self._rehearsed(trace)
         table = table_of(
-            trace["traceEvents"], self._peaks, device=self._device.type, waited_us=waited_us, rehearsal=rehearsal
+            trace["traceEvents"],
+            self._peaks,
+            device=self._device.type,
+            waited_us=1e6 * self._waited_s,
+            rehearsal=rehearsal,
         )
         profile = table.to_mapping() | {"where": _name_of(self._device)}
         write_atomically(self._folder / "trace.json.gz", gzip.compress(json.dumps(trace).encode(), 6))
@@ -149,7 +143,7 @@ class StepProfiler:
         write_atomically(self._folder / "profile.md", profile_markdown(profile).encode())
         seconds = time.perf_counter() - started
         fewer = " (then came an evaluation or a checkpoint)" if table.steps < self._wanted else ""
-        self._note(
+        return Note(
             f"Profiled {table.steps} step{'s' if table.steps > 1 else ''}{fewer} of {table.step_us / 1e3:,.2f} ms, "
             f"which the profiler lengthens; writing it up took {seconds:.1f} s. See {self._folder / 'profile.md'}; "
             "Perfetto and chrome://tracing open trace.json.gz."
@@ -178,21 +172,6 @@ class StepProfiler:
     def _wait(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-
-
-def profiler_of(parts: Parts, folder: Path, steps: int, note: Callable[..., None]) -> StepProfiler:
-    """Return the profiler of a run's first rank."""
-    tuner, exchange, graphed = parts.tuner, parts.exchange, parts.graphed
-    return StepProfiler(
-        folder,
-        steps,
-        parts.ranks.device,
-        _PRODUCT_TYPES[parts.config.precision],
-        note,
-        ready=lambda: tuner is None or tuner.done,
-        waited_s=lambda: 0.0 if exchange is None else exchange.exposed_seconds,
-        rehearse=None if graphed is None else graphed.rehearse,
-    )
 
 
 def _trace_of(profile: torch.profiler.profile) -> dict[str, Any]:

@@ -1,0 +1,54 @@
+"""What a step works on: a model with its loss, the rule that updates it, and the statistics of its batch norms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bigstep.norm import WorkerStatistics
+from bigstep.optim import RankAdaGrad
+
+__all__ = ["Learner", "Loss", "WorkerLoss"]
+
+Loss = Callable[[Any, Any], Tensor]
+"""(output, target) -> the mean loss over what a forward counts: its samples, or its tokens."""
+
+
+class WorkerLoss(nn.Module):
+    """Model and loss as one module, so that DDP sees one forward whatever the rank has to do."""
+
+    def __init__(self, model: nn.Module, loss: Loss):
+        super().__init__()
+        self.model, self.loss = model, loss
+
+    def forward(self, inputs: Any, target: Any, weight: float) -> Tensor:
+        """Return the weighted mean loss; with `inputs` None, a zero that depends on every weight.
+
+        The zero lets a rank without samples take part in the exchange: its gradient is 0, and nobody waits for it.
+        """
+        if inputs is None:
+            zeros = [parameter.sum() * 0 for parameter in self.model.parameters() if parameter.requires_grad]
+            return torch.stack(zeros).sum()
+        loss: Tensor = self.loss(self.model(inputs), target) * weight
+        return loss
+
+
+@dataclass(frozen=True)
+class Learner:
+    """One network in training."""
+
+    model: nn.Module
+    objective: WorkerLoss
+    optimizer: torch.optim.Optimizer
+    statistics: WorkerStatistics
+    rank_adagrad: RankAdaGrad | None = None
+    """Scales this rank's gradient before the exchange (optimizer.adagrad=before)."""
+
+    @property
+    def trained(self) -> list[nn.Parameter]:
+        """The parameters that a gradient moves, in the order of the model."""
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]

@@ -1,0 +1,95 @@
+"""What an evaluation counts: right answers and loss, over samples or over tokens.
+
+Every figure is a sum over the evaluation set and a division at the end, so it does not depend on batches or ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bigstep.losses import IGNORED
+
+__all__ = ["Evaluation", "Totals", "count_targets"]
+
+_NEAREST = 5
+"""Of top-5 accuracy."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a pass over the evaluation set showed; None where outputs are not scores of that kind."""
+
+    accuracy: float | None
+    """Share of samples, or of tokens, whose highest score is right."""
+    loss: float
+    """Mean over samples, or over tokens."""
+    samples: int
+    top5: float | None = None
+    bits_per_byte: float | None = None
+
+    @property
+    def perplexity(self) -> float | None:
+        """E to the loss, for text."""
+        return math.exp(min(self.loss, 700.0)) if self.bits_per_byte is not None else None
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a row of the records tells."""
+        more = {"top5": self.top5, "bits_per_byte": self.bits_per_byte, "perplexity": self.perplexity}
+        known = {name: value for name, value in more.items() if value is not None}
+        return {"accuracy": self.accuracy, "eval_loss": self.loss, **known}
+
+
+def count_targets(target: Tensor) -> int:
+    """Return how many targets of a batch count: its samples, or its tokens that are no padding.
+
+    >>> [count_targets(target) for target in (torch.tensor([3, 1]), torch.tensor([[3, 1, IGNORED]]), torch.ones(4, 2))]
+    [2, 2, 4]
+    """
+    if target.ndim == 2 and not target.is_floating_point():
+        return int((target != IGNORED).sum())
+    return len(target)
+
+
+class Totals:
+    """Sums over what this rank evaluates."""
+
+    def __init__(self, device: torch.device):
+        self.sums = torch.zeros(8, dtype=torch.float64, device=device)
+        """Samples, targets, loss; answers scored and right, the same among the nearest; bytes of text. Summed over
+        ranks in place."""
+
+    def add(self, output: Any, target: Tensor, loss: Tensor) -> None:
+        """Take in a batch: scores (or whatever a model gives), what was right, and the mean loss over what counts."""
+        counted, sums = count_targets(target), self.sums
+        sums[0] += len(target)
+        sums[1] += counted
+        sums[2] += loss.double() * counted
+        if not isinstance(output, Tensor) or target.is_floating_point() or output.ndim != target.ndim + 1:
+            return
+        sums[3] += counted
+        sums[4] += ((output.argmax(-1) == target) & (target != IGNORED)).sum()
+        if target.ndim == 1 and output.shape[1] > _NEAREST:
+            sums[5] += counted
+            sums[6] += (output.topk(_NEAREST, dim=1).indices == target[:, None]).sum()
+
+    def add_bytes(self, counts: Tensor | None) -> None:
+        """Take in how many bytes of text the targets of some samples stand for; None where they are no text."""
+        if counts is not None:
+            self.sums[7] += float(counts.sum())
+
+    def evaluation(self) -> Evaluation:
+        """Divide."""
+        samples, targets, loss, scored, right, scored_near, near, text_bytes = self.sums.tolist()
+        loss /= max(targets, 1.0)
+        return Evaluation(
+            accuracy=right / scored if scored else None,
+            loss=loss,
+            samples=int(samples),
+            top5=near / scored_near if scored_near else None,
+            bits_per_byte=loss / math.log(2) * targets / text_bytes if text_bytes else None,
+        )

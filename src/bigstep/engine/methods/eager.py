@@ -1,0 +1,182 @@
+"""Forward and backward as torch runs them, gradients exchanged inside the last backward of a step.
+
+Each rank weighs its forwards by the number of ranks and the exchange takes the mean over ranks, so every sample (or
+token) counts the same, in a full batch and in the incomplete last one of an epoch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bigstep.data.sampler import Step
+from bigstep.engine.diagnosis import gradients_are_finite, nonfinite_error
+from bigstep.engine.learner import Learner
+from bigstep.engine.methods.base import Note
+from bigstep.engine.methods.parallel import Debt, Parallel
+from bigstep.engine.precision import Precision
+from bigstep.engine.ranks import Ranks
+from bigstep.engine.state import Carried
+
+__all__ = ["Eager"]
+
+
+class Eager:
+    """The pass of CPUs, of several ranks, and of everything that a graph cannot hold.
+
+    Args:
+        learner: What is trained.
+        ranks: Those that share it.
+        precision: Of forwards.
+        parallel: The exchange with the other ranks; None for a rank alone.
+        skip_nonfinite: Drop a step whose gradient is not finite, instead of ending the run.
+        clip: The largest norm of a gradient, all parameters together; 0 for none.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        ranks: Ranks,
+        precision: Precision,
+        parallel: Parallel | None,
+        *,
+        skip_nonfinite: bool = False,
+        clip: float = 0.0,
+    ):
+        self._learner, self._ranks, self._precision, self._parallel = learner, ranks, precision, parallel
+        self._skip, self._clip = skip_nonfinite, clip
+        # torch's own start of 65,536 overflows at first, and large batches have few steps to waste
+        self._scaler = torch.amp.GradScaler(ranks.device.type, init_scale=1024.0, enabled=precision.scales_loss)
+        self._debt = Debt()
+        self._kept_behind_exchange = False
+        self.gives_mean = parallel is None or parallel.exchange.gives_the_mean
+
+    def add(self, inputs: Any, target: Any, weight: float, *, last: bool, keep: bool) -> Tensor:
+        """Run a forward and a backward."""
+        learner, parallel = self._learner, self._parallel
+        if inputs is None and parallel is None:
+            return torch.zeros((), device=self._ranks.device)
+        objective = parallel.ddp if parallel else learner.objective
+        self._kept_behind_exchange = keep and last and parallel is not None
+        if self._kept_behind_exchange and parallel:
+            parallel.exchange.keep_own()  # behind the backward there is only the mean over ranks
+        with contextlib.nullcontext() if last or parallel is None else parallel.ddp.no_sync():
+            with self._precision.autocast():
+                weighted: Tensor = objective(inputs, target, weight * self._ranks.size)
+            self._scaler.scale(weighted).backward()  # type: ignore[no-untyped-call]  # untyped in torch
+        return weighted.detach() / self._ranks.size
+
+    @property
+    def own_weight(self) -> float:
+        """The exchange divides by the number of ranks."""
+        return float(self._ranks.size)
+
+    def own_gradients(self) -> list[Tensor | None]:
+        """Return what this rank's forwards have left so far, also behind the exchange."""
+        if not self._kept_behind_exchange:
+            return self.gradients()
+        assert self._parallel is not None
+        own = self._parallel.exchange.take_own()
+        return [own.get(parameter) for parameter in self._learner.trained]
+
+    def gradients(self) -> list[Tensor | None]:
+        """Return what lies in `.grad`."""
+        return [parameter.grad for parameter in self._learner.trained]
+
+    @property
+    def loss_scale(self) -> Tensor | float:
+        """The scale of fp16's loss."""
+        return self._scaler.scale(torch.ones((), device=self._ranks.device)) if self._scaler.is_enabled() else 1.0
+
+    def complete(self, step: Step, inputs: Any) -> bool:
+        """Do to the gradient of a single rank what several do in their exchange, and see whether it is finite.
+
+        A gradient that is not ends the run, or is cleared: without gradients an optimizer leaves the weights alone. On
+        a GPU only `skip_nonfinite` looks at every step, since looking waits for the device; the loss tells later.
+        """
+        learner = self._learner
+        if self._parallel is None:
+            if learner.rank_adagrad is not None:
+                for parameter in learner.trained:
+                    if parameter.grad is not None:
+                        learner.rank_adagrad(parameter, parameter.grad)
+            self._debt.pay({name: p.grad for name, p in learner.objective.named_parameters()})
+        if self._scaler.is_enabled() or (self._ranks.device.type == "cuda" and not self._skip):
+            return True
+        if gradients_are_finite(learner.model):
+            return True
+        if not self._skip:
+            raise nonfinite_error(learner.model, inputs, self._ranks, step.position.step + 1, learner.optimizer)
+        learner.optimizer.zero_grad()
+        return False
+
+    def update(self) -> None:
+        """Clip, update the weights with the gradient they hold, and clear it."""
+        optimizer, scaled = self._learner.optimizer, self._scaler.is_enabled()
+        scale = self._scaler.get_scale() if scaled else 1.0
+        if self._clip:
+            self._scaler.unscale_(optimizer)  # the norm is that of the gradient itself
+            torch.nn.utils.clip_grad_norm_(self._learner.trained, self._clip, foreach=True)
+        self._scaler.step(optimizer)
+        self._scaler.update()
+        optimizer.zero_grad()
+        if scaled and self._parallel is not None and self._scaler.get_scale() != scale:
+            # what a lossy codec carries is scaled as well
+            self._parallel.exchange.rescale(self._scaler.get_scale() / scale)
+
+    def flush(self) -> None:
+        """Double buffering: use the gradient that was still on its way."""
+        if self._parallel is not None and self._parallel.exchange.flush():
+            self.update()
+
+    def ended(self) -> tuple[Note, ...]:
+        """Let the tuner of bucket sizes see the end of a step."""
+        return () if self._parallel is None else self._parallel.ended()
+
+    @property
+    def steady(self) -> bool:
+        """Whether the size of buckets is settled."""
+        return self._parallel is None or self._parallel.steady
+
+    def traffic(self) -> tuple[float, float]:
+        """Ask the exchange."""
+        exchange = self._parallel.exchange if self._parallel else None
+        return (exchange.exposed_seconds, exchange.bytes_sent) if exchange else (0.0, 0.0)
+
+    def guard(self) -> contextlib.AbstractContextManager[object]:
+        """Ask the exchange."""
+        return self._parallel.exchange.guard() if self._parallel else contextlib.nullcontext()
+
+    def rehearse(self) -> None:
+        """Steps are in the open already."""
+
+    def parts(self) -> Mapping[str, Carried]:
+        """Loss scale, exchange, and the sums of AdaGrad in front of it."""
+        exchange = self._debt if self._parallel is None else self._parallel
+        parts: dict[str, Carried] = {"scaler": self._scaler, "exchange": exchange}
+        if self._learner.rank_adagrad is not None:
+            parts["rank_adagrad"] = _AdaGradOfRanks(self._learner, self._ranks)
+        return parts
+
+    def close(self) -> None:
+        """End the threads of the exchange."""
+        if self._parallel is not None:
+            self._parallel.exchange.close()
+
+
+class _AdaGradOfRanks:
+    """The sums that each rank scales its own gradient by."""
+
+    def __init__(self, learner: Learner, ranks: Ranks):
+        assert learner.rank_adagrad is not None
+        self._adagrad, self._ranks = learner.rank_adagrad, ranks
+
+    def state_dict(self) -> list[Any] | None:
+        return self._ranks.to_first(self._adagrad.state_dict())
+
+    def load_state_dict(self, state: list[Any]) -> None:
+        self._adagrad.load_state_dict(state, self._ranks.rank, self._ranks.size)

@@ -1,0 +1,174 @@
+"""The gradients of several ranks under DDP and the configured exchange; and what one rank owes if others are gone."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from bigstep.config import ExchangeConfig
+from bigstep.engine.learner import Learner
+from bigstep.engine.methods.base import Note
+from bigstep.engine.precision import Precision
+from bigstep.engine.ranks import Ranks
+from bigstep.exchange import BucketTuner, Exchange
+from bigstep.exchange.error_feedback import owed
+from bigstep.norm import set_workers
+
+__all__ = ["Debt", "Parallel", "make_exchange"]
+
+# newer releases of torch renamed the argument and warn about the old name
+_ddp_arguments = inspect.signature(DistributedDataParallel).parameters
+_SYNC_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _ddp_arguments else "broadcast_buffers"
+
+
+def make_exchange(
+    config: ExchangeConfig, timeout_s: float = 600.0, prepare: Callable[[Tensor, Tensor], None] | None = None
+) -> Exchange:
+    """Return the exchange that a configuration names, not yet attached."""
+    return Exchange(
+        collective=config.collective,
+        codec=config.codec,
+        grid=config.grid if config.grid == "auto" else (config.grid[0], config.grid[1]),
+        warmup_steps=config.warmup_steps,
+        error_feedback=config.error_feedback,
+        double_buffer=config.double_buffer,
+        rank=config.rank,
+        timeout=timeout_s,
+        prepare=prepare,
+    )
+
+
+class Parallel:
+    """DDP around a learner's objective, with an exchange under it; every rank must make it.
+
+    DDP regroups its buckets after its first backward. A sum over ranks is rounded in an order that depends on where
+    a gradient lies in its bucket, so the regrouping is provoked here, with a backward whose gradient is thrown away:
+    every step of the run, resumed or not, then sees the same buckets and gives the same bits. With `bucket_mb: auto`
+    the size of the buckets depends on the clock, and so do the last bits.
+
+    Args:
+        learner: What is trained.
+        ranks: Those that share it.
+        precision: Of forwards.
+        config: The exchange.
+        example: A small (inputs, target) to provoke the regrouping with.
+        steps_taken: How many steps the run has taken; asked when the state of a single rank is loaded.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        ranks: Ranks,
+        precision: Precision,
+        config: ExchangeConfig,
+        example: tuple[Any, Any],
+        steps_taken: Callable[[], int],
+    ):
+        self._learner, self._ranks, self._precision, self._steps_taken = learner, ranks, precision, steps_taken
+        self.exchange = make_exchange(config, ranks.timeout_s, learner.rank_adagrad)
+        self._tuner: BucketTuner | None = None
+        self._ddp: DistributedDataParallel | None = None
+        if config.bucket_mb == "auto":
+            self._tuner = BucketTuner(self._attach_new)
+        else:
+            self._ddp = self._wrap(config.bucket_mb)
+            self._rehearse(self._ddp, example)
+            self.exchange.attach(self._ddp)
+
+    @property
+    def ddp(self) -> DistributedDataParallel:
+        """The DDP object of the next step: the tuner's while it looks for the size of buckets, and after."""
+        ddp = self._tuner.ddp if self._tuner else self._ddp
+        assert ddp is not None
+        return ddp
+
+    @property
+    def steady(self) -> bool:
+        """Whether the size of buckets is settled."""
+        return self._tuner is None or self._tuner.done
+
+    def ended(self) -> tuple[Note, ...]:
+        """Let the tuner see the end of a step; tell what it chose."""
+        tuner = self._tuner
+        if tuner is None or tuner.done:
+            return ()
+        tuner.step_ended()
+        if not tuner.done:
+            return ()
+        return (Note(f"Buckets of {tuner.bucket_mb:g} MB are the fastest here.", {"bucket_sizes": tuner.table}),)
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Gather what the ranks carry."""
+        return self.exchange.gather_state()
+
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
+        """Go on with what the ranks carried, however many they were."""
+        if state is not None:
+            self.exchange.load_state_dict(state)
+        else:
+            self.exchange.steps = self._steps_taken()  # one rank has run them: the warm-up does not begin again
+
+    def _wrap(self, bucket_mb: float) -> DistributedDataParallel:
+        device = self._ranks.device
+        keep_local = {_SYNC_BUFFERS: False}  # each rank's batch-norm statistics are its own until an evaluation
+        return DistributedDataParallel(
+            self._learner.objective,
+            device_ids=[device] if device.type == "cuda" else None,
+            bucket_cap_mb=bucket_mb,
+            process_group=self._ranks.group,
+            init_sync=False,  # weights come from the seed; their hash was compared
+            gradient_as_bucket_view=True,
+            **keep_local,  # type: ignore[arg-type]
+        )
+
+    def _attach_new(self, bucket_mb: float) -> DistributedDataParallel:
+        ddp = self._wrap(bucket_mb)
+        self.exchange.attach(ddp)
+        return ddp
+
+    def _rehearse(self, ddp: DistributedDataParallel, example: tuple[Any, Any]) -> None:
+        """Run one small forward and backward and undo what it changed."""
+        model: nn.Module = self._learner.model
+        buffers = [buffer.clone() for buffer in model.buffers()]
+        model.train()
+        set_workers(model, 1)
+        with self._precision.autocast():
+            loss = ddp(*example, 1.0)
+        loss.backward()
+        self._learner.optimizer.zero_grad()
+        with torch.no_grad():
+            for buffer, before in zip(model.buffers(), buffers, strict=True):
+                buffer.copy_(before)
+
+
+class Debt:
+    """What the ranks of a resumed run had not delivered when there were several; one rank adds it to its gradient."""
+
+    def __init__(self) -> None:
+        self._owed: dict[str, Tensor] = {}
+
+    @property
+    def open(self) -> bool:
+        """Whether something is owed."""
+        return bool(self._owed)
+
+    def pay(self, gradients: Mapping[str, Tensor | None]) -> None:
+        """Add what is owed to gradients, by the names of the objective's parameters; then nothing is owed."""
+        for name, late in self._owed.items():
+            gradient = gradients.get(name)
+            if gradient is not None:
+                # flat as DDP had it: in the order of the parameter's memory
+                gradient.add_(late.to(gradient).as_strided(gradient.size(), gradient.stride()))
+        self._owed = {}
+
+    def state_dict(self) -> None:
+        """A rank alone owes nothing from step to step."""
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Take over what several ranks owed."""
+        self._owed = owed(state) if state is not None else {}

@@ -1,0 +1,104 @@
+"""All that a run carries from step to step, as named parts: exactly what a checkpoint holds.
+
+Whoever carries something registers it here under its name; what is saved, restored and compared is this one object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+from torch import nn
+
+from bigstep.config import RunConfig
+from bigstep.config.text import config_to_mapping
+from bigstep.data.sampler import Position
+
+__all__ = ["Carried", "Count", "State", "Weights"]
+
+
+class Carried(Protocol):
+    """A part of the state; both functions are called on every rank at the same step, so they may use collectives."""
+
+    def state_dict(self) -> Any:
+        """Return tensors and plain values; rank 0's answer is what is saved, for all ranks."""
+
+    def load_state_dict(self, state: Any, /) -> object:
+        """Go on from what `state_dict` gave, on any number of ranks."""
+
+
+class Count:
+    """A number that a run carries."""
+
+    def __init__(self) -> None:
+        self.value = 0
+
+    def state_dict(self) -> int:
+        """Return the number."""
+        return self.value
+
+    def load_state_dict(self, state: int) -> None:
+        """Go on from a number."""
+        self.value = int(state)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A model's parameters and buffers."""
+
+    model: nn.Module
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return them by name."""
+        return self.model.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take them over."""
+        self.model.load_state_dict(state)
+
+
+@dataclass
+class State:
+    """Where a run stands: its position, the seconds it took, and what its parts carry."""
+
+    config: RunConfig
+    position: Position = Position()  # noqa: RUF009 - frozen
+    seconds: float = 0.0
+    parts: dict[str, Carried] = field(default_factory=dict)
+
+    def register(self, **parts: Carried) -> None:
+        """Add parts under their names."""
+        taken = self.parts.keys() & parts.keys()
+        assert not taken, f"{sorted(taken)} are registered already"
+        self.parts |= parts
+
+    def capture(self) -> dict[str, Any]:
+        """Collect everything that decides the path; every rank must call this at the same step."""
+        return {
+            "config": config_to_mapping(self.config),
+            "position": asdict(self.position),
+            "seconds": self.seconds,
+            **{name: part.state_dict() for name, part in self.parts.items()},
+        }
+
+    def restore(self, saved: Mapping[str, Any], samples: int) -> None:
+        """Go on from what `capture` collected, on any number of ranks.
+
+        Args:
+            saved: The capture; a part that it lacks (an older release did not carry it) stays as it is.
+            samples: Size of the training set, which the position must fit.
+        """
+        unknown = [name for name, value in saved.items() if value is not None and not self._knows(name)]
+        if unknown:
+            raise ValueError(f"it carries {', '.join(unknown)}, which this run does not")
+        position = Position(**saved["position"])
+        if min(position.step, position.epoch, position.offset) < 0 or position.offset > samples:
+            raise ValueError(f"the position {position} lies outside the run")
+        self.position, self.seconds = position, float(saved["seconds"])
+        for name, part in self.parts.items():
+            if name in saved:
+                part.load_state_dict(saved[name])
+
+    def _knows(self, name: str) -> bool:
+        return name in self.parts or name in {"config", "position", "seconds"}
