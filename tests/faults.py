@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from bigstep.engine.connect import make_exchange
 from torch import Tensor, nn
 
 from bigstep.check import Own, Subject, Trial, bigstep_loop
@@ -20,7 +21,6 @@ from bigstep.data.feed import Feed
 from bigstep.data.sampler import Position, Sampler, Step, hosted_workers
 from bigstep.engine.build import Parts
 from bigstep.engine.checkpoint import save_checkpoint
-from bigstep.engine.connect import make_exchange
 from bigstep.engine.ranks import Ranks
 from bigstep.engine.run import capture
 from bigstep.exchange import Exchange

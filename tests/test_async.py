@@ -27,8 +27,9 @@ from bigstep.config import (
     WorkersConfig,
 )
 from bigstep.data.sampler import Sampler
-from bigstep.engine.build import assemble, batch_plan
+from bigstep.engine.build import Own, build
 from bigstep.engine.ranks import Ranks
+from bigstep.engine.rates import batch_plan
 from bigstep.errors import ConfigError, RunError
 from bigstep.optim import parameter_groups
 from bigstep.records import read_run
@@ -161,20 +162,20 @@ def test_a_replica_that_fails_is_named_with_its_reason() -> None:
 
 
 def board_of(replicas: int) -> Board:
-    parts = assemble(order(SGD), Ranks(), model=network(), data=(Ninety(), Ninety()))
-    return Board.of(parts, replicas, locked=False)
+    run = build(order(SGD), Ranks(), Own(network(), (Ninety(), Ninety())))
+    return Board.of(run.learner, replicas, locked=False)
 
 
 def test_a_replica_holds_one_share_at_a_time() -> None:
     """Whoever dies takes along what it has drawn; the feed of a set in memory prepares shares together if it may."""
-    parts = assemble(recipes.load("downpour"), Ranks(device=torch.device("cpu")))
+    run = build(recipes.load("downpour"), Ranks(device=torch.device("cpu")))
     drawn: list[int] = []
 
     def draw() -> int:
         drawn.append(len(drawn))
         return drawn[-1]
 
-    batches = batches_of(parts, Shares(parts.sampler, epochs=1, limit=5), draw)
+    batches = batches_of(run, Shares(run.sampler, epochs=1, limit=5), draw)
     for number, (share, (images, _)) in enumerate(batches):
         assert drawn == list(range(number + 1))
         assert (share.position.step, len(images)) == (number, share.size)

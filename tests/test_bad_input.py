@@ -173,13 +173,13 @@ def test_more_ranks_than_workers_is_refused(
     import torch
 
     from bigstep.config import LrConfig, RunConfig, WorkersConfig
-    from bigstep.engine.build import assemble
+    from bigstep.engine.build import build
     from bigstep.engine.ranks import Ranks
     from bigstep.errors import ConfigError
 
     config = RunConfig(workers=WorkersConfig(count=2, local_batch=2), epochs=1, lr=LrConfig(base=0.1))
     with pytest.raises(ConfigError, match="3 ranks were started for 2 workers"):
-        assemble(config, Ranks(rank=0, size=3, device=torch.device("cpu")))
+        build(config, Ranks(rank=0, size=3, device=torch.device("cpu")))
 
 
 def test_a_gpu_is_given_to_several_ranks_only_if_they_share_it(monkeypatch: pytest.MonkeyPatch) -> None:

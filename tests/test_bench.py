@@ -22,7 +22,7 @@ from bigstep.bench.tuning import HOLDOUT, SPACES, choose, trials_of
 from bigstep.bench.watch import Watch
 from bigstep.config import RunConfig
 from bigstep.config.text import apply_settings, config_to_mapping, finished_on_one
-from bigstep.engine.build import learning_rate
+from bigstep.engine.rates import learning_rate
 from bigstep.errors import ConfigError
 from bigstep.records import read_run
 from bigstep.report.gather import gather

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from bigstep.config import DataConfig, LrConfig, RunConfig, WorkersConfig
-from bigstep.engine import diagnosis
-from bigstep.engine.diagnosis import InputWatch
 from bigstep.engine.meter import StepCost, seen_by_device
+from bigstep.engine.observers import watches
+from bigstep.engine.observers.watches import InputWatch
 from bigstep.records import read_run
 from bigstep.train import fit
 
@@ -77,7 +77,7 @@ class Slow:
 
 
 def test_a_run_tells_that_it_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(diagnosis, "_LONG_ENOUGH_S", 0.05)
+    monkeypatch.setattr(watches, "_LONG_ENOUGH_S", 0.05)
     workers, data = WorkersConfig(count=2, local_batch=8), DataConfig(loaders=0)
     config = RunConfig(workers=workers, epochs=2, lr=LrConfig(base=0.1), data=data)
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 2))

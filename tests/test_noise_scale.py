@@ -15,12 +15,11 @@ from torch import Tensor, nn
 
 from bigstep.config import DataConfig, ExchangeConfig, LrConfig, OptimizerConfig, RunConfig, WorkersConfig
 from bigstep.data.sampler import Position, Step
-from bigstep.engine.build import assemble
-from bigstep.engine.methods.synchronous import forwards_of_rank, gradient_of, is_measured, requests_of
-from bigstep.engine.observers.noise import NoiseScale, advice
+from bigstep.engine.build import Own, build
+from bigstep.engine.methods.synchronous import Synchronous
+from bigstep.engine.observers.noise import NoiseScale, NoiseWatch, advice
 from bigstep.engine.observers.progress import Progress
 from bigstep.engine.ranks import Ranks
-from bigstep.engine.run import capture, restore
 from bigstep.errors import ConfigError
 from bigstep.plan import cli_result
 from bigstep.plan.accuracy import CIFAR10_EPOCHS, CIFAR10_LARS, law_from_runs
@@ -140,13 +139,19 @@ def test_a_resumed_run_goes_on_with_the_same_scale(tmp_path: Path) -> None:
 
 def test_a_checkpoint_without_it_still_loads() -> None:
     data = samples(0.5)
-    made = [assemble(order(), Ranks(), model=nn.Linear(WIDTH, 1), data=(data, data)) for _ in range(2)]
-    made[0].noise.update(2.0, 4, 1.0, 16)
-    state = capture(made[0], Position(step=3), 1.0)
-    restore(made[1], state)
-    assert made[1].noise.state_dict() == made[0].noise.state_dict()
-    del state["noise"]
-    restore(assemble(order(), Ranks(), model=nn.Linear(WIDTH, 1), data=(data, data)), state)
+    made = [build(order(), Ranks(), Own(nn.Linear(WIDTH, 1), (data, data))) for _ in range(3)]
+    watches = [NoiseWatch(epochs=1) for _ in made]
+    for run, watch in zip(made, watches, strict=True):
+        run.state.register(**watch.parts())
+    watches[0].scale.update(2.0, 4, 1.0, 16)
+    made[0].state.position = Position(step=3)
+    saved = made[0].state.capture()
+    made[1].state.restore(saved, samples=4096)
+    assert watches[1].scale.state_dict() == watches[0].scale.state_dict()
+    assert made[1].state.position == Position(step=3)
+    del saved["noise"]
+    made[2].state.restore(saved, samples=4096)
+    assert watches[2].scale.count == 0
 
 
 def test_equal_samples_have_no_noise(tmp_path: Path) -> None:
@@ -200,23 +205,24 @@ class TwoLayers(nn.Module):
 def test_a_step_of_one_forward_is_cut_in_two(workers: int, first: int) -> None:
     """As on a GPU, where all workers are one forward."""
     data, model = samples(0.5), TwoLayers().double()
-    parts = assemble(order(workers), Ranks(), model=model, data=(data, data), loss=mean_output)
-    parts.samples_per_forward = 64
+    run = build(order(workers), Ranks(), Own(model, (data, data), mean_output))
+    assert isinstance(run.method, Synchronous)
+    forwards = dataclasses.replace(run.method.forwards, max_samples=64)
+    method = Synchronous(run.learner, run.method.passes, forwards, run.ranks, seed=0)
     steps = [Step(Position(0, 0, number), workers * 4, workers, 4) for number in (0, 1, 51_200 // (workers * 4))]
-    assert [is_measured(parts, step) for step in steps] == [True, False, True]
-    assert [len(forwards_of_rank(parts, step)) for step in steps] == [2, 1, 2]
-    gradients = []
+    assert [method.measures(step) for step in steps] == [True, False, True]
+    assert [len(list(method.requests([step]))) for step in steps] == [2, 1, 2]
+    gradients, pairs = [], []
     for step in steps[:2]:
-        parts.optimizer.zero_grad()
-        gradient_of(parts, step, iter(parts.train_feed(requests_of(parts, [step]))))
+        run.learner.optimizer.zero_grad()
+        pairs.append(method.accumulate(step, iter(run.train_feed(method.requests([step])))).noise)
         gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
-        if step is steps[0]:
-            assert parts.pair is not None
-            measured = parts.pair.tolist()
-    assert parts.pair is None
+    assert pairs[0] is not None
+    assert pairs[1] is None
+    measured = pairs[0].tolist()
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-12, atol=1e-14)  # float64, summed in another order
 
-    inputs = data.tensors[0][parts.sampler.order(0)[: workers * 4]]
+    inputs = data.tensors[0][run.sampler.order(0)[: workers * 4]]
     halves = [torch.autograd.grad(model(part).mean(), list(model.parameters())) for part in (inputs[:first], inputs)]
     small, big = (torch.cat([gradient.flatten() for gradient in half]) for half in halves)
     expected = [float(big.square().sum() + (small - big).square().sum()), first, float(big.square().sum()), workers * 4]

@@ -15,6 +15,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from bigstep.cli import main
+from bigstep.data.sampler import Position, Step
+from bigstep.engine.methods.base import Outcome
 from bigstep.engine.profile.costs import cost_of
 from bigstep.engine.profile.groups import DATA, STEP, WARM_UP_STEPS, group_of_kernel
 from bigstep.engine.profile.profiler import StepProfiler
@@ -182,17 +184,22 @@ def ways() -> dict[str, Callable[[], torch.Tensor]]:
     return found
 
 
+def notes_of(profiler: StepProfiler, *, pausing: bool) -> list[str]:
+    """What the end of a step makes a profiler say."""
+    step, outcome = Step(Position(), stop=1, workers=1, local_batch=1), Outcome(torch.zeros(()))
+    return [note.text for note in profiler.stepped(step, outcome, pausing=pausing)]
+
+
 @pytest.mark.parametrize("way", ways())
 def test_flops_are_those_that_torch_counts(way: str, tmp_path: Path) -> None:
     call = ways()[way]
     with FlopCounterMode(display=False) as counter:
         call().sum().backward()
-    note: list[str] = []
-    profiler = StepProfiler(tmp_path, 1, torch.device("cpu"), torch.float32, lambda text, **_: note.append(text))
+    profiler = StepProfiler(tmp_path, 1, torch.device("cpu"), "float32")
     for _ in range(WARM_UP_STEPS):
-        profiler.step_ended(pausing=False)
+        assert not notes_of(profiler, pausing=False)
     call().sum().backward()
-    profiler.step_ended(pausing=False)
+    note = notes_of(profiler, pausing=False)
     profile = json.loads((tmp_path / "profile.json").read_bytes())
     assert sum(row["flops"] for row in profile["rows"]) == counter.get_total_flops()
     assert note[0].startswith("Profiled 1 step of")
@@ -265,20 +272,18 @@ def test_a_profile_leaves_the_path_of_a_run_alone(
 
 
 def test_a_run_too_short_for_a_profile_says_so(tmp_path: Path) -> None:
-    notes: list[str] = []
-    profiler = StepProfiler(tmp_path, 2, torch.device("cpu"), torch.float32, lambda text, **_: notes.append(text))
-    profiler.step_ended(pausing=True)
-    profiler.close()
-    profiler.close()
-    assert [note.split(":")[0] for note in notes] == ["No profile was taken"]
+    profiler = StepProfiler(tmp_path, 2, torch.device("cpu"), "float32")
+    assert not notes_of(profiler, pausing=True)
+    notes = [*profiler.closed(), *profiler.closed()]
+    assert [note.text.split(":")[0] for note in notes] == ["No profile was taken"]
 
 
 def test_a_profile_ends_before_an_evaluation(tmp_path: Path) -> None:
     notes: list[str] = []
-    profiler = StepProfiler(tmp_path, 9, torch.device("cpu"), torch.float32, lambda text, **_: notes.append(text))
+    profiler = StepProfiler(tmp_path, 9, torch.device("cpu"), "float32")
     for step in range(WARM_UP_STEPS + 3):
         torch.ones(3).add_(1)
-        profiler.step_ended(pausing=step == WARM_UP_STEPS + 1)
-    profiler.close()
+        notes += notes_of(profiler, pausing=step == WARM_UP_STEPS + 1)
+    assert not list(profiler.closed())
     assert len(notes) == 1
     assert "Profiled 2 steps (then came an evaluation or a checkpoint)" in notes[0]

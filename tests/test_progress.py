@@ -31,9 +31,9 @@ def test_a_pipe_gets_plain_lines_one_per_evaluation_and_few_others() -> None:
     stream = io.StringIO()
     with Progress("sony mini", 10, stream) as shown:
         for _ in range(1000):
-            shown.train(ROW)
-        shown.evaluation(EVALUATION)
-        shown.note("rank 3\x1b[31m is back\r")
+            shown.row(ROW)
+        shown.evaluated(EVALUATION)
+        shown.noted("rank 3\x1b[31m is back\r")
     lines = stream.getvalue().splitlines()
     assert len(lines) == 2
     assert "accuracy 87.1 %" in lines[0]
@@ -50,7 +50,7 @@ def test_a_pipe_hears_from_a_long_epoch_every_ten_seconds(monkeypatch: pytest.Mo
     shown = Progress("plain", 10, stream)
     for second in range(35):
         now[0] = float(second)
-        shown.train({**ROW, "seconds": second, "epoch": second / 100})
+        shown.row({**ROW, "seconds": second, "epoch": second / 100})
     assert len(stream.getvalue().splitlines()) == 3
 
 
@@ -61,7 +61,7 @@ def test_the_live_line_is_redrawn_at_most_ten_times_a_second(monkeypatch: pytest
     shown = Progress("plain", 10, stream)
     for millisecond in range(1000):
         now[0] = millisecond / 1000
-        shown.train(ROW)
+        shown.row(ROW)
     redraws = stream.getvalue().count("epoch 3.21")
     shown.close()
     assert 5 <= redraws <= 11
@@ -72,9 +72,9 @@ def test_the_live_line_never_wraps(width: int, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("COLUMNS", str(width))
     stream = Terminal()
     shown = Progress("a long title of a run " * 2, 10, stream)
-    shown.train(START)
-    shown.evaluation(EVALUATION)
-    shown.train(ROW)
+    shown.row(START)
+    shown.evaluated(EVALUATION)
+    shown.row(ROW)
     shown.close()
     shown.close()
     drawn = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue())
@@ -86,7 +86,7 @@ def test_the_live_line_never_wraps(width: int, monkeypatch: pytest.MonkeyPatch) 
 
 def test_sixty_columns_keep_what_matters() -> None:
     shown = Progress("sony", 10, io.StringIO(), live=False)
-    shown.train(START)
+    shown.row(START)
     shown._row.update(ROW)
     shown._accuracy = 0.8712
     line = shown._line(60).plain
@@ -98,7 +98,7 @@ def test_sixty_columns_keep_what_matters() -> None:
 
 def test_time_left_counts_from_where_a_resumed_run_began() -> None:
     shown = Progress("plain", 10, io.StringIO(), live=False)
-    shown.train({"epoch": 8.0, "seconds": 0.0})
+    shown.row({"epoch": 8.0, "seconds": 0.0})
     shown._row.update({"epoch": 9.0, "seconds": 60.0})
     assert shown._facts()["time"] == "1:00 left"
 
@@ -114,7 +114,7 @@ def test_a_call_that_draws_nothing_is_cheap() -> None:
     shown = Progress("plain", 10, io.StringIO(), live=False)
     began = time.perf_counter()
     for _ in range(10_000):
-        shown.train(ROW)
+        shown.row(ROW)
     # 100 us a call would still be under 1 % of a 10 ms step; it is about 2 us here
     assert (time.perf_counter() - began) / 10_000 < 1e-4
 
@@ -123,7 +123,7 @@ def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("TERM", "dumb")
     stream = Terminal()
     with Progress("plain", 10, stream) as shown:
-        shown.evaluation(EVALUATION)
+        shown.evaluated(EVALUATION)
     assert "\x1b" not in stream.getvalue()
 
 
@@ -140,6 +140,6 @@ def test_notes_stand_above_the_live_line(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("COLUMNS", "100")
     stream = Terminal()
     with Progress("plain", 10, stream) as shown:
-        shown.train(ROW)
-        shown.note("a [bold]remark[/bold]")
+        shown.row(ROW)
+        shown.noted("a [bold]remark[/bold]")
     assert "a [bold]remark[/bold]" in stream.getvalue()

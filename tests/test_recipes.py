@@ -14,7 +14,7 @@ from bigstep import recipes
 from bigstep.config import LrConfig, Piece, RunConfig, Stage
 from bigstep.config.text import apply_settings, config_from_yaml, config_to_yaml, stretched
 from bigstep.data.sampler import Sampler
-from bigstep.engine.build import batch_plan, learning_rate
+from bigstep.engine.rates import batch_plan, learning_rate
 from bigstep.errors import ConfigError, RunError
 from bigstep.models import build_model
 from bigstep.train import fit

@@ -184,13 +184,13 @@ def test_a_rank_that_starts_elsewhere_is_named(world: Callable[[int], World], tm
 
 def test_memory_does_not_grow_with_workers() -> None:
     """2,048 workers on one rank: what the norm layer, optimizer and forwards keep is independent of the count."""
-    from bigstep.engine.build import assemble
+    from bigstep.engine.build import build
     from bigstep.engine.ranks import Ranks
 
     def kept(workers: int) -> int:
         order = dataclasses.replace(config(), workers=WorkersConfig(count=workers, local_batch=1), data=DataConfig())
-        parts = assemble(order, Ranks())
-        tensors = [value for value in vars(parts.statistics).values() if isinstance(value, torch.Tensor)]
-        return sum(t.numel() for t in tensors) + sum(b.numel() for b in parts.model.buffers())
+        learner = build(order, Ranks()).learner
+        tensors = [value for value in vars(learner.statistics).values() if isinstance(value, torch.Tensor)]
+        return sum(t.numel() for t in tensors) + sum(b.numel() for b in learner.model.buffers())
 
     assert kept(2048) == kept(2)

@@ -26,7 +26,7 @@ def test_every_sample_once_an_epoch_on_any_number_of_ranks(
     seen = []
     for step in source.steps(epochs=1):
         for rank in range(ranks):
-            for forward in forwards_of(step, rank, ranks, max_samples=local_batch * 2):
+            for forward in forwards_of(step, hosted_workers(step.workers, rank, ranks), max_samples=local_batch * 2):
                 seen += source.order(0)[forward.start : forward.stop].tolist()
     assert sorted(seen) == list(range(size))
 
@@ -34,8 +34,10 @@ def test_every_sample_once_an_epoch_on_any_number_of_ranks(
 def test_sample_order_does_not_depend_on_ranks() -> None:
     source = sampler(size=200, workers=7, local_batch=5)
     for step in source.steps(epochs=2):
-        one = [(f.start, f.stop) for f in forwards_of(step, 0, 1, 1)]
-        three = [(f.start, f.stop) for rank in range(3) for f in forwards_of(step, rank, 3, 1)]
+        one = [(f.start, f.stop) for f in forwards_of(step, range(step.workers), 1)]
+        three = [
+            (f.start, f.stop) for rank in range(3) for f in forwards_of(step, hosted_workers(step.workers, rank, 3), 1)
+        ]
         assert one == three
 
 
@@ -85,7 +87,7 @@ def test_hosting_is_contiguous_and_differs_by_one_at_most() -> None:
 
 def test_joined_workers_have_one_size_and_stay_within_the_bound() -> None:
     step = Step(Position(), stop=103, workers=10, local_batch=11)
-    forwards = forwards_of(step, 0, 1, max_samples=30)
+    forwards = forwards_of(step, range(step.workers), max_samples=30)
     assert sum(forward.workers for forward in forwards) == step.active
     for forward in forwards:
         shares = {

@@ -63,11 +63,11 @@ def test_graphs_follow_plain_torch(recipe, precision, tmp_path) -> None:
 
 
 def test_parts_of_a_batch_give_what_the_whole_gives(tmp_path, monkeypatch) -> None:
-    from bigstep.engine import build as assemble
+    from bigstep.engine import build
 
     data = images()
     fit(config("fujitsu"), data=data, out=tmp_path / "whole", device="cuda")
-    monkeypatch.setattr(assemble, "GPU_SAMPLES_PER_FORWARD", 64)
+    monkeypatch.setattr(build, "GPU_SAMPLES_PER_FORWARD", 64)
     fit(config("fujitsu"), data=data, out=tmp_path / "parts", device="cuda")
     for whole, parts in zip(losses(tmp_path / "whole")[:4], losses(tmp_path / "parts")[:4], strict=True):
         assert parts == pytest.approx(whole, rel=0.02)  # fp16 sums in another order

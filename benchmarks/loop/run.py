@@ -26,21 +26,16 @@ from torch.nn.parallel import DistributedDataParallel
 from bigstep import recipes
 from bigstep.config.text import apply_settings
 from bigstep.data.catalog import open_data
-from bigstep.engine.build import Parts, assemble
-from bigstep.engine.connect import connect
+from bigstep.data.sampler import Position
+from bigstep.engine.build import Own, Run, build
 from bigstep.engine.loop import train
+from bigstep.engine.observers.base import Audience
+from bigstep.engine.observers.records import Records
 from bigstep.engine.ranks import Ranks
-from bigstep.engine.run import _Scribe, _Silent
 from bigstep.models import build_model
 from bigstep.records import RunWriter, describe_machine
 
 HERE = Path(__file__).parent
-
-
-class Nobody:
-    def train(self, row: Any) -> None: ...
-    def evaluation(self, row: Any) -> None: ...
-    def note(self, text: str) -> None: ...
 
 
 class HandWritten:
@@ -83,9 +78,10 @@ class HandWritten:
         assert torch.stack(losses).isfinite().all()
 
 
-def ours(parts: Parts, steps: int, folder: Path | None) -> None:
-    listener = _Scribe(RunWriter(folder, {}), Nobody()) if folder else _Silent()
-    train(parts, listener, lambda position, seconds: None, max_steps=steps)
+def ours(run: Run, steps: int, folder: Path | None) -> None:
+    observers = [Records(RunWriter(folder, {}))] if folder else []
+    run.state.position, run.state.seconds = Position(), 0.0
+    train(run, Audience(observers), max_steps=steps)
 
 
 def measure(rank: int, options: argparse.Namespace, scratch: str, results: Any) -> None:
@@ -97,8 +93,7 @@ def measure(rank: int, options: argparse.Namespace, scratch: str, results: Any) 
         recipes.load("plain", "mini"), [f"workers.count={options.workers}", "evaluate_every=1000", "checkpoint.every=0"]
     )
     pair = open_data("embedded")
-    parts = assemble(config, Ranks(rank, options.ranks), data=(pair.train, _Tiny(pair.test)))
-    connect(parts)
+    run = build(config, Ranks(rank, options.ranks), Own(data=(pair.train, _Tiny(pair.test))))
     rival = HandWritten(rank, options.ranks, options.workers, config.workers.local_batch)
     times: dict[str, list[float]] = {"bigstep": [], "hand-written": []}
     cpu: dict[str, list[float]] = {"bigstep": [], "hand-written": []}
@@ -108,7 +103,7 @@ def measure(rank: int, options: argparse.Namespace, scratch: str, results: Any) 
                 dist.barrier()
             started, worked = time.perf_counter(), time.process_time()
             if name == "bigstep":
-                ours(parts, options.steps, Path(scratch) / f"run-{repeat}" if rank == 0 else None)
+                ours(run, options.steps, Path(scratch) / f"run-{repeat}" if rank == 0 else None)
             else:
                 rival(options.steps)
             if repeat:  # the first round warms up

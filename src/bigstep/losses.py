@@ -54,7 +54,7 @@ class CrossEntropy(nn.Module):
         """Return the mean over counted targets, in float32 or better."""
         rows, target = logits.flatten(0, -2), target.flatten()
         if rows.dtype in (torch.float16, torch.bfloat16):
-            total = _Lean.apply(rows, target, self.label_smoothing)
+            total = _Lean.apply(rows, target, self.label_smoothing)  # type: ignore[no-untyped-call]  # untyped in torch
         else:
             total = functional.cross_entropy(
                 rows, target, ignore_index=IGNORED, label_smoothing=self.label_smoothing, reduction="sum"

@@ -61,8 +61,9 @@ def _run(
         device=torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else "cpu",
         **order.facts,
     )
-    audience = Audience([Records(writer), *observers])
-    audience.noted(
+    watching = tuple(observers)
+    audience = Audience([Records(writer), *watching])
+    Audience(watching).noted(
         f"{config.recipe} · {config.model} on {config.data.name} · updates of {config.workers.local_batch} samples · "
         f"{config.epochs:g} epochs · {asynchronous.method} with {asynchronous.replicas} replicas · {order.folder}"
     )

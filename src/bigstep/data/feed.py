@@ -82,6 +82,11 @@ class Feed:
         return {"vocabulary" if "length" in inputs else "classes": self.source.num_classes, **inputs}
 
     @property
+    def length(self) -> int:
+        """Tokens of a sequence; 0 where samples are no sequences."""
+        return self.source.inputs(self._view.image_size).get("length", 0)
+
+    @property
     def classes(self) -> tuple[str, ...]:
         """Names of the classes; empty where a user's own data set has no attribute `classes`."""
         return self.source.classes

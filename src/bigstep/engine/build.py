@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from bigstep.config import OptimizerConfig, RunConfig, require
+from bigstep.config import RunConfig, require
 from bigstep.data.catalog import open_data
 from bigstep.data.feed import Feed, Request
 from bigstep.data.sampler import Sampler, Step, hosted_workers
@@ -208,7 +208,7 @@ def _joined_samples(model: nn.Module, device: torch.device, image_size: int) -> 
 
 def _loss(feed: Feed, smoothing: float = 0.0) -> Loss:
     """Cross-entropy, as a mean over samples or over tokens."""
-    cross_entropy = CrossEntropy if "vocabulary" in feed.shape else nn.CrossEntropyLoss
+    cross_entropy = CrossEntropy if feed.length else nn.CrossEntropyLoss
     return cross_entropy(label_smoothing=smoothing)
 
 
@@ -266,7 +266,9 @@ def _pass(
     if ranks.size > 1:
         example = next(iter(feed(iter([Request(0, torch.arange(min(_EXAMPLE, len(feed))))]))))
         parallel = Parallel(learner, ranks, precision, config.exchange, example, lambda: state.position.step)
-    return Eager(learner, ranks, precision, parallel, skip_nonfinite=config.nonfinite == "skip", clip=config.optimizer.clip)
+    return Eager(
+        learner, ranks, precision, parallel, skip_nonfinite=config.nonfinite == "skip", clip=config.optimizer.clip
+    )
 
 
 def _why_no_graphs(config: RunConfig, ranks: Ranks, learner: Learner) -> str | None:

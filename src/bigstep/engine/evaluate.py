@@ -31,9 +31,9 @@ class Evaluator:
     @property
     def _samples_per_forward(self) -> int:
         """As many as keep a device busy, unless the scores of all their tokens would fill its memory."""
-        device, shape = self.ranks.device.type, self.feed.shape
-        scores = shape.get("length", 0) * shape.get("vocabulary", 0)
-        return max(1, min(_SAMPLES_PER_FORWARD[device], _SCORES_PER_FORWARD[device] // max(scores, 1)))
+        device, length = self.ranks.device.type, self.feed.length
+        scores = length * self.feed.num_classes if length else 1
+        return max(1, min(_SAMPLES_PER_FORWARD[device], _SCORES_PER_FORWARD[device] // scores))
 
     @torch.no_grad()
     def __call__(self, method: Method) -> Evaluation:

@@ -69,7 +69,8 @@ def run(order: Order, ranks: Ranks, observers: Iterable[Observer] = (), own: Own
             saved, problems = _saved_state(order, ranks)
             built = build(order.config, ranks, own)
             with contextlib.closing(built):
-                return _carry_out(order, built, observers if ranks.first else (), saved, problems, stop, heartbeat)
+                watching = Audience(observers if ranks.first else ())
+                return _carry_out(order, built, watching, saved, problems, stop, heartbeat)
         except BigstepError as error:
             alone = isinstance(error, RunError) and not isinstance(error, AgreedError)
             if alone and (missing := heartbeat.missing()):
@@ -144,7 +145,7 @@ def _changed_field(old: Any, new: Any, path: str = "") -> str | None:
 def _carry_out(
     order: Order,
     built: Run,
-    watching: Iterable[Observer],
+    watching: Audience,
     saved: dict[str, Any] | None,
     problems: list[str],
     stop: StopRequest,
@@ -156,7 +157,7 @@ def _carry_out(
         _restore(built, saved, order.folder / "checkpoints")
     with _opened_records(order, built) as writer:
         own = _own_observers(order, built, noise, writer)
-        audience = Audience([*own, *watching])
+        audience = Audience([*own, *watching.observers])
         checkpoints = BackgroundWriter(order.folder / "checkpoints", order.config.checkpoint.keep, audience.noted)
 
         def save() -> None:
@@ -165,7 +166,8 @@ def _carry_out(
                 checkpoints.submit(state.position.step, captured)
 
         try:
-            _announce(order, built, audience, problems)
+            watching.noted(_announcement(order, ranks))  # for whoever watches; the records know it
+            _announce(built, audience, problems, resumed=order.resume)
             ending = train(built, audience, save, max_steps=order.max_steps, stop=stop, heartbeat=heartbeat)
             result = _result(built, ending, noise, order)
         except StoppedError as stopped:
@@ -217,15 +219,12 @@ def _own_observers(order: Order, built: Run, noise: NoiseWatch, writer: RunWrite
     return watches
 
 
-def _announce(order: Order, built: Run, audience: Audience, problems: list[str]) -> None:
-    if not built.ranks.first:
-        return
-    audience.noted(_announcement(order, built.ranks))
+def _announce(built: Run, audience: Audience, problems: list[str], *, resumed: bool) -> None:
     if built.kernels is not None:
         audience.noted(str(built.kernels), kernels=dataclasses.asdict(built.kernels))
     for problem in problems:
         audience.noted(f"{problem} The one before it is used.")
-    if order.resume:
+    if resumed:
         step = built.state.position.step
         audience.noted(f"Resumed at step {step}." if step else "Nothing to resume: started anew.")
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bigstep.data.sampler import Step
-from bigstep.engine.meter import Flush
-from bigstep.engine.methods.base import Batches, Note, Outcome
-from bigstep.engine.state import Carried
+if TYPE_CHECKING:  # whoever only shows progress needs no torch
+    from bigstep.data.sampler import Step
+    from bigstep.engine.meter import Flush
+    from bigstep.engine.methods.base import Batches, Note, Outcome
+    from bigstep.engine.state import Carried
 
 __all__ = ["Audience", "Observer"]
 
