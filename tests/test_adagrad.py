@@ -24,7 +24,8 @@ from bigstep.config import (
     RunConfig,
     Stage,
 )
-from bigstep.config.text import apply_settings, stretched
+from bigstep.config.edit import stretch
+from bigstep.config.text import apply_settings
 from bigstep.engine.checkpoint import load_latest, save_checkpoint
 from bigstep.errors import ConfigError
 from bigstep.exchange import Exchange
@@ -243,8 +244,8 @@ def test_dense_steps_keep_their_share_of_a_shorter_or_longer_run() -> None:
     config = recipes.load("onebit")
     share = config.exchange.warmup_steps / config.epochs
     for epochs in (config.epochs / 4, 6.0, 3 * config.epochs):
-        assert abs(stretched(config, epochs).exchange.warmup_steps - share * epochs) <= 0.5
-    assert stretched(recipes.load("plain"), 3).exchange.warmup_steps == 0
+        assert abs(stretch(config, epochs).exchange.warmup_steps - share * epochs) <= 0.5
+    assert stretch(recipes.load("plain"), 3).exchange.warmup_steps == 0
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from bigstep.config.text import finished_on_one
+from bigstep.config.edit import finish_on_one
 from bigstep.records import read_run
 from test_same_path import small_order, train_here
 from worlds import World
 
 
 def test_ranks_without_workers_leave_the_path_as_it_is(world: Callable[[int], World], tmp_path: Path) -> None:
-    order = finished_on_one(small_order(4), 2)
+    order = finish_on_one(small_order(4), 2)
     alone = train_here(order, str(tmp_path / "alone"))
     together = world(3).run(train_here, order, str(tmp_path / "together"))
     batches = [row["batch"] for row in read_run(tmp_path / "alone").train]

@@ -14,7 +14,7 @@ import textbook_loop
 from bigstep import recipes
 from bigstep.check import PROPERTIES, Pool, check
 from bigstep.check.observe import journey
-from bigstep.check.shrink import shrunk
+from bigstep.check.shrink import shrink
 from bigstep.config import ExchangeConfig, LrConfig, OptimizerConfig, Piece, RunConfig, Stage, WorkersConfig
 from bigstep.errors import ConfigError
 from bigstep.records import read_run
@@ -124,7 +124,7 @@ def test_own_pieces_need_no_configuration(check_pool: Pool) -> None:
 def test_the_path_that_is_checked_is_the_one_that_train_takes(tmp_path: Path) -> None:
     from bigstep.check import Own, bigstep_loop
 
-    trial = shrunk(config(), 4)
+    trial = shrink(config(), 4)
     data = faults.Pairs(trial.train_samples)
     torch.manual_seed(trial.config.seed)
     result = fit(trial.config, faults.Net(), (data, data), out=tmp_path / "run", device="cpu")
@@ -185,7 +185,7 @@ def test_one_check_after_another_in_a_pool_has_a_place_of_its_own(check_pool: Po
     from bigstep.check import Own, bigstep_loop
     from bigstep.check.laboratory import Laboratory
 
-    trial = shrunk(config(), 4)
+    trial = shrink(config(), 4)
     places = set()
     for _ in range(5):  # each is gone before the next is made, and its address in memory free
         places.add(Laboratory(check_pool, bigstep_loop(), Own(faults.Net), trial, (1,), "float32").folder(trial, 1))

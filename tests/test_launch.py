@@ -117,17 +117,17 @@ def test_a_run_is_not_resumed_with_other_settings(
 
 
 def test_a_setting_that_did_not_exist_when_a_run_was_started_has_its_default() -> None:
+    from bigstep.config.edit import find_change
     from bigstep.config.text import config_to_mapping
-    from bigstep.engine.run import changed_setting
 
     config = recipes.load("plain", "mini")
     before = config_to_mapping(config)
     del before["lr"]["warmup_batch"]
-    assert changed_setting(before, config) is None
+    assert find_change(before, config) is None
     asked = apply_settings(config, ["lr.warmup_batch=64"])
-    assert "lr.warmup_batch=0, but now lr.warmup_batch=64" in str(changed_setting(before, asked))
+    assert "lr.warmup_batch=0, but now lr.warmup_batch=64" in str(find_change(before, asked))
     before["lr"]["invented"] = 3
-    assert "lr.invented=3" in str(changed_setting(before, config)), "a field of another release is not passed over"
+    assert "lr.invented=3" in str(find_change(before, config)), "a field of another release is not passed over"
 
 
 def test_a_killed_rank_is_named(tmp_path: Path) -> None:

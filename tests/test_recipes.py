@@ -12,7 +12,8 @@ import pytest
 
 from bigstep import recipes
 from bigstep.config import LrConfig, Piece, RunConfig, Stage
-from bigstep.config.text import apply_settings, config_from_yaml, config_to_yaml, stretched
+from bigstep.config.edit import stretch
+from bigstep.config.text import apply_settings, config_from_yaml, config_to_yaml
 from bigstep.data.sampler import Sampler
 from bigstep.engine.rates import batch_plan, learning_rate
 from bigstep.errors import ConfigError, RunError
@@ -245,7 +246,7 @@ def test_the_warm_up_of_a_huge_batch_has_as_many_steps_as_that_of_a_large_one() 
 
 def test_a_longer_warm_up_keeps_its_share_of_a_longer_run_and_goes_by_the_first_batch() -> None:
     config = apply_settings(recipes.load("plain", "cifar10"), ["workers.count=512"])
-    longer = stretched(config, 60)
+    longer = stretch(config, 60)
     assert learning_rate(longer.lr, longer.batch)(10, longer.batch) == pytest.approx(0.8)  # half way to epoch 20
     grown = learning_rate(config.lr, config.batch, (Stage(epoch=2, count=1024, local_batch=32),))
     assert grown(5, 32768) == pytest.approx(0.8)

@@ -15,13 +15,14 @@ import torch
 from torch import nn
 
 from bigstep.config import OptimizerConfig
+from bigstep.config.edit import find_change, flatten
 from bigstep.config.text import apply_settings, config_from_mapping, config_to_mapping, config_to_yaml
 from bigstep.errors import ConfigError
 from bigstep.optim import parameter_groups
 from bigstep.tables import load
 from bigstep.tables.methods import METHODS
 from bigstep.tables.models import FORMS, MODELS, find_model, model_names
-from bigstep.tables.optimizers import OPTIMIZERS, LarsSettings, SgdSettings
+from bigstep.tables.optimizers import OPTIMIZERS, LarsSettings, SgdSettings, rules_with
 from bigstep.tables.schedules import SHAPES, make_schedule
 
 BASE = {"workers": {"count": 8, "local_batch": 32}, "epochs": 2, "lr": {"base": 0.1}}
@@ -81,13 +82,14 @@ def test_settings_of_an_optimizer_survive_yaml_and_pickle(name: str) -> None:
 
 @pytest.mark.parametrize("path", OLD_RUNS, ids=lambda path: path.parent.name)
 def test_runs_of_the_first_release_keep_every_setting_that_had_a_meaning(path: Path) -> None:
-    old = json.loads(path.read_text())["config"]
-    new = config_to_mapping(config_from_mapping(old))
-    for field, value in new["optimizer"].items():
-        assert old["optimizer"].get(field, value) == value
-    assert {key: new[key] for key in old if key not in ("optimizer", "exchange")} == {
-        key: value for key, value in old.items() if key not in ("optimizer", "exchange")
-    }
+    config = config_from_mapping(json.loads(path.read_text())["config"])
+    old = dict(flatten(json.loads(path.read_text())["config"]))
+    new = dict(flatten(config_to_mapping(config)))
+    gone = set(old) - set(new)
+    assert {name.partition(".")[0] for name in gone} <= {"optimizer"}
+    assert all(config.optimizer.name not in rules_with(name.removeprefix("optimizer.")) for name in gone)
+    assert {name: new[name] for name in set(old) - gone} == {name: old[name] for name in set(old) - gone}
+    assert find_change(json.loads(path.read_text())["config"], config) is None
 
 
 def test_switching_the_optimizer_keeps_what_means_the_same() -> None:

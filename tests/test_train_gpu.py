@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from bigstep.config import RunConfig
-from bigstep.config.text import apply_settings, stretched
+from bigstep.config.edit import stretch
+from bigstep.config.text import apply_settings
 from bigstep.recipes import load
 from bigstep.train import fit
 
@@ -33,7 +34,7 @@ def images() -> tuple[torch.utils.data.Dataset, torch.utils.data.Dataset]:
 
 
 def config(recipe: str, *settings: str) -> RunConfig:
-    base = stretched(load(recipe, "cifar10"), 4)
+    base = stretch(load(recipe, "cifar10"), 4)
     count = 1 if base.plan and recipe != "fastai" else 4  # plans of the others grow it fourfold
     small = apply_settings(base, [f"workers.count={count}", "evaluate_every=4", *settings])
     return dataclasses.replace(small, seed=1)

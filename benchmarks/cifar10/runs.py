@@ -19,7 +19,8 @@ import torch
 
 from bigstep import recipes
 from bigstep.config import RunConfig
-from bigstep.config.text import apply_settings, stretched
+from bigstep.config.edit import stretch
+from bigstep.config.text import apply_settings
 from bigstep.data.catalog import open_data
 from bigstep.errors import BigstepError
 from bigstep.records import read_run
@@ -52,7 +53,7 @@ def config_of(recipe: str, batch: int, settings: tuple[str, ...] = (), epochs: f
     sizes = (f"workers.count={max(1, round(count))}", f"workers.local_batch={round(share)}")
     quiet = ("checkpoint.every=0", "checkpoint.seconds=0", "evaluate_every=1000")
     config = apply_settings(preset, (*sizes, *quiet))
-    config = stretched(config, epochs) if epochs else config
+    config = stretch(config, epochs) if epochs else config
     return apply_settings(config, settings)
 
 

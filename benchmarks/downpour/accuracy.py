@@ -20,7 +20,8 @@ from typing import Any
 from bigstep import recipes
 from bigstep.asynchronous import train_downpour, train_hogwild, train_locked
 from bigstep.config import AsynchronousConfig, RunConfig
-from bigstep.config.text import apply_settings, stretched
+from bigstep.config.edit import stretch
+from bigstep.config.text import apply_settings
 from bigstep.records import describe_machine
 from bigstep.train import fit
 
@@ -76,7 +77,7 @@ def main() -> None:
             continue
         pairs, speeds = [], []
         for seed in range(options.seeds):
-            config = stretched(dataclasses.replace(recipes.load(name), seed=seed), options.epochs)
+            config = stretch(dataclasses.replace(recipes.load(name), seed=seed), options.epochs)
             config = apply_settings(config, options.set)
             one, other = asynchronous(config, device="cpu"), reference(config, device="cpu")
             assert one.facts["samples"] == other.facts["samples"]

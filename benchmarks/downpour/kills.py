@@ -24,7 +24,7 @@ from typing import Any
 
 from bigstep import recipes
 from bigstep.asynchronous import train_downpour
-from bigstep.config.text import stretched
+from bigstep.config.edit import stretch
 from bigstep.records import describe_machine, read_run
 
 
@@ -43,7 +43,7 @@ def kill_after(folder: Path, name: str, updates: int, pause: float) -> None:
 
 def trial(seed: int) -> dict[str, Any]:
     rng = random.Random(seed)
-    config = stretched(dataclasses.replace(recipes.load("downpour"), seed=seed), 2.0)
+    config = stretch(dataclasses.replace(recipes.load("downpour"), seed=seed), 2.0)
     config = dataclasses.replace(config, asynchronous=dataclasses.replace(config.asynchronous, warm_start=0.0))
     victim, updates, pause = rng.randrange(3), rng.randrange(1, 500), rng.random() / 2
     with tempfile.TemporaryDirectory() as folder:

@@ -20,11 +20,16 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 from bigstep.errors import ConfigError, nearest, require
 
 __all__ = [
-    "Count", "Fraction", "NotNegative", "Positive", "Range", "WholeNotNegative", "build", "check_ranges", "convert",
-    "require_name",
+    "FRACTION", "NOT_NEGATIVE", "POSITIVE", "Count", "Fraction", "NotNegative", "Positive", "Range", "WholeNotNegative",
+    "build", "check_range", "check_ranges", "convert", "require_name",
 ]  # fmt: skip
 
 T = TypeVar("T")
+
+_WORDS = {
+    int: "a whole number", float: "a number", bool: "true or false", str: "text", dict: "a mapping", list: "a list",
+    types.NoneType: "nothing",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -35,19 +40,19 @@ class Range:
     words: str
 
 
-_POSITIVE = Range(lambda value: value > 0, "be greater than 0")
-_NOT_NEGATIVE = Range(lambda value: value >= 0, "not be negative")
-_FRACTION = Range(lambda value: 0 <= value < 1, "be at least 0 and less than 1")
+POSITIVE = Range(lambda value: value > 0, "be greater than 0")
+NOT_NEGATIVE = Range(lambda value: value >= 0, "not be negative")
+FRACTION = Range(lambda value: 0 <= value < 1, "be at least 0 and less than 1")
 
-Positive = Annotated[float, _POSITIVE]
-NotNegative = Annotated[float, _NOT_NEGATIVE]
-Fraction = Annotated[float, _FRACTION]
-Count = Annotated[int, _POSITIVE]
-WholeNotNegative = Annotated[int, _NOT_NEGATIVE]
+Positive = Annotated[float, POSITIVE]
+NotNegative = Annotated[float, NOT_NEGATIVE]
+Fraction = Annotated[float, FRACTION]
+Count = Annotated[int, POSITIVE]
+WholeNotNegative = Annotated[int, NOT_NEGATIVE]
 
 
-def build(cls: type[T], mapping: Any, where: str = "") -> T:
-    """Build a dataclass from plain dicts, lists and scalars; `where` is the path of its fields in messages.
+def build(cls: type[T], mapping: Any, where: str = "", whole: str = "the configuration") -> T:
+    """Build a dataclass from plain dicts, lists and scalars; in messages `where` is the path of its fields.
 
     A class with a method `choose` decides itself which class a mapping asks for.
 
@@ -61,7 +66,7 @@ def build(cls: type[T], mapping: Any, where: str = "") -> T:
     Traceback (most recent call last):
     bigstep.errors.ConfigError: Unknown field 'point.acros': did you mean 'point.across'?
     """
-    name = where or "the configuration"
+    name = where or whole
     if not isinstance(mapping, Mapping):
         raise ConfigError(f"{name} must be a mapping of fields to values (got {mapping!r:.60}).")
     if choose := getattr(cls, "choose", None):
@@ -90,10 +95,6 @@ def convert(hint: Any, value: Any, path: str) -> Any:
         if not isinstance(value, (list, tuple)):
             raise ConfigError(f"{path} takes a list (got {value!r:.60}).")
         return tuple(convert(arguments[0], item, path) for item in value)
-    if origin is dict:
-        if not isinstance(value, Mapping):
-            raise ConfigError(f"{path} must be a mapping of names to values (got {value!r:.60}).")
-        return {str(key): convert(arguments[1], item, f"{path}.{key}") for key, item in value.items()}
     if origin is Literal:
         if isinstance(value, str):
             require_name(value, arguments, path)
@@ -105,6 +106,8 @@ def convert(hint: Any, value: Any, path: str) -> Any:
             with contextlib.suppress(ConfigError):
                 return convert(alternative, value, path)
         raise ConfigError(f"{path} takes {' or '.join(map(_speak, arguments))} (got {value!r:.60}).")
+    if hint in (dict, list, types.NoneType) and isinstance(value, hint):
+        return value
     return _scalar(hint, value, path)
 
 
@@ -121,8 +124,12 @@ def check_ranges(instance: Any, where: str = "") -> None:
     for name, bound in _ranges(cast(Any, type(instance))):
         value = getattr(instance, name)
         if isinstance(value, (int, float)):
-            path = f"{where}.{name}" if where else name
-            require(bound.holds(value), f"{path} is {value}, but it must {bound.words}.")
+            check_range(value, bound, f"{where}.{name}" if where else name)
+
+
+def check_range(value: float, bound: Range, path: str) -> None:
+    """Refuse a number that lies outside of a range."""
+    require(bound.holds(value), f"{path} is {value}, but it must {bound.words}.")
 
 
 def require_name(given: str, allowed: Collection[str], path: str) -> None:
@@ -179,4 +186,4 @@ def _speak(hint: Any) -> str:
         return " or ".join(map(str, arguments))
     if origin is tuple:
         return "a list"
-    return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(hint, str(hint))
+    return _WORDS.get(hint, str(hint))

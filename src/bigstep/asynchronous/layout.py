@@ -18,6 +18,7 @@ from bigstep.asynchronous.averages import batch_statistics
 from bigstep.config import OptimizerConfig
 from bigstep.engine.build import Run
 from bigstep.norm.statistics import copy_out, statistics_of, tracking_norms
+from bigstep.validate import build
 
 __all__ = ["CHUNK", "Layout", "gradient_vector", "load_vector", "weight_vector"]
 
@@ -98,7 +99,7 @@ class Layout:
     @property
     def rule(self) -> OptimizerConfig:
         """The update rule of the shards."""
-        return OptimizerConfig(**self.optimizer)
+        return build(OptimizerConfig, self.optimizer, "optimizer")
 
     def bounds(self, shard: int) -> tuple[int, int]:
         """Return the places [start, stop) of a shard; shards differ by one element at most."""

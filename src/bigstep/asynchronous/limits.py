@@ -44,4 +44,9 @@ def require_runnable(config: RunConfig, ranks: Ranks, *, resume: bool) -> None:
         config.nonfinite == "stop",
         f"nonfinite is {config.nonfinite}, but a {method} run stops at a gradient that is not finite; use stop.",
     )
+    require(
+        config.asynchronous.warm_start < config.epochs,
+        f"asynchronous.warm_start is {config.asynchronous.warm_start:g}, but with {config.epochs:g} epochs no other "
+        "replica would ever take part: lower it, or shorten the run with --epochs, which shortens it too.",
+    )
     require(not config.data.sizes, f"data.sizes is set, but a {method} run keeps one image size; leave it empty.")

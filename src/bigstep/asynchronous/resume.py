@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bigstep.config import RunConfig
+from bigstep.config.edit import find_change
 from bigstep.engine.checkpoint import load_latest
-from bigstep.engine.run import changed_setting
 from bigstep.errors import ConfigError, DataError
 from bigstep.records import read_run
 
@@ -36,7 +36,7 @@ def saved_progress(folder: Path, config: RunConfig) -> Progress | None:
     if not (folder / "run.json").exists():
         return None
     run = read_run(folder)
-    if change := changed_setting(run.config, config):
+    if change := find_change(run.config, config):
         raise ConfigError(f"The run in {folder} {change}; take it back, or start a new run with another --out.")
     places = [folder / "checkpoints" / f"shard-{shard}" for shard in range(config.asynchronous.shards)]
     states = [load_latest(place)[0] for place in places]

@@ -7,7 +7,8 @@ import shutil
 from pathlib import Path
 from typing import Any, Literal
 
-from bigstep.bench.planned import Planned, same_experiment
+from bigstep.bench.planned import Planned
+from bigstep.config.edit import same_experiment
 from bigstep.config.text import config_from_mapping, config_to_mapping
 from bigstep.errors import ConfigError
 from bigstep.records import RunWriter, read_run, write_atomically

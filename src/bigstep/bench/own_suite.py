@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from bigstep import recipes
 from bigstep.bench.planned import Planned
 from bigstep.bench.suites import Options
-from bigstep.errors import ConfigError, nearest
+from bigstep.config.text import read_yaml
+from bigstep.errors import ConfigError
+from bigstep.validate import Count, Positive, WholeNotNegative, build, check_ranges, require_name
 
 __all__ = ["EXAMPLE", "read_suite"]
 
@@ -23,10 +24,19 @@ EXAMPLE = """\
 - {recipe: sony, epochs: 4, seeds: 3, procs: 2, finish_on_one: 1}
 """
 
-FIELDS: dict[str, tuple[type, ...]] = {
-    "recipe": (str,), "name": (str,), "preset": (str,), "set": (dict,), "seeds": (int,), "epochs": (int, float),
-    "procs": (int,), "finish_on_one": (int, float),
-}  # fmt: skip
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One entry of a suite: runs that differ in the seed only."""
+
+    recipe: str
+    name: str = ""
+    preset: str = ""
+    set: dict = field(default_factory=dict)  # type: ignore[type-arg]  # values of any kind, by path
+    seeds: Count = 3
+    epochs: Positive | None = None
+    procs: WholeNotNegative = 0
+    finish_on_one: Positive | None = None
 
 
 def read_suite(file: Path, options: Options) -> list[Planned]:
@@ -35,17 +45,15 @@ def read_suite(file: Path, options: Options) -> list[Planned]:
     Raises:
         ConfigError: One sentence that names the entry and what is wrong with it.
     """
-    try:
-        entries = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"The suite {file} cannot be read ({error.strerror}).") from None
-    except (yaml.YAMLError, UnicodeDecodeError, ValueError):
-        raise ConfigError(f"The suite {file} is not valid YAML; it holds a list of runs, each with a recipe.") from None
+    entries = read_yaml(file)
     if not isinstance(entries, list) or not entries:
         raise ConfigError(f"The suite {file} must hold a list of runs, each with at least `recipe:`.")
     runs: list[Planned] = []
     for number, entry in enumerate(entries, start=1):
-        runs += _runs_of(entry, f"{file}, run {number}", options)
+        try:
+            runs += _runs_of(entry, options)
+        except ConfigError as error:
+            raise ConfigError(f"{file}, run {number}: {error}") from None
     names = [run.name for run in runs]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice:
@@ -53,27 +61,20 @@ def read_suite(file: Path, options: Options) -> list[Planned]:
     return sorted(runs, key=lambda run: run.seed)  # whole comparisons first
 
 
-def _runs_of(entry: Any, where: str, options: Options) -> list[Planned]:
-    if not isinstance(entry, dict) or "recipe" not in entry:
-        raise ConfigError(f"{where} must be a mapping with `recipe:` (got {entry!r:.60}).")
-    for key, value in entry.items():
-        if key not in FIELDS:
-            raise ConfigError(f"{where} has the unknown field {key!r}: {nearest(str(key), FIELDS)}")
-        if not isinstance(value, FIELDS[key]) or isinstance(value, bool):
-            raise ConfigError(f"{where}: {key} takes {FIELDS[key][-1].__name__} (got {value!r:.60}).")
-    recipe = entry["recipe"]
-    if recipe not in recipes.NAMES:
-        raise ConfigError(f"{where} names the recipe {recipe!r}: {nearest(recipe, recipes.NAMES)}.")
-    seeds = options.seeds or (1 if options.quick else entry.get("seeds", 3))
-    settings = tuple(f"{path}={json.dumps(value)}" for path, value in entry.get("set", {}).items())
+def _runs_of(given: Any, options: Options) -> list[Planned]:
+    entry = build(Entry, given, whole="an entry of a suite")
+    check_ranges(entry)
+    require_name(entry.recipe, recipes.NAMES, "recipe")
+    seeds = options.seeds or (1 if options.quick else entry.seeds)
+    settings = tuple(f"{path}={json.dumps(value)}" for path, value in entry.set.items())
     run = Planned(
-        label=str(entry.get("name", recipe)),
-        recipe=recipe,
-        preset=entry.get("preset", options.preset),
+        label=entry.name or entry.recipe,
+        recipe=entry.recipe,
+        preset=entry.preset or options.preset,
         settings=(*settings, *options.settings),
-        epochs=options.epochs or entry.get("epochs"),
-        finish_on_one=entry.get("finish_on_one"),
-        procs=1 if recipe in recipes.ASYNCHRONOUS else entry.get("procs", options.procs),
+        epochs=options.epochs or entry.epochs,
+        finish_on_one=entry.finish_on_one,
+        procs=1 if entry.recipe in recipes.ASYNCHRONOUS else entry.procs or options.procs,
     )
     run.config()  # a mistake is told before anything is started
     return [dataclasses.replace(run, seed=seed) for seed in range(seeds)]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from dataclasses import dataclass
 
 from bigstep import recipes
-from bigstep.config import CheckpointConfig, RunConfig
-from bigstep.config.text import apply_settings, finished_on_one, stretched
+from bigstep.config import RunConfig
+from bigstep.config.edit import finish_on_one, stretch
+from bigstep.config.text import apply_settings
 
-__all__ = ["Network", "Planned", "same_experiment"]
+__all__ = ["Network", "Planned"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +66,9 @@ class Planned:
         """Return the configuration that `arguments` leads to."""
         config = recipes.load(self.recipe, self.preset)
         if self.epochs is not None:
-            config = stretched(config, self.epochs)
+            config = stretch(config, self.epochs)
         config = apply_settings(config, [*self.settings, f"seed={self.seed}"])
-        return config if self.finish_on_one is None else finished_on_one(config, self.finish_on_one)
+        return config if self.finish_on_one is None else finish_on_one(config, self.finish_on_one)
 
     def arguments(self) -> list[str]:
         """Return what to type after `bigstep` to make the same run, without its folder."""
@@ -82,19 +82,3 @@ class Planned:
         if self.procs > 1 and self.network is None:
             words += ["--procs", str(self.procs)]
         return words
-
-
-def same_experiment(one: RunConfig, other: RunConfig) -> bool:
-    """Whether two configurations lead to the same run; where files lie and are written does not matter.
-
-    >>> from bigstep.config.text import apply_settings
-    >>> config = recipes.load("plain")
-    >>> [same_experiment(config, apply_settings(config, [text])) for text in ("data.path=x", "lr.base=1")]
-    [True, False]
-    """
-
-    def essence(config: RunConfig) -> RunConfig:
-        data = dataclasses.replace(config.data, path="", loaders=0)
-        return dataclasses.replace(config, data=data, checkpoint=CheckpointConfig())
-
-    return essence(one) == essence(other)

@@ -12,6 +12,7 @@ from bigstep import recipes
 from bigstep.bench.ablation import techniques_of
 from bigstep.bench.planned import Network, Planned
 from bigstep.config import RunConfig
+from bigstep.config.edit import scale_batch
 from bigstep.errors import ConfigError, nearest
 
 __all__ = ["SUITES", "Options", "Suite", "planned_runs"]
@@ -131,22 +132,11 @@ def _batch(suite: Suite, options: Options) -> list[Planned]:
 
 
 def batch_settings(base: RunConfig, batch: int, scale: Scale = MINI) -> list[str]:
-    """Return the settings that give a recipe another batch, with its rate following by the rule of its optimizer.
-
-    The local batch stays, since it decides the batch-norm statistics; workers are added. SGD's rate follows the batch
-    linearly (Goyal et al. 2017), that of LARS and AdaGrad by the square root; at the recipe's own batch nothing
-    changes.
-    """
-    stages = [stage.count * stage.local_batch for stage in base.plan] if scale.of_largest else []
-    factor = batch / max([base.batch, *stages])
-    settings = [f"workers.count={max(1, round(base.workers.count * factor))}"]
-    if base.plan:
-        plan = [dataclasses.asdict(stage) for stage in base.plan]
-        for stage in plan:
-            stage["count"] = max(1, round(stage["count"] * factor))
-        settings.append(f"plan={json.dumps(plan)}")
-    if base.lr.scaling == "none":
-        settings += [f"lr.scaling={base.optimizer.batch_rule}", f"lr.base_batch={base.batch}"]
+    """Return the settings that give a recipe another batch, as `scale_batch` does."""
+    scaled = scale_batch(base, batch, of_largest=scale.of_largest)
+    settings = [f"workers.count={scaled.workers.count}"]  # the stages of a plan follow
+    if scaled.lr != base.lr:
+        settings += [f"lr.scaling={scaled.lr.scaling}", f"lr.base_batch={scaled.lr.base_batch}"]
     return settings
 
 

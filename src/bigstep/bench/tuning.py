@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from bigstep import recipes
 from bigstep.bench.planned import Planned
+from bigstep.config.edit import flatten
 from bigstep.errors import ConfigError
-from bigstep.report.outcome import flatten
 
 __all__ = ["HOLDOUT", "SPACES", "Axis", "choose", "trials_of"]
 

@@ -19,7 +19,7 @@ from bigstep.check.rows_gradient import accumulation_is_big_batch, exchange_is_m
 from bigstep.check.rows_path import resume_elsewhere, resume_here, same_path, same_statistics
 from bigstep.check.rows_rate import rate_follows_batch, rate_in_samples
 from bigstep.check.rows_start import random_streams, same_order, same_start
-from bigstep.check.shrink import shrunk
+from bigstep.check.shrink import shrink
 from bigstep.check.subject import Own, Subject
 from bigstep.check.verdict import Verdict
 from bigstep.config import LrConfig, Piece, RunConfig, WorkersConfig, require
@@ -112,7 +112,7 @@ def check(
     own = Own(model, loss, data, optimizer)
     config = _plain(optimizer) if config is None else config
     sizes = _sizes(ranks)
-    trial = shrunk(config, sizes[-1])
+    trial = shrink(config, sizes[-1])
     chosen = _chosen(only)
     started = time.perf_counter()
     workplace = pool or Pool()

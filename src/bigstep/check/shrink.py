@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bigstep.check.subject import Trial
-from bigstep.config import RunConfig, Stage, WorkersConfig, require
-from bigstep.config.text import stretched
+from bigstep.config import RunConfig, require
+from bigstep.config.edit import scale_workers, stretch
 from bigstep.tables.optimizers import SgdSettings
 
-__all__ = ["lossless", "shrunk", "with_batch"]
+__all__ = ["lossless", "shrink", "with_batch"]
 
 WORKERS, LOCAL_BATCH = 6, 4
 """Six workers lie unevenly on four ranks, which brings out what divides by the wrong number."""
@@ -20,7 +20,7 @@ WARMUP_STEPS = 2
 """Dense steps before a lossy codec sets in, at most; a check is too short for more."""
 
 
-def shrunk(config: RunConfig, most_ranks: int) -> Trial:
+def shrink(config: RunConfig, most_ranks: int) -> Trial:
     """Return a run of some twelve steps with the structure of `config`, in float64.
 
     Local batches keep their ratios from stage to stage. An epoch ends with an incomplete batch whose samples do not
@@ -32,24 +32,19 @@ def shrunk(config: RunConfig, most_ranks: int) -> Trial:
         "there is no equality to check; `bigstep bench` measures it.",
     )
     first = config.workers
-    workers = WorkersConfig(
-        count=max(most_ranks, min(first.count, WORKERS)), local_batch=min(first.local_batch, LOCAL_BATCH)
+    scaled = scale_workers(
+        stretch(config, EPOCHS),
+        count=min(1, WORKERS / first.count),
+        local_batch=min(1, LOCAL_BATCH / first.local_batch),
+        least=most_ranks,
     )
-    stages = tuple(
-        Stage(
-            epoch=stage.epoch,
-            count=max(most_ranks, round(stage.count * workers.count / first.count)),
-            local_batch=max(1, round(stage.local_batch * workers.local_batch / first.local_batch)),
-        )
-        for stage in config.plan
-    )
-    batch = workers.count * workers.local_batch
-    largest = max([batch, *(stage.count * stage.local_batch for stage in stages)])
+    batch = scaled.batch
+    largest = max([batch, *(stage.count * stage.local_batch for stage in scaled.plan)])
     small = replace(
-        stretched(replace(config, workers=workers, plan=stages), EPOCHS),
+        scaled,
         precision="float64",
         exchange=replace(config.exchange, warmup_steps=min(config.exchange.warmup_steps, WARMUP_STEPS)),
-        data=replace(stretched(config, EPOCHS).data, loaders=0),
+        data=replace(scaled.data, loaders=0),
     )
     return Trial(
         config=small,
@@ -73,12 +68,4 @@ def lossless(trial: Trial) -> Trial:
 
 def with_batch(trial: Trial, *, count: float = 1, local_batch: float = 1) -> Trial:
     """Return the trial with workers and local batches of all stages multiplied."""
-    config = trial.config
-    workers = WorkersConfig(
-        count=round(config.workers.count * count), local_batch=round(config.workers.local_batch * local_batch)
-    )
-    plan = tuple(
-        replace(stage, count=round(stage.count * count), local_batch=round(stage.local_batch * local_batch))
-        for stage in config.plan
-    )
-    return replace(trial, config=replace(config, workers=workers, plan=plan))
+    return replace(trial, config=scale_workers(trial.config, count=count, local_batch=local_batch))

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bigstep.bench.planned import same_experiment
 from bigstep.config import RunConfig
-from bigstep.config.text import apply_settings, config_from_mapping, config_from_yaml, finished_on_one, stretched
+from bigstep.config.edit import finish_on_one, same_experiment, stretch
+from bigstep.config.text import apply_settings, config_from_mapping, read_yaml
 from bigstep.engine.job import Job
 from bigstep.errors import ConfigError, require
 from bigstep.records import Run, read_run
@@ -46,10 +46,10 @@ def job_of(options: Train, *, launched: bool) -> Job:
     folder = _existing_folder(options, launched) if options.resume else None
     config = _base_config(options, folder)
     if options.epochs is not None:
-        config = stretched(config, options.epochs)
+        config = stretch(config, options.epochs)
     config = apply_settings(config, [*_short_settings(options, config), *(options.settings or ())])
     if options.finish_on_one is not None:
-        config = finished_on_one(config, options.finish_on_one)
+        config = finish_on_one(config, options.finish_on_one)
     _check_profile(options, config)
     return Job(
         config=config,
@@ -74,12 +74,7 @@ def named_config(recipe: str | None, preset: str, file: Path | None) -> RunConfi
         return recipes.load(recipe or "plain", preset)
     if recipe is not None:
         raise ConfigError(f"Both the recipe {recipe!r:.60} and --config {file} were given; give one.")
-    try:
-        return config_from_yaml(file.read_text(encoding="utf-8"), str(file))
-    except OSError as error:
-        raise ConfigError(f"--config {file} cannot be read ({error.strerror}).") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"--config {file} is not a text file.") from None
+    return config_from_mapping(read_yaml(file))
 
 
 def _base_config(options: Train, folder: Path | None) -> RunConfig:

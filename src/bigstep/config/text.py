@@ -12,48 +12,37 @@ import inspect
 import textwrap
 import typing
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import yaml
 
-from bigstep.config import OptimizerConfig, RunConfig, Stage
+from bigstep.config.edit import follow_workers
+from bigstep.config.schema import RunConfig, WorkersConfig, config_from_mapping, config_to_mapping
 from bigstep.errors import ConfigError, nearest, require
 from bigstep.tables.models import model_names
 from bigstep.tables.optimizers import OPTIMIZERS, rules_with
+from bigstep.tables.precisions import PRECISIONS
 from bigstep.tables.schedules import SHAPES
 from bigstep.validate import build
 
 __all__ = [
-    "apply_settings",
-    "config_from_mapping",
-    "config_from_yaml",
-    "config_to_mapping",
-    "config_to_yaml",
-    "finished_on_one",
-    "stretched",
-]
+    "apply_settings", "config_from_mapping", "config_from_yaml", "config_to_mapping", "config_to_yaml", "parse_yaml",
+    "read_yaml",
+]  # fmt: skip
 
-NAMES: dict[str, Iterable[str]] = {"optimizers": OPTIMIZERS, "shapes": SHAPES, "models": model_names()}
+NAMES: dict[str, Iterable[str]] = {
+    "optimizers": OPTIMIZERS,
+    "shapes": SHAPES,
+    "models": model_names(),
+    "precisions": PRECISIONS,
+}
 """What stands for `{optimizers}` and the like in the sentence of a field."""
-
-
-def config_from_mapping(mapping: Any) -> RunConfig:
-    """Build a `RunConfig` from plain dicts, lists and scalars.
-
-    >>> config_from_mapping({"workers": {"count": 8, "local_batch": 32}, "epochs": 2, "lr": {"base": 0.1}}).batch
-    256
-    """
-    return build(RunConfig, mapping)
-
-
-def config_to_mapping(config: RunConfig | OptimizerConfig) -> dict[str, Any]:
-    """Return `config` as plain dicts and lists, ready for JSON."""
-    return typing.cast(dict[str, Any], _plain(dataclasses.asdict(config)))
 
 
 def config_from_yaml(text: str, origin: str) -> RunConfig:
     """Read a configuration from YAML; `origin` names the file in messages."""
-    return config_from_mapping(_parse_yaml(text, origin))
+    return config_from_mapping(parse_yaml(text, origin))
 
 
 def config_to_yaml(config: RunConfig) -> str:
@@ -82,82 +71,17 @@ def apply_settings(config: RunConfig, settings: Iterable[str]) -> RunConfig:
             f"{path} goes with optimizer.name={' or '.join(others)} (got {rule.name}).",
         )
         _set(mapping, path, value)
-    changed = config_from_mapping(mapping)
-    return changed if changed.plan != config.plan else _with_plan_following(changed, config)
+    if mapping["plan"] == config_to_mapping(config)["plan"]:
+        workers = build(WorkersConfig, mapping["workers"], "workers")
+        mapping["plan"] = [vars(stage) for stage in follow_workers(config.plan, config.workers, workers)]
+    return config_from_mapping(mapping)
 
 
 def _parse_setting(setting: str) -> tuple[str, Any]:
     path, equals, text = setting.partition("=")
     if not equals or not path.strip():
         raise ConfigError(f"--set takes FIELD=VALUE, as in --set lr.base=0.2 (got {setting!r}).")
-    return path.strip(), _parse_yaml(text, f"--set {setting}")
-
-
-def _with_plan_following(changed: RunConfig, config: RunConfig) -> RunConfig:
-    count = changed.workers.count / config.workers.count
-    local = changed.workers.local_batch / config.workers.local_batch
-    plan = tuple(
-        dataclasses.replace(
-            stage, count=max(1, round(stage.count * count)), local_batch=max(1, round(stage.local_batch * local))
-        )
-        for stage in config.plan
-    )
-    return dataclasses.replace(changed, plan=plan)
-
-
-def stretched(config: RunConfig, epochs: float) -> RunConfig:
-    """Return `config` with its epochs and its exchange's dense steps scaled: a shorter run still warms up and ends."""
-    if not 0 < epochs < float("inf"):
-        raise ConfigError(f"--epochs is {epochs}, but it must be greater than 0.")
-    ratio = epochs / config.epochs
-    pieces = tuple(
-        dataclasses.replace(piece, until=piece.until * ratio, at=tuple(at * ratio for at in piece.at))
-        for piece in config.lr.schedule
-    )
-    return dataclasses.replace(
-        config,
-        epochs=epochs,
-        lr=dataclasses.replace(config.lr, schedule=pieces),
-        plan=tuple(dataclasses.replace(stage, epoch=stage.epoch * ratio) for stage in config.plan),
-        data=dataclasses.replace(
-            config.data, sizes=tuple(dataclasses.replace(size, epoch=size.epoch * ratio) for size in config.data.sizes)
-        ),
-        exchange=dataclasses.replace(config.exchange, warmup_steps=round(config.exchange.warmup_steps * ratio)),
-        optimizer=config.optimizer.stretch(ratio),
-    )
-
-
-def finished_on_one(config: RunConfig, epochs: float) -> RunConfig:
-    """Return `config` with its last `epochs` in small batches on one worker: parallel for speed, then precise.
-
-    A last stage with one worker of `workers.local_batch` samples is added to the plan. Its rate follows the batch as
-    the recipe's rule says: rate = b / B of what the schedule gives where the rate grows with the batch or not at all
-    (Goyal's linear rule, read backwards), sqrt(b / B) under scaling=sqrt; B is the batch of the stage before, b the
-    new one. With lr.follow_plan that happens anyway, and the stage leaves the rate alone.
-
-    >>> base = config_from_mapping({"workers": {"count": 8, "local_batch": 32}, "epochs": 4, "lr": {"base": 0.1}})
-    >>> finished_on_one(base, 1).plan
-    (Stage(epoch=3.0, count=1, local_batch=32, rate=0.125),)
-
-    Reference: Goyal et al., "Accurate, Large Minibatch SGD", 2017, section 2.1 (the linear rule).
-    """
-    if not 0 < epochs < config.epochs:
-        raise ConfigError(
-            f"--finish-on-one is {epochs:g}, but it must lie between 0 and the {config.epochs:g} epochs of the run."
-        )
-    if config.asynchronous.method != "none":
-        raise ConfigError(
-            f"--finish-on-one is for synchronous runs; a {config.asynchronous.method} run has no batch to shrink: "
-            "leave it out."
-        )
-    begin = config.epochs - epochs
-    kept = tuple(stage for stage in config.plan if stage.epoch < begin)
-    before = kept[-1].count * kept[-1].local_batch if kept else config.batch
-    ratio = config.workers.local_batch / before
-    rate = 1.0 if config.lr.follow_plan else ratio**0.5 if config.lr.scaling == "sqrt" else ratio
-    earlier = kept[-1].rate if kept else 1.0
-    last = Stage(epoch=begin, count=1, local_batch=config.workers.local_batch, rate=earlier * rate)
-    return dataclasses.replace(config, plan=(*kept, last))
+    return path.strip(), parse_yaml(text, f"--set {setting}")
 
 
 def _set(mapping: dict[str, Any], path: str, value: Any) -> None:
@@ -185,7 +109,8 @@ class _PlainLoader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
 
-def _parse_yaml(text: str, origin: str) -> Any:
+def parse_yaml(text: str, origin: str) -> Any:
+    """Return the plain values of a YAML text; `origin` names it in messages."""
     try:
         return yaml.load(text, _PlainLoader)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
@@ -195,12 +120,14 @@ def _parse_yaml(text: str, origin: str) -> Any:
         raise ConfigError(f"{origin}{line} is not valid YAML: {problem}.") from None
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return value
+def read_yaml(file: Path) -> Any:
+    """Return the plain values of a YAML file."""
+    try:
+        return parse_yaml(file.read_text(encoding="utf-8"), str(file))
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read ({error.strerror}).") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{file} is not a text file in UTF-8.") from None
 
 
 @functools.cache

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from bigstep.config import RunConfig
-from bigstep.config.text import config_from_mapping, config_to_mapping
+from bigstep.config.edit import find_change
+from bigstep.config.text import config_to_mapping
 from bigstep.engine.background import BackgroundWriter
 from bigstep.engine.build import Own, Run, build
 from bigstep.engine.checkpoint import load_latest, weights_hash
@@ -30,10 +31,7 @@ from bigstep.engine.rates import batch_plan
 from bigstep.errors import BigstepError, ConfigError, DataError, RunError
 from bigstep.records import RunWriter, locked, write_atomically
 
-__all__ = ["Order", "changed_setting", "run"]
-
-_FREE_TO_CHANGE = {"data.path", "data.loaders", "checkpoint", "kernels"}
-"""Fields that do not decide the path, so a resumed run may change them."""
+__all__ = ["Order", "run"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -111,35 +109,13 @@ def _saved_state(order: Order, ranks: Ranks) -> tuple[dict[str, Any] | None, lis
         state, problems = load_latest(order.folder / "checkpoints")
         if state is not None:
             if isinstance(state.get("config"), dict):
-                refusal = changed_setting(state["config"], order.config)
+                refusal = find_change(state["config"], order.config)
             else:
                 refusal = "has a checkpoint that is none of a run"
     state, problems, refusal = ranks.from_first((state, problems, refusal))
     if refusal:
         raise ConfigError(f"The run in {order.folder} {refusal}; take it back, or start a new run with another --out.")
     return state, problems
-
-
-def changed_setting(before: dict[str, Any], config: RunConfig) -> str | None:
-    """Name the first setting that differs from those a run was started with, unless it is free to change.
-
-    A field that did not exist then has its default.
-    """
-    with contextlib.suppress(ConfigError):  # one that no longer exists is named below
-        before = config_to_mapping(config_from_mapping(before))
-    return _changed_field(before, config_to_mapping(config))
-
-
-def _changed_field(old: Any, new: Any, path: str = "") -> str | None:
-    if path in _FREE_TO_CHANGE or old == new:
-        return None
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in [*old, *(key for key in new if key not in old)]:
-            change = _changed_field(old.get(key), new.get(key), f"{path}.{key}" if path else key)
-            if change:
-                return change
-        return None
-    return f"was started with {path}={old!r:.60}, but now {path}={new!r:.60} is asked for"
 
 
 def _carry_out(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bigstep.config.text import read_yaml
 from bigstep.errors import ConfigError, nearest
 from bigstep.plan import units
 
@@ -178,12 +179,12 @@ class Cluster:
         """Read a preset by name, or a YAML file by path."""
         path = Path(name)
         if path.suffix in (".yaml", ".yml"):
-            return cls.from_mapping(units.read_yaml(path), str(path))
+            return cls.from_mapping(read_yaml(path), str(path))
         if name not in cluster_names():
             raise ConfigError(
                 f"Unknown cluster {name!r}: {nearest(name, cluster_names())} A file of your own ends in .yaml."
             )
-        return cls.from_mapping(units.read_yaml(FOLDER / f"{name}.yaml"), name)
+        return cls.from_mapping(read_yaml(FOLDER / f"{name}.yaml"), name)
 
     @classmethod
     def from_mapping(cls, mapping: dict[str, Any], origin: str) -> Cluster:

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-import yaml
-
 from bigstep.errors import ConfigError, nearest
+from bigstep.validate import NOT_NEGATIVE, POSITIVE, check_range, convert
 
-__all__ = ["Quantity", "read_fields", "read_yaml"]
+__all__ = ["Quantity", "read_fields"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,9 +77,7 @@ def read_fields(
     for name, value in mapping.items():
         path = f"{prefix}{name}"
         if name in others:
-            if not isinstance(value, others[name]):
-                raise ConfigError(f"{path} takes {_spoken(others[name])} (got {value!r:.60}).")
-            values[name] = value
+            values[name] = convert(others[name], value, path)
             continue
         if name not in names:
             raise ConfigError(f"Unknown field {path!r}: {_suggestion(str(name), names, others)}")
@@ -106,37 +102,6 @@ def _suggestion(name: str, names: Mapping[str, str], others: Mapping[str, type])
 
 
 def _number(quantity: Quantity, name: str, value: Any, path: str) -> float:
-    if isinstance(value, str):  # YAML 1.1 reads 1e-4 as a string
-        try:
-            value = float(value)
-        except ValueError:
-            raise ConfigError(
-                f"{path} takes a number; its unit is in the name of the field (got {value!r:.60})."
-            ) from None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < float("inf"):
-        raise ConfigError(f"{path} takes a number (got {value!r:.60}).")
-    if quantity.whole and int(value) != value:
-        raise ConfigError(f"{path} takes a whole number (got {value!r}).")
-    if value < 0 or (value == 0 and not quantity.zero_allowed):
-        least = "not be negative" if quantity.zero_allowed else "be greater than 0"
-        raise ConfigError(f"{path} is {value}, but it must {least}.")
-    return int(value) if quantity.whole else value * quantity.units[name]
-
-
-def _spoken(kind: type) -> str:
-    return {str: "text", bool: "true or false", dict: "a mapping", list: "a list"}.get(kind, kind.__name__)
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a YAML file that holds one mapping."""
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read ({error.strerror}).") from None
-    except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f", line {mark.line + 1}" if mark else ""
-        raise ConfigError(f"{path}{line} is not valid YAML.") from None
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path} must hold a mapping of fields to values.")
-    return content
+    number: float = convert(int if quantity.whole else float, value, path)
+    check_range(number, NOT_NEGATIVE if quantity.zero_allowed else POSITIVE, path)
+    return number if quantity.whole else number * quantity.units[name]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bigstep.config.text import read_yaml
 from bigstep.errors import ConfigError, nearest
 from bigstep.plan import units
 from bigstep.plan.architectures import ARCHITECTURES
@@ -130,7 +131,7 @@ class Workload:
         """Take a model that ships by name, or read a YAML file by path."""
         path = Path(name)
         if path.suffix in (".yaml", ".yml"):
-            return cls.from_mapping(units.read_yaml(path), str(path))
+            return cls.from_mapping(read_yaml(path), str(path))
         if name not in ARCHITECTURES:
             raise ConfigError(
                 f"Unknown model {name!r}: {nearest(name, ARCHITECTURES)} "

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from bigstep.config.edit import decides_path, flatten
 from bigstep.records import Run
 from bigstep.report.words import clean, number
 
@@ -16,8 +17,8 @@ __all__ = ["PARTS", "Outcome", "flatten", "outcome_of"]
 PARTS = ("compute", "exchange", "data")
 """Where the time of a step goes; exchange is the part that computation does not hide."""
 
-INCIDENTAL = ("recipe", "preset", "seed", "data.path", "data.loaders", "checkpoint.")
-"""Settings that do not make two runs different experiments (the recipe and preset are named apart)."""
+NAMED_APART = ("recipe", "preset", "seed")
+"""Settings that a report shows in places of their own."""
 
 
 @dataclass(frozen=True)
@@ -72,19 +73,6 @@ class Outcome:
                 seconds = number(row.get("seconds"))
                 return seconds if seconds is None or self.seconds is None else min(seconds, self.seconds)
         return None
-
-
-def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Walk through a nested mapping as dotted names.
-
-    >>> dict(flatten({"a": {"b": 1, "c": [1, 2]}}))
-    {'a.b': 1, 'a.c': [1, 2]}
-    """
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            yield from flatten(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def outcome_of(run: Run) -> Outcome:
@@ -150,12 +138,12 @@ def _whole(value: float | None) -> int | None:
 
 def _settings(config: Mapping[str, Any], ranks: object, device: object) -> dict[str, str]:
     """Everything that makes two runs different experiments, written short."""
-    facts = {"ranks": ranks, "device": device}
+    facts = {"ranks": ranks, "device": device, "kernels": config.get("kernels")}  # where and how fast it computed
     pairs = [*flatten(config), *((name, value) for name, value in facts.items() if value is not None)]
     return {
         clean(name, 80): _short(value)
         for name, value in pairs
-        if not any(name == skip or (skip[-1] == "." and name.startswith(skip)) for skip in INCIDENTAL)
+        if name in facts or (name not in NAMED_APART and decides_path(name))
     }
 
 

@@ -1,0 +1,60 @@
+"""The part of a configuration that says which data are trained on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from bigstep.errors import require
+from bigstep.validate import Count, Fraction, NotNegative, Range, WholeNotNegative, check_ranges
+
+__all__ = ["DataConfig", "Resize"]
+
+Share = Annotated[float, Range(lambda value: 0 < value <= 1, "lie above 0 and at most at 1")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resize:
+    """Progressive resizing: from `epoch` on, train on images of `image_size`."""
+
+    epoch: NotNegative
+    """The first epoch at this size."""
+    image_size: Count
+    """Side of the training crop in pixels."""
+    min_scale: Share = 0.08
+    """Smallest area of a random resized crop, as a fraction of the image."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, "data.sizes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Which images, how large, how augmented."""
+
+    name: str = "embedded"
+    """embedded, fashion-mnist, mnist, cifar10, imagenet, folder, or package.module:function for your own."""
+    path: str = ""
+    """Where the files lie; empty means the cache folder (and a download where the set allows it)."""
+    image_size: WholeNotNegative = 0
+    """Side of the images in pixels; 0 keeps the size of the set."""
+    augment: Literal["none", "flip", "crop_flip", "resized_crop"] = "none"
+    """Augmentation of training images, tied to (seed, epoch, sample), never to a rank."""
+    sizes: tuple[Resize, ...] = ()
+    """Progressive resizing, as a list of {epoch, image_size, min_scale}; empty for a constant size."""
+    rectangular: bool = False
+    """Evaluate folders on whole images in batches of like aspect ratio instead of square centre crops."""
+    drop_last: bool = False
+    """Leave out the incomplete last batch of each epoch, for which the rate of a huge batch is too large."""
+    holdout: Fraction = 0.0
+    """Fraction of the training set kept out of training and used for evaluation instead of the test set."""
+    loaders: WholeNotNegative = 2
+    """Processes that decode images of a folder, for each rank; sets held in memory need none."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, "data")
+        epochs = [size.epoch for size in self.sizes]
+        require(
+            epochs == sorted(set(epochs)),
+            f"data.sizes must be listed by rising epoch, but the epochs are {epochs}.",
+        )

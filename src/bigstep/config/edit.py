@@ -1,0 +1,183 @@
+"""Questions about configurations that have one answer each: other epochs, another batch, the same experiment?"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from bigstep.config.schema import RunConfig, Stage, WorkersConfig, config_from_mapping, config_to_mapping
+from bigstep.errors import ConfigError, require
+
+__all__ = [
+    "decides_path", "find_change", "finish_on_one", "flatten", "follow_workers", "same_experiment", "scale_batch",
+    "scale_workers", "stretch",
+]  # fmt: skip
+
+T = TypeVar("T", WorkersConfig, Stage)
+
+FREE = ("data.path", "data.loaders", "checkpoint", "kernels")
+"""Settings that decide where and how fast a run computes, but not its path; a resumed run may change them."""
+
+
+def stretch(config: RunConfig, epochs: float) -> RunConfig:
+    """Return `config` for another number of epochs, with all that counts in epochs or steps in proportion.
+
+    Schedule, batch plan, image sizes, the optimizer's transition, the exchange's dense steps, the islands' beginning
+    and Downpour's warm start keep their places in the run: a shorter one still warms up, and ends.
+
+    >>> base = {"workers": {"count": 8, "local_batch": 32}, "epochs": 8, "lr": {"base": 0.1}}
+    >>> base["asynchronous"] = {"method": "downpour", "warm_start": 2}
+    >>> stretch(config_from_mapping(base), 1).asynchronous.warm_start
+    0.25
+    """
+    require(0 < epochs < float("inf"), f"--epochs is {epochs}, but it must be greater than 0.")
+    ratio = epochs / config.epochs
+    pieces = tuple(
+        replace(piece, until=piece.until * ratio, at=tuple(at * ratio for at in piece.at))
+        for piece in config.lr.schedule
+    )
+    return replace(
+        config,
+        epochs=epochs,
+        lr=replace(config.lr, schedule=pieces),
+        plan=tuple(replace(stage, epoch=stage.epoch * ratio) for stage in config.plan),
+        data=replace(config.data, sizes=tuple(replace(size, epoch=size.epoch * ratio) for size in config.data.sizes)),
+        exchange=replace(config.exchange, warmup_steps=round(config.exchange.warmup_steps * ratio)),
+        islands=replace(config.islands, begin=config.islands.begin * ratio),
+        asynchronous=replace(config.asynchronous, warm_start=config.asynchronous.warm_start * ratio),
+        optimizer=config.optimizer.stretch(ratio),
+    )
+
+
+def scale_workers(config: RunConfig, *, count: float = 1, local_batch: float = 1, least: int = 1) -> RunConfig:
+    """Return `config` with workers and local batches of all stages multiplied; no stage has fewer workers than `least`.
+
+    >>> base = {"workers": {"count": 8, "local_batch": 32}, "epochs": 8, "lr": {"base": 0.1}}
+    >>> grown = config_from_mapping({**base, "plan": [{"epoch": 4, "count": 8, "local_batch": 64}]})
+    >>> scaled = scale_workers(grown, count=2, local_batch=0.5)
+    >>> scaled.workers, [(stage.count, stage.local_batch) for stage in scaled.plan]
+    (WorkersConfig(count=16, local_batch=16), [(16, 32)])
+    """
+    workers = _scale(config.workers, count, local_batch, least)
+    return replace(config, workers=workers, plan=tuple(_scale(s, count, local_batch, least) for s in config.plan))
+
+
+def follow_workers(plan: Sequence[Stage], before: WorkersConfig, after: WorkersConfig) -> tuple[Stage, ...]:
+    """Return the stages of a plan in the proportion in which the workers of the first stage have changed."""
+    count, local_batch = after.count / before.count, after.local_batch / before.local_batch
+    return tuple(_scale(stage, count, local_batch) for stage in plan)
+
+
+def _scale(stage: T, count: float, local_batch: float, least: int = 1) -> T:
+    return replace(
+        stage,
+        count=max(least, round(stage.count * count)),
+        local_batch=max(1, round(stage.local_batch * local_batch)),
+    )
+
+
+def scale_batch(config: RunConfig, batch: int, *, of_largest: bool = False) -> RunConfig:
+    """Return `config` with another global batch, and its rate following by the rule of its optimizer.
+
+    The local batch stays, since it decides the batch-norm statistics; workers are added. A rate that does not follow
+    the batch by itself is made to: linearly for SGD (Goyal et al. 2017), by the square root where the length of a step
+    does not depend on the gradient's. At the run's own batch nothing changes.
+
+    Args:
+        config: A run.
+        batch: The batch of its first stage, or with `of_largest` of its largest.
+        of_largest: Which of the stages `batch` is meant for.
+
+    >>> base = {"workers": {"count": 8, "local_batch": 32}, "epochs": 8, "lr": {"base": 3, "scaling": "none"}}
+    >>> lars = scale_batch(config_from_mapping({**base, "optimizer": {"name": "lars"}}), 1024)
+    >>> lars.workers.count, lars.lr.scaling, lars.lr.base_batch
+    (32, 'sqrt', 256)
+    """
+    stages = [stage.count * stage.local_batch for stage in config.plan] if of_largest else []
+    scaled = scale_workers(config, count=batch / max([config.batch, *stages]))
+    if config.lr.scaling != "none":
+        return scaled
+    return replace(scaled, lr=replace(config.lr, scaling=config.optimizer.batch_rule, base_batch=config.batch))
+
+
+def finish_on_one(config: RunConfig, epochs: float) -> RunConfig:
+    """Return `config` with its last `epochs` in small batches on one worker: parallel for speed, then precise.
+
+    A last stage with one worker of `workers.local_batch` samples is added to the plan. Its rate follows the batch as
+    the recipe's rule says: rate = b / B of what the schedule gives where the rate grows with the batch or not at all
+    (Goyal's linear rule, read backwards), sqrt(b / B) under scaling=sqrt; B is the batch of the stage before, b the
+    new one. With lr.follow_plan that happens anyway, and the stage leaves the rate alone.
+
+    >>> base = {"workers": {"count": 8, "local_batch": 32}, "epochs": 4, "lr": {"base": 0.1}}
+    >>> finish_on_one(config_from_mapping(base), 1).plan
+    (Stage(epoch=3.0, count=1, local_batch=32, rate=0.125),)
+
+    Reference: Goyal et al., "Accurate, Large Minibatch SGD", 2017, section 2.1 (the linear rule).
+    """
+    require(
+        0 < epochs < config.epochs,
+        f"--finish-on-one is {epochs:g}, but it must lie between 0 and the {config.epochs:g} epochs of the run.",
+    )
+    require(
+        config.asynchronous.method == "none",
+        f"--finish-on-one is for synchronous runs; a {config.asynchronous.method} run has no batch to shrink: "
+        "leave it out.",
+    )
+    begin = config.epochs - epochs
+    kept = tuple(stage for stage in config.plan if stage.epoch < begin)
+    before = kept[-1].count * kept[-1].local_batch if kept else config.batch
+    ratio = config.workers.local_batch / before
+    rate = 1.0 if config.lr.follow_plan else ratio**0.5 if config.lr.scaling == "sqrt" else ratio
+    earlier = kept[-1].rate if kept else 1.0
+    last = Stage(epoch=begin, count=1, local_batch=config.workers.local_batch, rate=earlier * rate)
+    return replace(config, plan=(*kept, last))
+
+
+def same_experiment(one: RunConfig, other: RunConfig) -> bool:
+    """Whether two configurations lead to the same run; where files lie and how fast it computes do not matter.
+
+    >>> base = {"workers": {"count": 8, "local_batch": 32}, "epochs": 8, "lr": {"base": 0.1}}
+    >>> configs = [config_from_mapping({**base, **more}) for more in ({}, {"data": {"path": "elsewhere"}}, {"seed": 1})]
+    >>> [same_experiment(configs[0], config) for config in configs]
+    [True, True, False]
+    """
+    return find_change(config_to_mapping(one), other) is None
+
+
+def find_change(before: Mapping[str, Any], config: RunConfig) -> str | None:
+    """Say which setting first differs from those a run was started with, as a piece of a sentence; None if none does.
+
+    A setting that did not exist then has its default; one that no longer exists is a difference.
+    """
+    with contextlib.suppress(ConfigError):  # one that no longer exists is named below
+        before = config_to_mapping(config_from_mapping(before))
+    old, new = dict(flatten(before)), dict(flatten(config_to_mapping(config)))
+    for path in filter(decides_path, [*old, *(path for path in new if path not in old)]):
+        was, asked = old.get(path), new.get(path)
+        if was != asked:
+            return f"was started with {path}={was!r:.60}, but now {path}={asked!r:.60} is asked for"
+    return None
+
+
+def decides_path(path: str) -> bool:
+    """Whether a setting, written with dots, decides what a run computes.
+
+    >>> [decides_path(path) for path in ("lr.base", "checkpoint.every", "data.loaders")]
+    [True, False, False]
+    """
+    return not any(path == free or path.startswith(f"{free}.") for free in FREE)
+
+
+def flatten(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Walk through a nested mapping as dotted names.
+
+    >>> dict(flatten({"a": {"b": 1, "c": [1, 2]}}))
+    {'a.b': 1, 'a.c': [1, 2]}
+    """
+    for name, value in mapping.items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

@@ -1,0 +1,86 @@
+"""The parts of a configuration for runs whose workers do not all take every step together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from bigstep.errors import require
+from bigstep.validate import Count, Fraction, NotNegative, Positive, WholeNotNegative, check_ranges
+
+__all__ = ["AsynchronousConfig", "IslandsConfig", "OuterConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OuterConfig:
+    """What is done with the mean of what the islands have moved: the outer gradient."""
+
+    name: Literal["average", "sgd", "nesterov"] = "average"
+    """average (all islands take the mean), sgd or nesterov (DiLoCo) with a momentum of their own."""
+    lr: Positive = 1.0
+    """Rate of the outer step; 1 goes all the way to the mean."""
+    momentum: Fraction = 0.0
+    """How much of the outer velocity is kept from meeting to meeting (sgd, nesterov)."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, "islands.outer")
+        require(
+            self.name != "average" or (self.lr == 1 and self.momentum == 0),
+            "islands.outer.name=average takes the mean as it is: use sgd or nesterov with another lr or momentum "
+            f"(got lr={self.lr:g}, momentum={self.momentum:g}).",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class IslandsConfig:
+    """Islands: workers with weights and optimizer state of their own, which meet the others every so many steps."""
+
+    count: Count = 1
+    """How many islands the workers are spread over; 1 is ordinary training."""
+    every: Count = 1
+    """Steps between two meetings: H."""
+    outer: OuterConfig = field(default_factory=OuterConfig)
+    """The outer optimizer, which applies the mean of what the islands have moved."""
+    fragments: Count = 1
+    """Parts of the network that meet in turn, each every `every` steps."""
+    overlap: WholeNotNegative = 0
+    """Steps that a meeting may travel while the islands compute on."""
+    codec: str = "none"
+    """How what an island has moved is written on the wire."""
+    begin: NotNegative = 0.0
+    """The epoch until which all workers are one island (post-local SGD)."""
+    drop: Fraction = 0.0
+    """Share of meetings that an island misses, to see what a bad network costs."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, "islands")
+        require(
+            self.overlap < self.every or self.count == 1,
+            f"islands.overlap is {self.overlap}, but a meeting must have arrived before the next, {self.every} steps "
+            "later: lower it or raise islands.every.",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AsynchronousConfig:
+    """Updates that wait for nobody: processes that share the weights, or replicas around a parameter server."""
+
+    method: Literal["none", "locked", "hogwild", "downpour"] = "none"
+    """none (synchronous), locked and hogwild (one machine, shared weights) or downpour (a parameter server)."""
+    replicas: Count = 2
+    """Processes that compute gradients, each of one worker's share at a time."""
+    shards: Count = 1
+    """Server processes that the weights are spread over (downpour)."""
+    push_every: Count = 1
+    """Steps of a replica between pushes of its summed gradient: n_push (downpour)."""
+    fetch_every: Count = 1
+    """Steps of a replica between fetches of the weights: n_fetch (downpour)."""
+    overlap: bool = False
+    """Compute the next step while push and fetch travel, on weights without the replica's own last push (downpour)."""
+    warm_start: NotNegative = 0.0
+    """Epochs with one replica before the others take part (downpour)."""
+    max_staleness: WholeNotNegative = 0
+    """Refuse a push that more than this many updates overtook; 0 refuses none (downpour)."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, "asynchronous")

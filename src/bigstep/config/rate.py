@@ -1,0 +1,91 @@
+"""The part of a configuration that says how large a step is at an epoch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from bigstep.errors import require
+from bigstep.tables.schedules import SHAPES
+from bigstep.validate import Count, Positive, WholeNotNegative, check_ranges, require_name
+
+__all__ = ["LrConfig", "Piece", "RateGroup"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """One piece of a schedule; values are multiples of the scaled learning rate.
+
+    Epochs are fractions of the data seen, so a schedule in tokens needs nothing else: a warm-up over the first 10 of
+    500 million tokens ends at epoch 0.02.
+    """
+
+    shape: str
+    """The curve: one of {shapes}."""
+    until: Positive
+    """The epoch at which the next piece takes over."""
+    start: float | Literal["base"] = 1.0
+    """Value at the beginning; `base` means the rate before scaling by the batch."""
+    end: float = 1.0
+    """Value at `until` (warmup, linear, polynomial, cosine)."""
+    power: Positive = 2.0
+    """Exponent of a polynomial."""
+    at: tuple[float, ...] = ()
+    """Epochs of the changes of step and table."""
+    factor: float = 0.1
+    """What step multiplies by at each epoch of `at`."""
+    values: tuple[float, ...] = ()
+    """The values of a table: one more than epochs in `at`."""
+
+    def __post_init__(self) -> None:
+        require_name(self.shape, SHAPES, "lr.schedule.shape")
+        check_ranges(self, "lr.schedule")
+        require(list(self.at) == sorted(set(self.at)), f"lr.schedule.at must rise, but it is {list(self.at)}.")
+        require(
+            self.shape != "table" or len(self.values) == len(self.at) + 1,
+            f"A table needs one more value than epochs in lr.schedule.at, but it has {len(self.values)} values "
+            f"for {len(self.at)} epochs.",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RateGroup:
+    """Parameters that take a multiple of the rate."""
+
+    names: str
+    """Pattern of the parameters' names, as `*embedding*`."""
+    factor: Positive
+    """What their rate is multiplied by."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, "lr.groups")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LrConfig:
+    """The learning rate: base, scaled by the batch, times the schedule."""
+
+    base: Positive
+    """The rate at base_batch."""
+    scaling: Literal["linear", "sqrt", "none"] = "linear"
+    """How the rate grows with the global batch: linear, with its square root, or not at all."""
+    base_batch: Count = 256
+    """The batch that `base` is meant for."""
+    saturation: WholeNotNegative = 0
+    """The batch beyond which the rate no longer grows; 0 for none."""
+    warmup_batch: WholeNotNegative = 0
+    """Beyond this batch a first warm-up lasts batch / warmup_batch times as long, up to half the schedule; 0: never."""
+    schedule: tuple[Piece, ...] = ()
+    """Pieces of the schedule, each until its epoch; empty for a constant rate."""
+    follow_plan: bool = False
+    """Scale the rate again when the batch plan changes the batch; otherwise growth replaces decay."""
+    groups: tuple[RateGroup, ...] = ()
+    """Parameters with a rate of their own, as a list of {names, factor}; the first pattern that fits decides."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, "lr")
+        ends = [piece.until for piece in self.schedule]
+        require(
+            ends == sorted(set(ends)),
+            f"The pieces of lr.schedule must follow one another, but end at {ends}.",
+        )
