@@ -10,7 +10,7 @@ from typing import Annotated, NoReturn
 import typer
 
 import bigstep
-from bigstep.cli import bench, check, data, plan, probe, recipes, report, train
+from bigstep.cli import bench, check, data, doctor, plan, probe, recipes, report, train
 from bigstep.cli.options import command_of
 from bigstep.errors import BigstepError
 
@@ -27,6 +27,7 @@ app = typer.Typer(
 )
 for name, summary, command in (
     ("train", "Train with a published system.", command_of(train.Train, train.train)),
+    ("doctor", "Find out what is wrong with a script on several devices.", doctor.doctor),
     ("check", "Prove that N ranks give the run of one.", check.check),
     ("bench", "Compare systems side by side.", command_of(bench.Bench, bench.bench)),
     ("plan", "Predict a run before a cluster is rented.", plan.plan),
@@ -35,7 +36,8 @@ for name, summary, command in (
     ("probe", "Measure this machine for the planner.", probe.probe),
     ("data", "Look at a data set.", data.data),
 ):
-    app.command(name, short_help=summary)(command)
+    passes_on = {"ignore_unknown_options": True, "allow_interspersed_args": False}  # what follows a script is the script's
+    app.command(name, short_help=summary, context_settings=passes_on if name == "doctor" else None)(command)
 
 
 def _version(wanted: bool) -> None:

@@ -1,0 +1,207 @@
+"""The examination: run the program on one rank and on several, gather the facts, ask every rule."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import bigstep
+from bigstep.doctor.facts import Pass, Spawn, Update, World, Wrote
+from bigstep.doctor.finding import Case, Finding, Unseen
+from bigstep.doctor.findings import RULES
+from bigstep.doctor.launch import Limits, run_world
+from bigstep.doctor.scratch import copy_tree
+from bigstep.doctor.settings import Settings
+from bigstep.errors import ConfigError
+
+__all__ = ["Examination", "diagnose", "examine"]
+
+SHORT_BATCHES = 3
+"""Batches of a pass in the run that looks at what happens between passes."""
+SHORT_UPDATES = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examination:
+    """What was found in a program, what was looked for, and what could not be."""
+
+    command: str
+    findings: Sequence[Finding]
+    checked: Sequence[str]
+    """Rules that had what they needed and found nothing."""
+    unseen: dict[str, str]
+    """Rules that could not be asked, and why."""
+    notes: Sequence[str] = ()
+    """How the runs went: what ended them, what was changed for them, what they wrote elsewhere."""
+    figures: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def faults(self) -> list[Finding]:
+        """Findings that are mistakes."""
+        return [finding for finding in self.findings if finding.level == "fault"]
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return the examination as plain values, for --json."""
+        return {
+            "bigstep": bigstep.__version__,
+            "command": self.command,
+            "healthy": not self.faults and not self.figures.get("trouble"),
+            "findings": [finding.to_mapping() for finding in self.findings],
+            "checked": list(self.checked),
+            "unseen": dict(self.unseen),
+            "notes": list(self.notes),
+            "figures": self.figures,
+            "seconds": round(self.seconds, 2),
+        }
+
+
+def examine(
+    command: Sequence[str],
+    *,
+    ranks: int = 2,
+    steps: int = 12,
+    only: str = "",
+    device: str = "auto",
+    limits: Limits | None = None,
+    watch: Callable[[str], None] = lambda stage: None,
+) -> Examination:
+    """Run a program on one rank and on several, and say what is wrong with it on several.
+
+    Args:
+        command: The script and its arguments, or -m, a module and its arguments.
+        ranks: Ranks of the larger run.
+        steps: Updates after which a run is stopped.
+        only: A family of findings to look for, as in "time"; empty looks for all.
+        device: cpu hides the GPUs; auto uses them if there is one for each rank.
+        limits: Seconds that each run may take.
+        watch: Called with a few words when a run begins.
+    """
+    if ranks < 2:
+        raise ConfigError(f"--ranks is {ranks}, but a program is compared on one rank and on several; give 2 or more.")
+    if only and only not in RULES:
+        raise ConfigError(f"--only is {only!r}, but it must be one of {', '.join(RULES)}.")
+    script = _script_of(command)
+    began = time.monotonic()
+    limits = limits or Limits()
+    with tempfile.TemporaryDirectory(prefix="bigstep-doctor-") as folder:
+        place = Path(folder).resolve()
+
+        def run(name: str, size: int, short: int = 0) -> World:
+            watch(name)
+            root, facts = place / name, place / f"{name}-facts"
+            facts.mkdir()
+            if not root.exists():
+                copy_tree(Path.cwd(), root)
+            settings = Settings(
+                facts=str(facts),
+                root=str(root),
+                original=os.getcwd(),
+                own=str(script.parent.resolve()) if script else str(root),
+                steps=SHORT_UPDATES if short else steps,
+                ranks=size,
+                only_time=only == "time",
+                short=short,
+            )
+            own = limits if not short else Limits(total_s=min(20.0, limits.total_s), stall_s=limits.stall_s)
+            return run_world(command, settings, root, own, gpus=_use_gpus(device, ranks))
+
+        one = run("one rank", 1)
+        many = run(f"{ranks} ranks", ranks) if _can_go_on(one) else None
+        short = None
+        if many is not None and only != "time" and not _saw_passes(many) and many.ended in ("stopped", "hung"):
+            short = run(f"{ranks} ranks, short passes", ranks, SHORT_BATCHES)
+    case = Case(one=one if one.size == 1 else None, many=many or (one if one.size > 1 else None), short=short)
+    return diagnose(case, " ".join(command), only=only, seconds=time.monotonic() - began, runs=(one, many, short))
+
+
+def diagnose(
+    case: Case, command: str, *, only: str = "", seconds: float = 0.0, runs: Sequence[World | None] = ()
+) -> Examination:
+    """Ask every rule about a case."""
+    findings: list[Finding] = []
+    checked: list[str] = []
+    unseen: dict[str, str] = {}
+    for family, rules in RULES.items():
+        for rule in rules if only in ("", family) else ():
+            name = rule.__name__.replace("_", "-")
+            try:
+                found = [Finding(**{**f.to_mapping(), "family": family}) for f in rule(case)]
+            except Unseen as reason:
+                unseen[name] = str(reason)
+                continue
+            findings += found
+            if not found:
+                checked.append(name)
+    findings.sort(key=lambda finding: (finding.level != "fault", -finding.likelihood))
+    notes, figures = _notes(runs), _figures(case)
+    trouble = [
+        world.message or world.ended for world in runs if world is not None and world.ended in ("failed", "hung")
+    ]
+    if trouble:
+        figures["trouble"] = trouble[0]
+    return Examination(
+        command=command,
+        findings=findings,
+        checked=checked,
+        unseen=unseen,
+        notes=notes,
+        figures=figures,
+        seconds=seconds,
+    )
+
+
+def _script_of(command: Sequence[str]) -> Path | None:
+    if not command:
+        raise ConfigError("No script was given; write bigstep doctor train.py, or bigstep doctor -m package.module.")
+    if command[0] == "-m":
+        return None
+    script = Path(command[0])
+    if not script.is_file():
+        raise ConfigError(f"The script {command[0]} is not there; give the path of a Python file, or -m and a module.")
+    return script
+
+
+def _use_gpus(device: str, ranks: int) -> bool:
+    return device != "cpu" and len(list(Path("/dev").glob("nvidia[0-9]*"))) >= ranks
+
+
+def _can_go_on(one: World) -> bool:
+    """Whether a run on several ranks can show more: the one before must have started at all."""
+    return one.ended != "hung" or bool(one.all(Update))
+
+
+def _saw_passes(world: World) -> bool:
+    """Whether some training loader was seen in a second pass."""
+    return any(event.number >= 1 for event in world.all(Pass))
+
+
+def _notes(runs: Sequence[World | None]) -> list[str]:
+    notes: list[str] = []
+    names = ("on one rank", "on several ranks", "with short passes")
+    for name, world in zip(names, runs, strict=False):
+        if world is None:
+            continue
+        updates = max((len(process.all(Update)) for process in world.ranks), default=0)
+        if world.ended == "failed":
+            notes.append(f"The run {name} failed after {updates} updates: {world.message}.")
+        elif world.ended == "hung" and "short" not in name:
+            notes.append(f"The run {name} stood still after {updates} updates and was ended.")
+        notes += [f"It wrote {e.path} {name}." for e in world.all(Wrote) if not e.refused]
+        if any(e.changed for process in world.everything for e in process.all(Spawn)):
+            notes.append("It starts its ranks itself; for the run on one rank that number was set to 1.")
+    return list(dict.fromkeys(notes))
+
+
+def _figures(case: Case) -> dict[str, Any]:
+    figures: dict[str, Any] = {}
+    for name, world in (("one", case.one), ("many", case.many)):
+        if world is not None and world.ranks:
+            updates = world.ranks[0].all(Update)
+            figures[name] = {"ranks": world.size, "updates": len(updates), "seconds": round(world.seconds, 2)}
+    return figures

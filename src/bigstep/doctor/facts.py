@@ -1,0 +1,419 @@
+"""What an observed program did, as plain facts: one small dataclass an event, one file of JSON lines a process.
+
+The observers write these inside the program; the findings read them afterwards, without torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+__all__ = ["KINDS", "Event", "Process", "World", "read_world"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Something that happened; `line` is the line of the user's own code that made it happen, as file:number."""
+
+    kind: ClassVar[str] = ""
+    line: str = ""
+
+    def to_json(self) -> str:
+        """Return the event as one line of JSON; fields that hold their default are left out."""
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        defaults = {f.name: f.default for f in dataclasses.fields(self)}
+        return json.dumps({"kind": self.kind} | {k: v for k, v in values.items() if v != defaults[k]})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start(Event):
+    """A process began, as this rank of so many; it may learn better when it joins a group."""
+
+    kind = "start"
+    pid: int
+    rank: int
+    world: int
+    torch: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group(Event):
+    """The process joined the others."""
+
+    kind = "group"
+    rank: int
+    world: int
+    backend: str = ""
+    asked: str = ""
+    """The backend that the program named, where another one was given to it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seed(Event):
+    """A generator was seeded."""
+
+    kind = "seed"
+    generator: str
+    value: int
+    own: bool = True
+    """By the user's code, and not by a framework on its own account."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wrap(Event):
+    """A module was wrapped for data-parallel training."""
+
+    kind = "wrap"
+    wrapper: str
+    parameters: int
+    find_unused: bool = False
+    broadcast_buffers: bool = True
+    batch_norms: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loader(Event):
+    """A data loader was iterated for the first time."""
+
+    kind = "loader"
+    loader: int
+    dataset: str
+    samples: int = -1
+    """Samples in the data set; -1 where it cannot say."""
+    drawn: int = -1
+    """Samples that this rank would read in one pass."""
+    batch: int = -1
+    workers: int = 0
+    sampler: str = ""
+    shuffle: bool = False
+    replacement: bool = False
+    iterable: bool = False
+    padded: int = 0
+    """Samples that the sampler reads twice to give every rank as many."""
+    drop_last: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass(Event):
+    """A loader started another pass over its data."""
+
+    kind = "pass"
+    loader: int
+    number: int
+    sampler_epoch: int = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch(Event):
+    """A loader gave a batch."""
+
+    kind = "batch"
+    loader: int
+    number: int
+    """Of the pass."""
+    indices: tuple[int, ...] = ()
+    """Which samples of the underlying data set, where the loader knows."""
+    rows: tuple[str, ...] = ()
+    """A short digest of each sample's content."""
+    wait_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forward(Event):
+    """A model was called, from outside any other model."""
+
+    kind = "forward"
+    module: str
+    training: bool
+    route: str = "plain"
+    """wrapped: through DDP or FSDP; past: the inner module of a wrapper was called directly; plain: no wrapper."""
+    loader: int = -1
+    rows: tuple[str, ...] = ()
+    samples: int = 0
+    generator: str = ""
+    """Digest of the generator's state before, if the call drew from it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights(Event):
+    """The weights when training began: one digest for all parameters, one for all buffers."""
+
+    kind = "weights"
+    parameters: str
+    buffers: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss(Event):
+    """A criterion was evaluated in training; how many targets counted decides what a mean over it means."""
+
+    kind = "loss"
+    reduction: str
+    targets: int
+    value: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backward(Event):
+    """Gradients were computed from a scalar."""
+
+    kind = "backward"
+    value: float
+    factor: float = 1.0
+    """What the scalar had been multiplied with after the loss was formed."""
+    synchronised: bool = True
+    """False inside `no_sync`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collective(Event):
+    """A collective was called by hand."""
+
+    kind = "collective"
+    operation: str
+    target: str = "other"
+    """gradient, parameter, buffer or other."""
+    values: int = 0
+    reduce: str = ""
+    """SUM, AVG, …"""
+    done: bool = False
+    """Written twice, before and after: a call that never returned has only the first."""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clip(Event):
+    """Gradients were clipped."""
+
+    kind = "clip"
+    most: float
+    scaled: bool = False
+    """While they still carried the factor of a GradScaler."""
+    by_value: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Update(Event):
+    """An optimizer took a step."""
+
+    kind = "update"
+    optimizer: str
+    number: int
+    rates: tuple[float, ...] = ()
+    peak: bool = False
+    samples: int = 0
+    micro_steps: int = 0
+    norms: tuple[float, ...] = ()
+    """Norm of each parameter's gradient as the step used it; -1 where there was none."""
+    local: float = 0.0
+    """A linear functional of this rank's own gradient, before any exchange."""
+    used: float = 0.0
+    """The same functional of the gradient that the step used."""
+    clipped: bool = False
+    sharded: bool = False
+    own: int = 0
+    """Parameters of the optimizer that belong to no model that was called."""
+    names: tuple[str, ...] = ()
+    after: str = ""
+    """Digest of the weights after the step."""
+    input_s: float = 0.0
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    exchange_s: float = 0.0
+    """In collectives called by hand."""
+    step_s: float = 0.0
+    total_s: float = 0.0
+    """Since the end of the step before."""
+    syncs: int = 0
+    """Values fetched from tensors one by one (`item`, `tolist`, …)."""
+    sync_line: str = ""
+    sync_s: float = 0.0
+    stateful: bool = False
+    """The optimizer keeps more than the weights: momentum, second moments."""
+    half: bool = False
+    """Weights in float16 are updated directly."""
+    scaled: bool = False
+    """Through a GradScaler."""
+    autocast: str = ""
+    """The type of autocast around the forward, if any."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule(Event):
+    """A scheduler was stepped."""
+
+    kind = "schedule"
+    scheduler: str
+    position: int
+    horizon: int = 0
+    """Steps until its shape ends; 0 where it has no end."""
+    stepped: int = 1
+    rate: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Worker(Event):
+    """A loader process, or the loading in a rank itself, drew random numbers for a sample."""
+
+    kind = "worker"
+    loader: int
+    worker: int
+    generator: str
+    state: str
+    """Digest of the state from which it drew first in this pass."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Save(Event):
+    """A checkpoint was written."""
+
+    kind = "save"
+    path: str
+    holds: tuple[str, ...] = ()
+    lacks: tuple[str, ...] = ()
+    """What the program carries from step to step and the file does not: optimizer, scheduler, scaler."""
+    resumable: bool = False
+    """The file looks as if training were to go on from it."""
+    updates: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load(Event):
+    """A checkpoint was read."""
+
+    kind = "load"
+    path: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class State(Event):
+    """Something that a rank carries, as it was when the program was stopped or saved: weights, buffers, averages."""
+
+    kind = "state"
+    what: str
+    """parameters, buffers, or average: a copy of the model that is no part of it."""
+    name: str
+    digest: str
+    updates: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held(Event):
+    """Which samples a data set holds, as digests of their content."""
+
+    kind = "held"
+    loader: int
+    rows: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wrote(Event):
+    """A file outside the scratch copy was opened for writing."""
+
+    kind = "wrote"
+    path: str
+    refused: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spawn(Event):
+    """The program starts its ranks itself."""
+
+    kind = "spawn"
+    ranks: int
+    changed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class End(Event):
+    """The process ended: stopped by the examination, finished by itself, or failed."""
+
+    kind = "end"
+    reason: str
+    message: str = ""
+
+
+KINDS: dict[str, type[Event]] = {kind.kind: kind for kind in Event.__subclasses__()}
+
+E = TypeVar("E", bound=Event)
+
+
+@dataclass(frozen=True)
+class Process:
+    """All events of one process, in order."""
+
+    events: Sequence[Event]
+    rank: int
+    world: int
+
+    def all(self, kind: type[E]) -> list[E]:
+        """Return the events of one kind."""
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def first(self, kind: type[E]) -> E | None:
+        """Return the first event of one kind."""
+        return next((event for event in self.events if isinstance(event, kind)), None)
+
+
+@dataclass(frozen=True)
+class World:
+    """One run of the program: its ranks, and loader processes beside them."""
+
+    ranks: Sequence[Process]
+    helpers: Sequence[Process] = ()
+    """Processes that trained nothing: loader processes, launchers."""
+    ended: str = "stopped"
+    """stopped, finished, failed, or hung."""
+    message: str = ""
+    output: str = ""
+    seconds: float = 0.0
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self.ranks)
+
+    @cached_property
+    def everything(self) -> Sequence[Process]:
+        """Ranks and helpers."""
+        return [*self.ranks, *self.helpers]
+
+    def all(self, kind: type[E]) -> list[E]:
+        """Return the events of one kind, rank after rank."""
+        return [event for process in self.ranks for event in process.all(kind)]
+
+    def first(self, kind: type[E]) -> E | None:
+        """Return the first event of one kind on the lowest rank that has one."""
+        return next(iter(self.all(kind)), None)
+
+
+def read_events(path: Path) -> Iterator[Event]:
+    """Read a file of events; a last line that was cut off is left out."""
+    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            values = json.loads(text)
+        except json.JSONDecodeError:
+            continue
+        kind = KINDS[values.pop("kind")]
+        yield kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+
+
+def read_world(folder: Path, *, ended: str = "stopped", message: str = "", **facts: Any) -> World:
+    """Gather what the processes of one run wrote into a folder."""
+    ranks: list[Process] = []
+    helpers: list[Process] = []
+    for path in sorted(folder.glob("*.jsonl")):
+        events = list(read_events(path))
+        joined = next((e for e in events if isinstance(e, Group)), None)
+        start = next((e for e in events if isinstance(e, Start)), None)
+        rank = joined.rank if joined else start.rank if start else 0
+        world = joined.world if joined else start.world if start else 1
+        trains = any(isinstance(e, Update | Forward | Backward | Group) for e in events)
+        (ranks if trains else helpers).append(Process(events, rank, world))
+    ranks.sort(key=lambda process: process.rank)
+    return World(ranks, helpers, ended, message, **facts)

@@ -1,0 +1,200 @@
+"""Gradients: is the gradient that each rank applies the mean over all ranks, no more and no less?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from bigstep.doctor.facts import Backward, Collective, Event, Forward, Group, Process, Update, World, Wrap
+from bigstep.doctor.finding import Case, Finding, Rule, Unseen
+
+__all__ = ["RULES", "detailed_updates", "exchanged"]
+
+NEAR = 0.02
+"""Relative distance within which two functionals of gradients are one: sums in another order differ far less."""
+
+
+def detailed_updates(process: Process) -> list[Update]:
+    """Return the updates whose gradients were looked at."""
+    return [update for update in process.all(Update) if update.norms and not update.sharded]
+
+
+def _steps(world: World) -> list[tuple[Update, ...]]:
+    """Return the updates of all ranks, step by step, as far as every rank came."""
+    steps = list(zip(*(detailed_updates(process) for process in world.ranks), strict=False))
+    if not steps:
+        raise Unseen("no update was seen on every rank")
+    return steps
+
+
+def _differ(updates: tuple[Update, ...]) -> list[int]:
+    """Return the parameters whose gradients are not the same on all ranks."""
+    count = min(len(update.norms) for update in updates)
+    norms = [update.norms for update in updates]
+    return [i for i in range(count) if len({n[i] for n in norms}) > 1]
+
+
+def exchanged(world: World) -> bool:
+    """Whether the ranks applied the same gradients: in the first step, which starts before anything can drift."""
+    return not _differ(_steps(world)[0])
+
+
+def unexchanged_gradients(case: Case) -> Iterator[Finding]:
+    """Ranks apply gradients of their own: the exchange is missing, or the program goes past it."""
+    world = case.several
+    steps = _steps(world)
+    different = _differ(steps[0])
+    if not different:
+        return
+    if len({forward.rows for process in world.ranks for forward in process.all(Forward)[:1]}) == 1:
+        return  # the same samples on all ranks, and yet different gradients: the weights differ, which is another rule
+    total, first = len(steps[0][0].norms), world.ranks[0]
+    past = next((f for f in first.all(Forward) if f.training and f.route == "past"), None)
+    wrap, group = world.first(Wrap), world.first(Group)
+    hand = [c for c in first.all(Collective) if c.target == "gradient" and c.done]
+    cost = f"{world.size} models are trained apart, each on its share of the data, and one of them is kept"
+    if len(different) < total and (wrap or hand):
+        yield _missed(world, steps[0], different)
+    elif past is not None:
+        yield Finding(
+            name="unexchanged-gradients",
+            title="the model is called past DDP, so nothing is averaged",
+            evidence=f"{past.module} is called directly though {wrap.wrapper if wrap else 'DDP'} wraps it; the "
+            f"gradients of all {total} parameters differ between ranks",
+            cost=cost,
+            remedy="call the wrapper, model(x), and not model.module(x) or the module it was made from",
+            likelihood=0.98,
+            line=past.line,
+        )
+    elif group is None:
+        yield Finding(
+            name="unexchanged-gradients",
+            title="the ranks never join: each trains a model of its own",
+            evidence=f"no process group was made; the gradients of all {total} parameters differ between ranks",
+            cost=cost,
+            remedy="call torch.distributed.init_process_group and wrap the model in DistributedDataParallel",
+            likelihood=0.97,
+            line=steps[0][0].line,
+        )
+    elif wrap is not None and not any(b.synchronised for b in first.all(Backward)):
+        yield Finding(
+            name="unexchanged-gradients",
+            title="every backward runs inside no_sync, so nothing is averaged",
+            evidence=f"{len(first.all(Backward))} backward passes, none of which exchanged anything",
+            cost=cost,
+            remedy="leave no_sync for the last micro-batch before optimizer.step()",
+            likelihood=0.97,
+            line=first.all(Backward)[-1].line,
+        )
+    elif wrap is None and not hand:
+        yield Finding(
+            name="unexchanged-gradients",
+            title="gradients are never exchanged",
+            evidence=f"{world.size} ranks joined, but no wrapper was made and no gradient was reduced; the "
+            f"gradients of all {total} parameters differ between ranks",
+            cost=cost,
+            remedy="wrap the model in DistributedDataParallel, or all-reduce each p.grad and divide by the world size",
+            likelihood=0.97,
+            line=steps[0][0].line,
+        )
+    else:
+        yield Finding(
+            name="unexchanged-gradients",
+            title="the gradients that are applied differ between ranks",
+            evidence=f"{len(different)} of {total} gradients differ in the first step",
+            cost=cost,
+            remedy="look at what happens to p.grad between backward and optimizer.step(): the exchange must come last",
+            likelihood=0.85,
+            line=steps[0][0].line,
+        )
+
+
+def _missed(world: World, updates: tuple[Update, ...], different: list[int]) -> Finding:
+    names = [updates[0].names[i] or f"parameter {i}" for i in different]
+    return Finding(
+        name="unexchanged-gradients",
+        title="some parameters are left out of the exchange",
+        evidence=f"the gradients of {len(different)} of {len(updates[0].norms)} parameters differ between ranks: "
+        f"{', '.join(names[:4])}{', …' if len(names) > 4 else ''}",
+        cost="these parameters drift apart from rank to rank, and the checkpoint holds those of one rank",
+        remedy="make every parameter part of the module before DistributedDataParallel wraps it (nothing is "
+        "added to an "
+        "existing wrapper), and reduce all of p.grad",
+        likelihood=0.97,
+        line=updates[0].line,
+    )
+
+
+def scaled_gradients(case: Case) -> Iterator[Finding]:
+    """The gradient is N times too large or too small: summed instead of averaged, or divided twice."""
+    world = case.several
+    updates = _steps(world)[0]
+    if not exchanged(world):
+        raise Unseen("the ranks apply gradients of their own")
+    mean = sum(update.local for update in updates) / world.size
+    if any(update.clipped for update in updates) or mean == 0 or not math.isfinite(mean):
+        raise Unseen("gradients were clipped, or are zero, in the first step")
+    reduced = updates[0].used / mean
+    factor = reduced * _loss_ratio(case)
+    if any(update.scaled for update in updates):
+        raise Unseen("a GradScaler changes the size of gradients")
+    first = world.ranks[0]
+    hand = next((c for c in first.all(Collective) if c.target == "gradient"), None)
+    line = hand.line if hand else updates[0].line
+    if math.isclose(factor, world.size, rel_tol=0.15):
+        yield Finding(
+            name="scaled-gradients",
+            title="gradients are summed over ranks instead of averaged",
+            evidence=f"the gradient of the first step is {reduced:.3g} times the mean over {world.size} ranks",
+            cost=f"the effective rate is {world.size} times the one that is set, and grows with every rank that "
+            f"is added",
+            remedy="divide by dist.get_world_size() after all_reduce, or use op=ReduceOp.AVG",
+            likelihood=0.96,
+            line=line,
+        )
+    elif math.isclose(factor, 1 / world.size, rel_tol=0.15):
+        yield Finding(
+            name="scaled-gradients",
+            title="gradients are divided by the number of ranks twice",
+            evidence=f"the gradient of the first step is {reduced:.3g} times the mean over {world.size} ranks"
+            if abs(reduced - 1) > NEAR
+            else f"the scalar that backward starts from is {_loss_ratio(case):.3g} times that of one rank, and the "
+            "exchange averages once more",
+            cost=f"the effective rate is 1/{world.size} of the one that is set",
+            remedy="leave the division to DistributedDataParallel, which averages: divide neither the loss nor p.grad "
+            "by the world size",
+            likelihood=0.94,
+            line=line if abs(reduced - 1) > NEAR else first.all(Backward)[0].line,
+        )
+
+
+def _loss_ratio(case: Case) -> float:
+    """Return how large the sum of backward's scalars for one update is on several ranks, relative to one rank."""
+    if case.one is None:
+        return 1.0
+    sums = []
+    for world in (case.single, case.several):
+        found = [sum(b.value for b in _before(process, Update, 0, Backward)) for process in world.ranks]
+        sums.append(sum(found) / len(found) if found else 0.0)
+    if sums[0] <= 0 or not math.isfinite(sums[1] / sums[0]):
+        return 1.0
+    ratio = sums[1] / sums[0]
+    whole = next((k for k in (case.ranks, 1 / case.ranks) if math.isclose(ratio, k, rel_tol=0.15)), None)
+    return whole or 1.0
+
+
+def _before(process: Process, end: type[Event], number: int, kind: type[Backward]) -> list[Backward]:
+    """Return the events of a kind between update number - 1 and update number."""
+    found: list[Backward] = []
+    count = 0
+    for event in process.events:
+        if isinstance(event, end):
+            if count == number:
+                return found
+            count, found = count + 1, []
+        elif isinstance(event, kind):
+            found.append(event)
+    return found
+
+
+RULES: tuple[Rule, ...] = (unexchanged_gradients, scaled_gradients)

@@ -1,0 +1,288 @@
+"""Samples: does every sample reach exactly one rank, in a new order each time, and validation none that trained?"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+
+from bigstep.doctor.facts import Batch, Forward, Held, Loader, Pass, Process, Worker, World
+from bigstep.doctor.finding import Case, Finding, Rule, Unseen
+
+__all__ = ["RULES", "training_loaders"]
+
+_TELLING = 0.5
+"""Share of distinct samples from which on content tells samples apart."""
+
+
+def training_loaders(world: World) -> list[Loader]:
+    """Return the loaders whose batches were trained on, as rank 0 described them."""
+    trained = {event.loader for event in world.all(Forward) if event.training}
+    return [loader for loader in world.ranks[0].all(Loader) if loader.loader in trained]
+
+
+def evaluation_loaders(world: World) -> list[Loader]:
+    """Return the loaders that were read, but not for training."""
+    judged = {event.loader for event in world.all(Forward) if not event.training}
+    train = {loader.loader for loader in training_loaders(world)}
+    return [loader for loader in world.ranks[0].all(Loader) if loader.loader in judged - train]
+
+
+def _read(process: Process, loader: int, number: int = 0) -> list[str]:
+    """Return the content of the samples that a rank read in one pass."""
+    batches = [b for b in process.all(Batch) if b.loader == loader and b.number == number]
+    return [row for batch in batches for row in batch.rows]
+
+
+def _tell_apart(rows: Sequence[str]) -> bool:
+    return len(rows) > 1 and len(set(rows)) > _TELLING * len(rows)
+
+
+def _overlap(first: Sequence[str], second: Sequence[str]) -> float:
+    """Return the share of the shorter list that is in the other one too."""
+    small, large = sorted((set(first), set(second)), key=len)
+    return len(small & large) / len(small) if small else 0.0
+
+
+def same_samples(case: Case) -> Iterator[Finding]:
+    """Every rank trains on all the samples instead of its own share."""
+    world = case.several
+    loaders = training_loaders(world)
+    if not loaders:
+        yield from _same_inputs(world)
+        return
+    for loader in loaders:
+        if not loader.iterable and loader.samples > 0:
+            yield from _unsplit_set(case, loader)
+        else:
+            yield from _unsplit_stream(world, loader)
+
+
+def _unsplit_set(case: Case, loader: Loader) -> Iterator[Finding]:
+    world = case.several
+    if loader.replacement or loader.drawn < loader.samples:
+        return
+    held = [row for p in world.ranks for h in p.all(Held) if h.loader == loader.loader for row in set(h.rows)]
+    if held and max(Counter(held).values()) < 2:
+        return  # each rank was given a data set of its own
+    single = next((e for e in case.one.all(Loader) if e.loader == loader.loader), None) if case.one else None
+    if single and loader.samples <= 1.1 * single.samples / world.size:
+        return
+    steps = [[b for b in p.all(Batch) if b.loader == loader.loader][:4] for p in world.ranks]
+    alike = sum(len({b.indices or b.rows for b in step}) == 1 for step in zip(*steps, strict=False))
+    same = (
+        f"; the first {alike} batches are the same ones on all ranks" if alike else ", each rank in an order of its own"
+    )
+    yield Finding(
+        name="same-samples",
+        title="every rank trains on the whole data set",
+        evidence=f"each of {world.size} ranks reads {loader.drawn:,} of {loader.samples:,} samples in a pass "
+        f"({loader.sampler or 'its own sampler'}){same}",
+        cost=f"every sample is used {world.size} times an epoch: {world.size} ranks do the work of one"
+        if alike
+        else f"an epoch is {world.size} passes over the data, and schedules counted in epochs are {world.size} "
+        f"times too long",
+        remedy="give the DataLoader sampler=DistributedSampler(dataset) (and shuffle=False), and call "
+        "sampler.set_epoch(epoch) before each pass; with Accelerate, pass the loader through accelerator.prepare",
+        likelihood=0.97 if alike else 0.9,
+        line=loader.line,
+    )
+
+
+def _unsplit_stream(world: World, loader: Loader) -> Iterator[Finding]:
+    read = [_read(process, loader.loader) for process in world.ranks]
+    if not all(_tell_apart(rows) or loader.workers > 1 for rows in read) or not read[0]:
+        return
+    share = min(_overlap(read[0], rows) for rows in read[1:])
+    if share > 0.5 and len(set(read[0])) > 1:
+        yield Finding(
+            name="same-samples",
+            title="every rank reads the same stream",
+            evidence=f"{100 * share:.0f} % of the samples that rank 0 read were read by every other rank too "
+            f"({loader.dataset} is iterable, so no sampler splits it)",
+            cost=f"every sample is used {world.size} times: {world.size} ranks do the work of one",
+            remedy="in __iter__ keep every WORLD_SIZE-th sample from RANK on (times the loader's processes, by "
+            "get_worker_info()), or split_dataset_by_node / accelerator.prepare",
+            likelihood=0.96,
+            line=loader.line,
+        )
+
+
+def _same_inputs(world: World) -> Iterator[Finding]:
+    """Programs without a loader: compare what goes into the model."""
+    inputs = [[f for f in process.all(Forward) if f.training and f.rows] for process in world.ranks]
+    pairs = [pair for pair in zip(*inputs, strict=False) if _tell_apart(pair[0].rows)]
+    if not pairs:
+        raise Unseen("no data loader, and the model's inputs do not tell samples apart")
+    alike = [pair for pair in pairs if len({f.rows for f in pair}) == 1]
+    if len(alike) > len(pairs) / 2:
+        yield Finding(
+            name="same-samples",
+            title="every rank trains on the same samples",
+            evidence=f"in {len(alike)} of {len(pairs)} calls the model got the same inputs on all {world.size} ranks",
+            cost=f"{world.size} ranks do the work of one",
+            remedy="draw batches from a generator seeded with the rank as well (seed + rank), or give each rank its "
+            "own share of the samples",
+            likelihood=0.95,
+            line=alike[0][0].line,
+        )
+
+
+def same_order(case: Case) -> Iterator[Finding]:
+    """Every pass over the data takes the samples in the same shuffled order."""
+    seen = False
+    for world in case.worlds:
+        for loader in training_loaders(world):
+            first, second = (_indices(world.ranks[0], loader.loader, number) for number in (0, 1))
+            length = min(len(first), len(second))
+            if length < 2 or loader.iterable:
+                continue
+            seen = True
+            shuffled = list(first[:length]) != sorted(first[:length])
+            if first[:length] != second[:length] or not (shuffled or loader.shuffle):
+                continue
+            passes = [p for p in world.ranks[0].all(Pass) if p.loader == loader.loader]
+            epochs = {p.sampler_epoch for p in passes}
+            told = f"; the sampler's epoch stayed {min(epochs)}" if epochs != {-1} and len(epochs) == 1 else ""
+            yield Finding(
+                name="same-order",
+                title="the same order in every epoch",
+                evidence=f"passes 1 and 2 begin with the same {length} samples ({', '.join(map(str, first[:4]))}, …)"
+                f"{told}",
+                cost="the batches are made of the same samples each time: shuffling helps only once",
+                remedy="call sampler.set_epoch(epoch) at the start of every epoch"
+                if loader.sampler == "DistributedSampler"
+                else "give the sampler a new order each epoch: set_epoch, or a generator that is not seeded again",
+                likelihood=0.95,
+                line=passes[1].line or loader.line,
+            )
+            return
+    if not seen:
+        raise Unseen("no second pass over the training data was seen")
+
+
+def _indices(process: Process, loader: int, number: int) -> tuple[int, ...]:
+    batches = [b for b in process.all(Batch) if b.loader == loader and b.number == number]
+    return tuple(index for batch in batches for index in batch.indices)
+
+
+def repeated_by_workers(case: Case) -> Iterator[Finding]:
+    """An iterable data set is not split over the loader's processes, so each of them reads everything."""
+    worlds = [world for world in (case.one, case.many) if world is not None and world.ranks]
+    streams = [(w, e) for w in worlds for e in w.ranks[0].all(Loader) if e.iterable and e.workers > 1]
+    if not streams:
+        raise Unseen("no iterable data set with several loader processes")
+    for world, loader in streams:
+        rows = _read(world.ranks[0], loader.loader)
+        copies = Counter(rows)
+        twice = sum(count > 1 for count in copies.values())
+        if rows and twice > 0.3 * len(copies):
+            yield Finding(
+                name="repeated-by-workers",
+                title="every loader process reads the whole stream",
+                evidence=f"{twice} of {len(copies)} samples came more than once in one pass, with num_workers="
+                f"{loader.workers} and an iterable data set",
+                cost=f"an epoch holds every sample {loader.workers} times, in neighbouring batches",
+                remedy="in __iter__ ask torch.utils.data.get_worker_info() and keep every num_workers-th sample "
+                "from id on",
+                likelihood=0.95,
+                line=loader.line,
+            )
+            return
+
+
+def alike_workers(case: Case) -> Iterator[Finding]:
+    """Loader processes draw the same random numbers."""
+    worlds = [world for world in (case.one, *case.worlds) if world is not None]
+    events = [(w, e) for w in worlds for p in w.everything for e in p.all(Worker) if e.worker >= 0]
+    if not events:
+        raise Unseen("no random number was drawn in a loader process")
+    for world in worlds:
+        groups: dict[tuple[int, int, str, str], set[int]] = defaultdict(set)
+        for process in world.everything:
+            for event in process.all(Worker):
+                if event.worker >= 0:
+                    groups[process.rank, event.loader, event.generator, event.state].add(event.worker)
+        for (rank, number, generator, _), workers in groups.items():
+            if len(workers) > 1:
+                line = next((e.line for e in world.all(Loader) if e.loader == number), "")
+                yield Finding(
+                    name="alike-workers",
+                    title="loader processes draw the same random numbers",
+                    evidence=f"on rank {rank}, loader processes {', '.join(map(str, sorted(workers)))} began to "
+                    f"draw from "
+                    f"{generator} in the same state",
+                    cost=f"{len(workers)} samples in a row get the same augmentation",
+                    remedy="seed it from torch.initial_seed() in worker_init_fn, or make the generator inside the "
+                    "worker instead of in the data set's __init__",
+                    likelihood=0.93,
+                    line=line,
+                )
+                return
+
+
+def leaked_validation(case: Case) -> Iterator[Finding]:
+    """Ranks split training and validation differently, so that one trains on what another validates on."""
+    seen = False
+    for world in case.worlds:
+        train = {loader.loader for loader in training_loaders(world)}
+        judge = {loader.loader for loader in evaluation_loaders(world)}
+        held = {(p.rank, h.loader): set(h.rows) for p in world.ranks for h in p.all(Held)}
+        for t in train:
+            for v in judge:
+                sets = [
+                    (held.get((r, t)), held.get((s, v)), r == s) for r in range(world.size) for s in range(world.size)
+                ]
+                own = [len(a & b) / len(b) for a, b, same in sets if a and b and same]
+                other = [len(a & b) / len(b) for a, b, same in sets if a and b and not same]
+                if not own or not other:
+                    continue
+                seen = True
+                if max(other) > 0.1 and max(other) > 2 * max(own):
+                    line = next((e.line for e in world.all(Loader) if e.loader == t), "")
+                    yield Finding(
+                        name="leaked-validation",
+                        title="ranks train on each other's validation set",
+                        evidence=f"{100 * max(other):.0f} % of the validation samples of one rank are training "
+                        f"samples of "
+                        f"another; within a rank it is {100 * max(own):.0f} %",
+                        cost="validation is too good: it measures memory",
+                        remedy="split with the same seed on every rank: random_split(..., "
+                        "generator=torch.Generator().manual_seed(42))",
+                        likelihood=0.98,
+                        line=line,
+                    )
+                    return
+    if not seen:
+        raise Unseen("no validation data was seen beside training data")
+
+
+def padded_evaluation(case: Case) -> Iterator[Finding]:
+    """The evaluation's sampler repeats samples so that all ranks get as many, and they are counted twice."""
+    loaders = [loader for world in case.worlds for loader in evaluation_loaders(world)]
+    if not loaders:
+        raise Unseen("no evaluation was seen")
+    for loader in loaders:
+        if loader.padded:
+            yield Finding(
+                name="padded-evaluation",
+                title="some evaluation samples are counted twice",
+                evidence=f"{loader.sampler} adds {loader.padded} to {loader.samples:,} samples to give "
+                f"{case.ranks} ranks as many",
+                cost=f"the metric is over {loader.samples + loader.padded:,} samples, and changes with the "
+                f"number of ranks",
+                remedy="cut what was gathered to len(dataset) (gather_for_metrics does), or split the evaluation "
+                "without padding: Subset(dataset, range(rank, len(dataset), world))",
+                likelihood=0.8,
+                line=loader.line,
+            )
+            return
+
+
+RULES: tuple[Rule, ...] = (
+    same_samples,
+    same_order,
+    repeated_by_workers,
+    alike_workers,
+    leaked_validation,
+    padded_evaluation,
+)

@@ -1,0 +1,156 @@
+"""Starting the user's program as ranks, as torchrun would, watching them, and leaving none behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import bigstep
+from bigstep.doctor.facts import End, World, read_world
+from bigstep.doctor.settings import VARIABLE, Settings
+
+__all__ = ["Limits", "run_world"]
+
+_SITE = "from bigstep.doctor.observe.attach import attach\n\nattach(__file__)\n"
+"""Python imports `sitecustomize` from PYTHONPATH before any program: so observers reach ranks that a script starts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Seconds that a run may take."""
+
+    total_s: float = 120.0
+    stall_s: float = 30.0
+    """Without a single new fact: the ranks wait for each other, or for something that never comes."""
+    grace_s: float = 6.0
+    """For the other ranks to end when one has ended."""
+
+
+def run_world(command: Sequence[str], settings: Settings, folder: Path, limits: Limits, *, gpus: bool) -> World:
+    """Run a command as so many ranks in a folder and return what they did.
+
+    Args:
+        command: What follows the interpreter: a script with its arguments, or -m and a module.
+        settings: What the observers are told.
+        folder: The working directory of the ranks.
+        limits: How long it may take.
+        gpus: Whether the ranks may see the machine's GPUs.
+    """
+    began = time.monotonic()
+    port = _free_port()
+    ranks = [_start(rank, command, settings, folder, port, gpus=gpus) for rank in range(settings.ranks)]
+    try:
+        ended = _watch(ranks, Path(settings.facts), limits)
+    finally:
+        _end(ranks, settings.facts)
+    world = read_world(Path(settings.facts), seconds=time.monotonic() - began, output=_output(settings))
+    message = ""
+    if ended == "failed":
+        said = [e.message for process in world.everything for e in process.all(End) if e.reason == "failed"]
+        statuses = [rank.returncode for rank in ranks if rank.returncode]
+        message = said[0] if said else _last_words(settings) or f"status {statuses[0] if statuses else '?'}"
+    elif ended == "ended":
+        reasons = {e.reason for process in world.ranks for e in process.all(End)}
+        ended = "stopped" if "stopped" in reasons else "finished"
+    return World(world.ranks, world.helpers, ended, message, world.output, world.seconds)
+
+
+def _start(
+    rank: int, command: Sequence[str], settings: Settings, folder: Path, port: int, *, gpus: bool
+) -> subprocess.Popen[bytes]:
+    home = Path(bigstep.__file__).parents[1]
+    site = Path(settings.facts) / "site"
+    site.mkdir(exist_ok=True)
+    (site / "sitecustomize.py").write_text(_SITE)
+    path = [str(site)] + ([] if home.name in ("site-packages", "dist-packages") else [str(home)])
+    environment = os.environ | settings.to_environment()
+    environment |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(settings.ranks),
+        "LOCAL_WORLD_SIZE": str(settings.ranks),
+        "GROUP_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RUN_ID": "bigstep-doctor",
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        "PYTHONPATH": os.pathsep.join(path + [p for p in [os.environ.get("PYTHONPATH", "")] if p]),
+        "WANDB_MODE": "offline",
+        "BIGSTEP_DOCTOR_PARENT": str(os.getpid()),
+    }
+    if not gpus:
+        environment |= {"CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true"}
+    with open(Path(settings.facts) / f"rank-{rank}.log", "wb") as log:
+        return subprocess.Popen(
+            [sys.executable, *command],
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # a group of its own, so that what it starts can be ended with it
+        )
+
+
+def _watch(ranks: Sequence[subprocess.Popen[bytes]], facts: Path, limits: Limits) -> str:
+    """Return how the run ended: ended, failed or hung."""
+    began = moved = time.monotonic()
+    size, leaving = -1, 0.0
+    while True:
+        now = time.monotonic()
+        running = [rank for rank in ranks if rank.poll() is None]
+        if not running:
+            return "failed" if any(rank.returncode for rank in ranks) else "ended"
+        written = sum(path.stat().st_size for path in facts.iterdir())
+        if written != size:
+            size, moved = written, now
+        if len(running) < len(ranks) or len(list(facts.glob("*.done"))) >= len(ranks):
+            leaving = leaving or now
+        if leaving and now - leaving > limits.grace_s:
+            return "failed" if any(rank.returncode for rank in ranks) else "ended"
+        if now - moved > limits.stall_s or now - began > limits.total_s:
+            return "hung"
+        time.sleep(0.05)  # polling children, not synchronising with them
+
+
+def _end(ranks: Sequence[subprocess.Popen[bytes]], facts: str) -> None:
+    """End the ranks and everything that they started, by their groups and by the mark in their environment."""
+    for rank in ranks:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(rank.pid, signal.SIGKILL)
+    for rank in ranks:
+        rank.wait()
+    mark = f'{VARIABLE}={{"facts": "{facts}"'.encode()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if int(process.name) != os.getpid() and mark in (process / "environ").read_bytes():
+                os.kill(int(process.name), signal.SIGKILL)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _output(settings: Settings) -> str:
+    log = Path(settings.facts) / "rank-0.log"
+    return log.read_text(errors="replace")[-4000:] if log.exists() else ""
+
+
+def _last_words(settings: Settings) -> str:
+    """Return the last line that a failed rank printed."""
+    for rank in range(settings.ranks):
+        log = Path(settings.facts) / f"rank-{rank}.log"
+        lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+        if lines:
+            return lines[-1][:300]
+    return ""

@@ -1,0 +1,158 @@
+"""Collectives that the program calls itself: on what, in which order, for how long."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from bigstep.doctor.facts import Collective, Group, Spawn
+from bigstep.doctor.observe import models, updates
+from bigstep.doctor.observe.recorder import Recorder, replace
+
+__all__ = ["install"]
+
+_OPERATIONS = (
+    "all_reduce",
+    "broadcast",
+    "reduce",
+    "all_gather",
+    "all_gather_into_tensor",
+    "reduce_scatter_tensor",
+    "gather",
+    "scatter",
+    "barrier",
+    "all_gather_object",
+    "broadcast_object_list",
+    "gather_object",
+)
+_inside: list[int] = []
+
+
+def install(recorder: Recorder) -> None:
+    """Observe `torch.distributed`, where this torch has it."""
+    if not dist.is_available():
+        return
+    home = dist.distributed_c10d
+    for name in _OPERATIONS:
+        replace(home, name, lambda original: _observed(recorder, original))
+        setattr(dist, name, getattr(home, name))
+    replace(home, "init_process_group", lambda original: _observed_group(recorder, original))
+    dist.init_process_group = home.init_process_group
+    spawning = sys.modules["torch.multiprocessing.spawn"]  # the package's attribute of this name is a function
+    replace(spawning, "start_processes", lambda original: _observed_spawn(recorder, original))
+    torch.multiprocessing.start_processes = spawning.start_processes  # type: ignore[attr-defined]
+
+
+def _observed(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
+    name = original.__name__
+
+    def collective(*arguments: Any, **named: Any) -> Any:
+        if _inside or recorder.looking:  # one that another one is made of
+            return original(*arguments, **named)
+        tensor = next((a for a in (*arguments, *named.values()) if isinstance(a, Tensor)), None)
+        fact = Collective(operation=name)
+        if not recorder.settings.only_time:
+            fact = Collective(
+                operation=name,
+                target=_target(tensor),
+                values=tensor.numel() if tensor is not None else 0,
+                reduce=_reduction(arguments, named) if "reduce" in name else "",
+                line=recorder.line(),
+            )
+            if recorder.detailed:
+                recorder.write(fact)
+        _inside.append(1)
+        began = time.perf_counter()
+        try:
+            return original(*arguments, **named)
+        finally:
+            _inside.pop()
+            seconds = time.perf_counter() - began
+            recorder.tally.exchange_s += seconds
+            if recorder.detailed:
+                recorder.write(
+                    Collective(
+                        operation=name,
+                        target=fact.target,
+                        values=fact.values,
+                        done=True,
+                        seconds=seconds,
+                        reduce=fact.reduce,
+                        line=fact.line,
+                    )  # fmt: skip
+                )
+
+    return collective
+
+
+def _reduction(arguments: tuple[Any, ...], named: dict[str, Any]) -> str:
+    found = [a for a in (*arguments, *named.values()) if isinstance(a, dist.ReduceOp | dist.ReduceOp.RedOpType)]
+    return str(found[0]).rpartition(".")[2] if found else "SUM"
+
+
+def _target(tensor: Tensor | None) -> str:
+    """Say what a tensor is to the models and optimizers of the program; by its memory, as people send views."""
+    if tensor is None:
+        return "other"
+    try:
+        where = tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):
+        return "other"
+    for reference in updates.optimizers:
+        optimizer = reference()
+        for group in optimizer.param_groups if optimizer is not None else ():
+            for parameter in group["params"]:
+                if parameter.grad is not None and _storage(parameter.grad) == where:
+                    return "gradient"
+                if _storage(parameter) == where:
+                    return "parameter"
+    for module_reference in models.called.values():
+        module = module_reference()
+        if module is not None and any(_storage(buffer) == where for buffer in module.buffers()):
+            return "buffer"
+    return "other"
+
+
+def _storage(tensor: Tensor) -> int:
+    try:
+        return int(tensor.untyped_storage().data_ptr())
+    except (RuntimeError, NotImplementedError):
+        return 0
+
+
+def _observed_group(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
+    def init_process_group(backend: Any = None, *arguments: Any, **named: Any) -> Any:
+        given = backend
+        if backend is not None and "nccl" in str(backend) and not torch.cuda.is_available():
+            given = "gloo"  # so that a script written for GPUs can be looked at where there are none
+        if recorder.settings.ranks == 1 and "world_size" in named and named["world_size"] not in (-1, 1):
+            named |= {"world_size": 1, "rank": 0}
+        line = recorder.line()
+        result = original(given, *arguments, **named)
+        recorder.rank, recorder.world = dist.get_rank(), dist.get_world_size()
+        asked = str(backend) if given != backend else ""
+        name = str(dist.get_backend())
+        recorder.write(Group(rank=recorder.rank, world=recorder.world, backend=name, asked=asked, line=line))
+        return result
+
+    return init_process_group
+
+
+def _observed_spawn(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
+    def start_processes(fn: Any, args: Any = (), nprocs: int = 1, *more: Any, **named: Any) -> Any:
+        wanted = recorder.settings.ranks
+        changed = wanted == 1 and nprocs > 1
+        recorder.write(Spawn(ranks=nprocs, changed=changed, line=recorder.line()))
+        recorder.flush()
+        if changed:  # the run on one rank: the number of ranks is also what such functions are told
+            args = tuple(1 if type(a) is int and a == nprocs else a for a in args)
+            nprocs = 1
+        return original(fn, args, nprocs, *more, **named)
+
+    return start_processes

@@ -1,0 +1,280 @@
+"""From the gradient to the update: backward, clipping, scaling, the optimizer's step, the scheduler's."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer, lr_scheduler
+from torch.optim import optimizer as optim
+
+from bigstep.doctor.facts import Backward, Clip, Schedule, Update
+from bigstep.doctor.observe import models
+from bigstep.doctor.observe.digest import digest, functional, is_plain, norms
+from bigstep.doctor.observe.recorder import Recorder, replace
+
+__all__ = ["install", "optimizers", "scalers", "schedulers"]
+
+optimizers: list[weakref.ref[Optimizer]] = []
+schedulers: list[weakref.ref[Any]] = []
+scalers: list[weakref.ref[Any]] = []
+_local: dict[int, Tensor] = {}
+"""The functional of each parameter's own gradient, by id, as it stood before any exchange."""
+_began: dict[int, dict[str, Any]] = {}
+"""What was seen of an optimizer just before its step."""
+_waited: weakref.WeakSet[Any] = weakref.WeakSet()
+_unscaled: set[int] = set()
+_scaling: list[int] = []
+
+
+def install(recorder: Recorder) -> None:
+    """Observe everything between a loss and the weights it changes."""
+    replace(torch.autograd, "backward", lambda original: _observed_backward(recorder, original))
+    optim.register_optimizer_step_pre_hook(lambda o, args, kwargs: _before_step(recorder, o, args, kwargs))
+    optim.register_optimizer_step_post_hook(lambda o, args, kwargs: _after_step(recorder, o))
+    if recorder.settings.only_time:
+        return
+    replace(Optimizer, "add_param_group", lambda original: _observed_group(recorder, original))
+    for name in ("clip_grad_norm_", "clip_grad_value_"):
+        replace(nn.utils, name, lambda original: _observed_clip(recorder, original))
+    nn.utils.clip_grad.clip_grad_norm_ = nn.utils.clip_grad_norm_
+    nn.utils.clip_grad.clip_grad_value_ = nn.utils.clip_grad_value_
+    replace(torch.amp.GradScaler, "step", lambda original: _observed_scaler(original))
+    replace(torch.amp.GradScaler, "unscale_", lambda original: _observed_unscale(original))
+    _observe_schedulers(recorder)
+
+
+def _observed_backward(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
+    def backward(tensors: Any, *arguments: Any, **named: Any) -> Any:
+        root = tensors if isinstance(tensors, Tensor) else next(iter(tensors), None)
+        if recorder.detailed and not recorder.looking and isinstance(root, Tensor) and root.numel() == 1:
+            with recorder.quietly():
+                synchronised = all(_synchronises(reference()) for reference in models.wrapped.values())
+                value, factor = float(root.detach()), _factor(root)
+                recorder.write(Backward(value=value, factor=factor, synchronised=synchronised, line=recorder.line()))
+        began = time.perf_counter()
+        try:
+            return original(tensors, *arguments, **named)
+        finally:
+            recorder.tally.backward_s += time.perf_counter() - began
+            recorder.tally.micro_steps += 1
+
+    return backward
+
+
+def _synchronises(wrapper: nn.Module | None) -> bool:
+    return bool(getattr(wrapper, "require_backward_grad_sync", True))
+
+
+def _factor(root: Tensor) -> float:
+    """Return the product of the numbers that the loss was multiplied with or divided by after it was formed."""
+    factor, node = 1.0, root.grad_fn
+    for _ in range(8):
+        name = node.name() if node is not None else ""
+        if name not in ("MulBackward0", "DivBackward0"):
+            break
+        assert node is not None
+        saved = [getattr(node, f"_saved_{side}", None) for side in ("other", "self")]
+        scale = next((s for s in saved if isinstance(s, Tensor) and s.numel() == 1), None)
+        parents = [parent for parent, _ in node.next_functions if parent is not None]
+        if scale is None or len(parents) != 1:
+            break
+        number = float(scale)
+        factor = factor * number if name == "MulBackward0" else factor / number if number else factor
+        node = parents[0]
+    return factor
+
+
+def _observed_group(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
+    def add_param_group(self: Optimizer, group: Any) -> Any:
+        result = original(self, group)
+        if not any(reference() is self for reference in optimizers):
+            optimizers.append(weakref.ref(self))
+        for parameter in self.param_groups[-1]["params"]:
+            if parameter.is_leaf and parameter.requires_grad and is_plain(parameter):
+                parameter.register_post_accumulate_grad_hook(lambda p: _note_local(recorder, p))
+        return result
+
+    return add_param_group
+
+
+def _note_local(recorder: Recorder, parameter: Tensor) -> None:
+    if recorder.detailed and is_plain(parameter.grad):
+        with recorder.quietly(), torch.no_grad():
+            _local[id(parameter)] = functional(parameter.grad)  # type: ignore[arg-type]
+
+
+def _observed_clip(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
+    by_value = original.__name__ == "clip_grad_value_"
+
+    def clip(parameters: Any, *arguments: Any, **named: Any) -> Any:
+        limit = named.get("max_norm", named.get("clip_value", arguments[0] if arguments else 0.0))
+        waiting = any(r() is not None and r()._scale is not None for r in scalers) and not _unscaled
+        kept = parameters if isinstance(parameters, Tensor) else list(parameters)
+        recorder.tally.clipped = True
+        recorder.write(Clip(most=float(limit), scaled=waiting, by_value=by_value, line=recorder.line()))
+        return original(kept, *arguments, **named)
+
+    return clip
+
+
+def _observed_scaler(original: Callable[..., Any]) -> Callable[..., Any]:
+    def step(self: Any, optimizer: Any, *arguments: Any, **named: Any) -> Any:
+        _remember(scalers, self)
+        _scaling.append(1)
+        try:
+            return original(self, optimizer, *arguments, **named)
+        finally:
+            _scaling.pop()
+            _unscaled.clear()
+
+    return step
+
+
+def _observed_unscale(original: Callable[..., Any]) -> Callable[..., Any]:
+    def unscale_(self: Any, optimizer: Any) -> Any:
+        _remember(scalers, self)
+        result = original(self, optimizer)
+        _unscaled.add(id(optimizer))
+        return result
+
+    return unscale_
+
+
+def _remember(shelf: list[weakref.ref[Any]], thing: Any) -> None:
+    if not any(reference() is thing for reference in shelf):
+        shelf.append(weakref.ref(thing))
+
+
+def _before_step(recorder: Recorder, optimizer: Optimizer, arguments: Any, named: Any) -> Any:
+    """Look at the gradient that the step is about to use; a closure computes it only inside the step."""
+    if recorder.enough:
+        recorder.stop()
+    closure = named.get("closure", arguments[1] if len(arguments) > 1 else None)
+    if closure is None:
+        _look(recorder, optimizer)
+        return None
+
+    def closure_then_look(*given: Any, **more: Any) -> Any:
+        result = closure(*given, **more)
+        _look(recorder, optimizer)
+        return result
+
+    if "closure" in named:
+        return arguments, named | {"closure": closure_then_look}
+    return (arguments[0], closure_then_look, *arguments[2:]), named
+
+
+def _look(recorder: Recorder, optimizer: Optimizer) -> None:
+    groups = optimizer.param_groups
+    seen: dict[str, Any] = {"rates": tuple(float(group["lr"]) for group in groups if "lr" in group)}
+    if recorder.detailed:
+        with recorder.quietly(), torch.no_grad():
+            parameters = [p for group in groups for p in group["params"]]
+            gradients = [p.grad for p in parameters]
+            plain = [g for g in gradients if g is not None and is_plain(g)]
+            names = models.names_of_parameters()
+            seen |= {
+                "norms": norms(gradients),
+                "names": tuple(names.get(id(p), "") for p in parameters),
+                "own": sum(id(p) not in names for p in parameters) if names else 0,
+                "used": float(sum((functional(g) for g in plain), torch.zeros((), dtype=torch.float64))),
+                "local": float(sum((_local.get(id(p), 0.0) for p in parameters), torch.zeros((), dtype=torch.float64))),
+                "sharded": any(p.grad is not None and not is_plain(p.grad) for p in parameters),
+                "half": any(p.dtype is torch.float16 for p in parameters),
+            }
+    seen["began"] = time.perf_counter()
+    _began[id(optimizer)] = seen
+
+
+def _after_step(recorder: Recorder, optimizer: Optimizer) -> None:
+    now = time.perf_counter()
+    seen = _began.pop(id(optimizer), None)
+    if seen is None:
+        return
+    step_s = now - seen.pop("began")
+    tally = recorder.tally
+    if recorder.detailed:
+        with recorder.quietly(), torch.no_grad():
+            seen["after"] = digest(p for group in optimizer.param_groups for p in group["params"])
+            seen["stateful"] = any(
+                isinstance(v, Tensor) and v.numel() > 1 for state in optimizer.state.values() for v in state.values()
+            )
+    recorder.write(
+        Update(
+            optimizer=type(optimizer).__name__,
+            number=recorder.updates,
+            samples=tally.samples,
+            micro_steps=tally.micro_steps,
+            clipped=tally.clipped,
+            input_s=tally.input_s,
+            forward_s=tally.forward_s,
+            backward_s=tally.backward_s,
+            exchange_s=tally.exchange_s,
+            step_s=step_s,
+            total_s=now - tally.began,
+            syncs=tally.syncs,
+            sync_line=tally.sync_line,
+            sync_s=tally.sync_s,
+            autocast=tally.autocast,
+            scaled=bool(_scaling),
+            line=recorder.line(),
+            **seen,
+        )
+    )
+    _local.clear()
+    recorder.count_update()
+
+
+def _observe_schedulers(recorder: Recorder) -> None:
+    classes = [c for c in vars(lr_scheduler).values() if isinstance(c, type) and "step" in vars(c)]
+    for scheduler in classes:
+        replace(scheduler, "step", lambda original: _observed_schedule(recorder, original))
+
+
+_stepping: list[int] = []
+
+
+def _observed_schedule(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
+    def step(self: Any, *arguments: Any, **named: Any) -> Any:
+        outermost = not _stepping  # a chain of schedulers steps its parts
+        _stepping.append(1)
+        try:
+            result = original(self, *arguments, **named)
+        finally:
+            _stepping.pop()
+        starting = not hasattr(self, "_doctor_started")  # the constructor takes a first step itself
+        if starting:
+            self._doctor_started = True
+            _remember(schedulers, self)
+        if outermost and not (starting and getattr(self, "last_epoch", 1) <= 0):
+            rate = float(self.optimizer.param_groups[0]["lr"]) if hasattr(self, "optimizer") else 0.0
+            recorder.write(
+                Schedule(
+                    scheduler=type(self).__name__,
+                    position=int(getattr(self, "last_epoch", 0)),
+                    horizon=horizon_of(self),
+                    rate=rate,
+                    line=recorder.line(),
+                )
+            )
+        return result
+
+    return step
+
+
+def horizon_of(scheduler: Any) -> int:
+    """Return the number of steps until a scheduler's shape ends; 0 where it has no end that can be read."""
+    for name in ("total_steps", "T_max", "total_iters"):
+        value = getattr(scheduler, name, None)
+        if isinstance(value, int) and type(scheduler).__name__ != "LinearLR":
+            return value
+    parts = getattr(scheduler, "_schedulers", None)
+    if parts and getattr(scheduler, "_milestones", None):
+        last = horizon_of(parts[-1])
+        return int(scheduler._milestones[-1]) + last if last else 0
+    return 0
