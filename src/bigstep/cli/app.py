@@ -36,7 +36,8 @@ for name, summary, command in (
     ("probe", "Measure this machine for the planner.", probe.probe),
     ("data", "Look at a data set.", data.data),
 ):
-    passes_on = {"ignore_unknown_options": True, "allow_interspersed_args": False}  # what follows a script is the script's
+    # what follows the name of a script is the script's
+    passes_on = {"ignore_unknown_options": True, "allow_interspersed_args": False}
     app.command(name, short_help=summary, context_settings=passes_on if name == "doctor" else None)(command)
 
 
