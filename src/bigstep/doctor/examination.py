@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import bigstep
-from bigstep.doctor.facts import Pass, Spawn, Update, World, Wrote
+from bigstep.doctor.facts import Pass, Spawn, Update, Wrote
 from bigstep.doctor.finding import Case, Finding, Unseen
 from bigstep.doctor.findings import RULES
 from bigstep.doctor.launch import Limits, run_world
 from bigstep.doctor.scratch import copy_tree
 from bigstep.doctor.settings import Settings
+from bigstep.doctor.world import World
 from bigstep.errors import ConfigError
 
 __all__ = ["Examination", "diagnose", "examine"]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from bigstep.doctor.facts import World
+from bigstep.doctor.world import World
 
 __all__ = ["Case", "Finding", "Rule", "Unseen"]
 

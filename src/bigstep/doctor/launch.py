@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import bigstep
-from bigstep.doctor.facts import End, World, read_world
+from bigstep.doctor.facts import End
 from bigstep.doctor.settings import VARIABLE, Settings
+from bigstep.doctor.world import World, read_world
 
 __all__ = ["Limits", "run_world"]
 

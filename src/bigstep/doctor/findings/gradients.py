@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from bigstep.doctor.facts import Backward, Collective, Event, Forward, Group, Process, Update, World, Wrap
+from bigstep.doctor.facts import Backward, Collective, Event, Forward, Group, Update, Wrap
 from bigstep.doctor.finding import Case, Finding, Rule, Unseen
+from bigstep.doctor.world import Process, World
 
 __all__ = ["RULES", "detailed_updates", "exchanged"]
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
-from bigstep.doctor.facts import Batch, Forward, Held, Loader, Pass, Process, Worker, World
+from bigstep.doctor.facts import Batch, Forward, Held, Loader, Pass, Worker
 from bigstep.doctor.finding import Case, Finding, Rule, Unseen
+from bigstep.doctor.world import Process, World
 
 __all__ = ["RULES", "training_loaders"]
 
