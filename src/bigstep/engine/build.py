@@ -29,6 +29,7 @@ from bigstep.engine.ranks import Ranks
 from bigstep.engine.rates import Rates, batch_plan, learning_rate
 from bigstep.engine.state import State
 from bigstep.errors import ConfigError
+from bigstep.gpu.loss_scale import LossScale
 from bigstep.losses import CrossEntropy
 from bigstep.models import build_model
 from bigstep.norm import WorkerStatistics, ghost_batch_norm, zero_gamma
@@ -36,7 +37,7 @@ from bigstep.optim import parameter_groups
 from bigstep.schedules import BatchPlan
 from bigstep.tables import load
 
-__all__ = ["Own", "Run", "build"]
+__all__ = ["Emulation", "Own", "Run", "build"]
 
 GPU_SAMPLES_PER_FORWARD = 8192
 """Workers are joined into one forward up to this many samples on a GPU; larger forwards gain nothing there."""
@@ -58,6 +59,16 @@ class Own:
     """Makes an optimizer of the model's parameters; its rate is set at every step."""
     change: Callable[[nn.Module], nn.Module] | None = None
     """Changes the model before anything is built around it."""
+
+
+@dataclass(frozen=True)
+class Emulation:
+    """What a machine without a GPU stands in for, so that it can be proved there."""
+
+    graphs: bool = False
+    """Steps as graphs, on a tape."""
+    loss_scale: bool = False
+    """Scale the loss as fp16 does, whatever the precision; a power of two changes nothing else."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +104,12 @@ class Run:
         self.evaluator.feed.close()
 
 
-def build(config: RunConfig, ranks: Ranks, own: Own = Own()) -> Run:  # noqa: B008 - frozen
+def build(
+    config: RunConfig,
+    ranks: Ranks,
+    own: Own = Own(),  # noqa: B008 - frozen
+    emulation: Emulation = Emulation(),  # noqa: B008 - frozen
+) -> Run:
     """Build a run; every rank must call this, with the same configuration."""
     precision = Precision(config.precision, ranks.device.type)
     plan = batch_plan(config)
@@ -111,7 +127,13 @@ def build(config: RunConfig, ranks: Ranks, own: Own = Own()) -> Run:  # noqa: B0
     state = State(config)
     targets = train_feed.source.targets
     forwards = Forwards(sampler, lambda step: _hosted(step, ranks), samples_per_forward, targets)
-    passes = _pass(config, ranks, precision, learner, state, train_feed, kernels, own_model=own.model is not None)
+    scale = LossScale(ranks.device, enabled=precision.scales_loss or emulation.loss_scale)
+    if _graphs(config, ranks, learner, kernels, own_model=own.model is not None) or emulation.graphs:
+        passes: Pass = Graphed(learner, config.precision, scale, clip=config.optimizer.clip, emulate=emulation.graphs)
+    else:
+        parallel = _parallel(config, ranks, precision, learner, state, train_feed)
+        skip, clip = config.nonfinite == "skip", config.optimizer.clip
+        passes = Eager(learner, ranks, precision, scale, parallel, skip_nonfinite=skip, clip=clip)
     method = Synchronous(learner, passes, forwards, ranks, config.seed)
     state.register(**method.parts())
     rates = Rates(config, sampler, learner.optimizer, learning_rate(config.lr, config.batch, config.plan))
@@ -239,47 +261,34 @@ def _hosted(step: Step, ranks: Ranks) -> Iterable[int]:
     return hosted_workers(step.workers, ranks.rank, ranks.size)
 
 
-def _pass(
-    config: RunConfig,
-    ranks: Ranks,
-    precision: Precision,
-    learner: Learner,
-    state: State,
-    feed: Feed,
-    kernels: Kernels | None,
-    *,
-    own_model: bool,
-) -> Pass:
-    """Choose how a forward and backward run: as a graph where a GPU has the step to itself, else in the open."""
-    if kernels is not None:
-        reason = _why_no_graphs(config, ranks, learner)
-        if reason is None and why_plain(config, own=own_model) is None:
-            try:
-                graphed = Graphed(learner, config.precision)
-                kernels.graphs = True
-                return graphed
-            except ConfigError as error:
-                reason = f"no graphs: {error}"
-        if reason is not None:
-            kernels.reasons.append(reason)
-    parallel = None
-    if ranks.size > 1:
-        example = next(iter(feed(iter([Request(0, torch.arange(min(_EXAMPLE, len(feed))))]))))
-        parallel = Parallel(learner, ranks, precision, config.exchange, example, lambda: state.position.step)
-    return Eager(
-        learner, ranks, precision, parallel, skip_nonfinite=config.nonfinite == "skip", clip=config.optimizer.clip
-    )
+def _graphs(config: RunConfig, ranks: Ranks, learner: Learner, kernels: Kernels | None, *, own_model: bool) -> bool:
+    """Whether a GPU has whole steps to itself, so that each can be a graph; note what hinders it."""
+    if kernels is None or why_plain(config, own=own_model) is not None:
+        return False
+    reason = _why_no_graphs(config, ranks, learner)
+    kernels.graphs = reason is None
+    if reason is not None:
+        kernels.reasons.append(f"no graphs, since {reason}")
+    return kernels.graphs
 
 
 def _why_no_graphs(config: RunConfig, ranks: Ranks, learner: Learner) -> str | None:
     if ranks.size > 1:
-        return "no graphs, since several ranks exchange gradients within a step"
-    if config.nonfinite == "skip":
-        return "no graphs, since nonfinite=skip looks at every gradient"
+        return "several ranks exchange gradients within a step"
     if config.asynchronous.method != "none":
-        return "no graphs, since gradients go elsewhere before they update weights"
-    if config.optimizer.clip:
-        return "no graphs, since gradients are clipped"
+        return "gradients go elsewhere before they update weights"
+    if config.nonfinite == "skip":
+        return "nonfinite=skip looks at every gradient"
     if learner.rank_adagrad is not None:
-        return "no graphs, since something is done to gradients between backward and update"
+        return "something is done to gradients between backward and update"
     return None
+
+
+def _parallel(
+    config: RunConfig, ranks: Ranks, precision: Precision, learner: Learner, state: State, feed: Feed
+) -> Parallel | None:
+    """Let several ranks exchange gradients."""
+    if ranks.size == 1:
+        return None
+    example = next(iter(feed([Request(0, torch.arange(min(_EXAMPLE, len(feed))))])))
+    return Parallel(learner, ranks, precision, config.exchange, example, lambda: state.position.step)

@@ -21,6 +21,7 @@ from bigstep.engine.methods.parallel import Debt, Parallel
 from bigstep.engine.precision import Precision
 from bigstep.engine.ranks import Ranks
 from bigstep.engine.state import Carried
+from bigstep.gpu.loss_scale import LossScale
 
 __all__ = ["Eager"]
 
@@ -32,6 +33,7 @@ class Eager:
         learner: What is trained.
         ranks: Those that share it.
         precision: Of forwards.
+        scale: Of the loss.
         parallel: The exchange with the other ranks; None for a rank alone.
         skip_nonfinite: Drop a step whose gradient is not finite, instead of ending the run.
         clip: The largest norm of a gradient, all parameters together; 0 for none.
@@ -42,6 +44,7 @@ class Eager:
         learner: Learner,
         ranks: Ranks,
         precision: Precision,
+        scale: LossScale,
         parallel: Parallel | None,
         *,
         skip_nonfinite: bool = False,
@@ -49,8 +52,7 @@ class Eager:
     ):
         self._learner, self._ranks, self._precision, self._parallel = learner, ranks, precision, parallel
         self._skip, self._clip = skip_nonfinite, clip
-        # torch's own start of 65,536 overflows at first, and large batches have few steps to waste
-        self._scaler = torch.amp.GradScaler(ranks.device.type, init_scale=1024.0, enabled=precision.scales_loss)
+        self._scale = scale
         self._debt = Debt()
         self._kept_behind_exchange = False
         self.gives_mean = parallel is None or parallel.exchange.gives_the_mean
@@ -67,7 +69,7 @@ class Eager:
         with contextlib.nullcontext() if last or parallel is None else parallel.ddp.no_sync():
             with self._precision.autocast():
                 weighted: Tensor = objective(inputs, target, weight * self._ranks.size)
-            self._scaler.scale(weighted).backward()  # type: ignore[no-untyped-call]  # untyped in torch
+            self._scale.scale(weighted).backward()  # type: ignore[no-untyped-call]  # untyped in torch
         return weighted.detach() / self._ranks.size
 
     @property
@@ -90,7 +92,7 @@ class Eager:
     @property
     def loss_scale(self) -> Tensor | float:
         """The scale of fp16's loss."""
-        return self._scaler.scale(torch.ones((), device=self._ranks.device)) if self._scaler.is_enabled() else 1.0
+        return self._scale.value if self._scale.is_enabled() else 1.0
 
     def complete(self, step: Step, inputs: Any) -> bool:
         """Do to the gradient of a single rank what several do in their exchange, and see whether it is finite.
@@ -105,7 +107,7 @@ class Eager:
                     if parameter.grad is not None:
                         learner.rank_adagrad(parameter, parameter.grad)
             self._debt.pay({name: p.grad for name, p in learner.objective.named_parameters()})
-        if self._scaler.is_enabled() or (self._ranks.device.type == "cuda" and not self._skip):
+        if self._scale.is_enabled() or (self._ranks.device.type == "cuda" and not self._skip):
             return True
         if gradients_are_finite(learner.model):
             return True
@@ -116,17 +118,16 @@ class Eager:
 
     def update(self) -> None:
         """Clip, update the weights with the gradient they hold, and clear it."""
-        optimizer, scaled = self._learner.optimizer, self._scaler.is_enabled()
-        scale = self._scaler.get_scale() if scaled else 1.0
+        optimizer, scaled = self._learner.optimizer, self._scale.is_enabled()
+        before = self._scale.get_scale() if scaled and self._parallel else 1.0
         if self._clip:
-            self._scaler.unscale_(optimizer)  # the norm is that of the gradient itself
+            self._scale.unscale_(optimizer)  # the norm is that of the gradient itself
             torch.nn.utils.clip_grad_norm_(self._learner.trained, self._clip, foreach=True)
-        self._scaler.step(optimizer)
-        self._scaler.update()
+        self._scale.step(optimizer)
+        self._scale.update()
         optimizer.zero_grad()
-        if scaled and self._parallel is not None and self._scaler.get_scale() != scale:
-            # what a lossy codec carries is scaled as well
-            self._parallel.exchange.rescale(self._scaler.get_scale() / scale)
+        if scaled and self._parallel is not None and (now := self._scale.get_scale()) != before:
+            self._parallel.exchange.rescale(now / before)  # what a lossy codec carries is scaled as well
 
     def flush(self) -> None:
         """Double buffering: use the gradient that was still on its way."""
@@ -157,7 +158,7 @@ class Eager:
     def parts(self) -> Mapping[str, Carried]:
         """Loss scale, exchange, and the sums of AdaGrad in front of it."""
         exchange = self._debt if self._parallel is None else self._parallel
-        parts: dict[str, Carried] = {"scaler": self._scaler, "exchange": exchange}
+        parts: dict[str, Carried] = {"scaler": self._scale, "exchange": exchange}
         if self._learner.rank_adagrad is not None:
             parts["rank_adagrad"] = _AdaGradOfRanks(self._learner, self._ranks)
         return parts

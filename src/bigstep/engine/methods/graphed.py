@@ -14,6 +14,7 @@ from bigstep.engine.methods.base import Note
 from bigstep.engine.methods.parallel import Debt
 from bigstep.engine.state import Carried
 from bigstep.gpu import GraphedStep
+from bigstep.gpu.loss_scale import LossScale
 
 __all__ = ["Graphed"]
 
@@ -29,12 +30,23 @@ class Graphed:
     own_weight = 1.0
     steady = True
 
-    def __init__(self, learner: Learner, precision: str):
+    def __init__(self, learner: Learner, precision: str, scale: LossScale, *, clip: float = 0.0, emulate: bool = False):
         """Args:
         learner: What is trained.
         precision: As the configuration names it.
+        scale: Of the loss.
+        clip: The largest norm of a gradient, all parameters together; 0 for none.
+        emulate: On a CPU, with a tape in place of a graph.
         """
-        self.graphs = GraphedStep(learner.model, learner.objective.loss, learner.optimizer, precision=precision)
+        self.graphs = GraphedStep(
+            learner.model,
+            learner.objective.loss,
+            learner.optimizer,
+            precision=precision,
+            scale=scale,
+            clip=clip or None,
+            emulate=emulate,
+        )
         self._names = [name for name, parameter in learner.objective.named_parameters() if parameter.requires_grad]
         self._debt = Debt()
         self._gathering = False
@@ -92,21 +104,7 @@ class Graphed:
 
     def parts(self) -> Mapping[str, Carried]:
         """The loss scale."""
-        return {"scaler": _Scale(self.graphs), "exchange": self._debt}
+        return {"scaler": self.graphs.loss_scale, "exchange": self._debt}
 
     def close(self) -> None:
         """Nothing is held."""
-
-
-class _Scale:
-    """The loss scale, in the form of torch's scaler; loading it also ends the loading of the weights."""
-
-    def __init__(self, graphs: GraphedStep):
-        self._graphs = graphs
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._graphs.scaler_state()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._graphs.load_scaler_state(state)
-        self._graphs.refresh()  # its copies of the weights are older than those that were just loaded
