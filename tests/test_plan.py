@@ -17,7 +17,7 @@ from bigstep.errors import ConfigError
 from bigstep.plan import Cluster, Scheme, Workload, cli_result, predict, render
 from bigstep.plan.accuracy import IMAGENET_LARS, MLPERF_EPOCHS, law_from_runs
 from bigstep.plan.cluster import cluster_names
-from bigstep.plan.cost import choose_planned_grid, exchange_phases, exchange_seconds
+from bigstep.plan.cost import exchange_phases, exchange_seconds
 from bigstep.plan.crossover import find_crossover
 from bigstep.plan.events import Task, run_tasks
 from bigstep.plan.scheme import make_buckets
@@ -28,7 +28,7 @@ from bigstep.plan.validate import check_rows, summarise
 from bigstep.plan.workload import workload_names
 from bigstep.records import RunWriter
 from bigstep.tables.codecs import encoded_bytes
-from bigstep.tables.collectives import collective_traffic
+from bigstep.tables.collectives import choose_grid, collective_traffic
 
 RESNET = Workload.load("resnet50")
 ABCI = Cluster.load("abci")
@@ -356,7 +356,7 @@ def test_ranking_is_sorted_and_keeps_to_what_was_asked() -> None:
 def test_grids_cover_all_devices() -> None:
     for cluster in (ABCI, Cluster.load("dgx_h100")):
         for devices in (1, 2, 3, 4, 6, 8, 12, 1024, 2048, 3456, 4096):
-            X, Y = choose_planned_grid(cluster, devices)
+            X, Y = choose_grid(devices, cluster.devices_per_node)
             assert devices == X * Y
 
 

@@ -15,7 +15,7 @@ from bigstep.tables import find, load
 from bigstep.tables.collectives import COLLECTIVES, choose_grid, collective_traffic
 
 __all__ = [
-    "Phase", "Placement", "choose_planned_grid", "exchange_phases", "exchange_seconds", "price_gather", "price_halving",
+    "Phase", "Placement", "exchange_phases", "exchange_seconds", "price_gather", "price_halving",
     "price_hierarchical", "price_ring", "price_switch", "price_torus",
 ]  # fmt: skip
 
@@ -62,16 +62,6 @@ def exchange_seconds(
     True
     """
     return sum(phase.seconds for phase in exchange_phases(collective, nbytes, cluster, devices, grid))
-
-
-def choose_planned_grid(cluster: Cluster, devices: int) -> tuple[int, int]:
-    """X and Y of a torus: the squarest grid whose rows are whole nodes, so that few rounds cross the slow links."""
-    k = min(cluster.devices_per_node, devices)
-    if devices % k:
-        return choose_grid(devices)
-    X, Y = choose_grid(devices // k)
-    X, Y = min(X, Y) * k, max(X, Y)
-    return (X, Y) if devices == X * Y else choose_grid(devices, k)
 
 
 def exchange_phases(
@@ -141,7 +131,7 @@ def price_ring(n: float, place: Placement) -> list[Phase]:
 def price_torus(n: float, place: Placement) -> list[Phase]:
     """A ring along X, then rings along Y that share the adapters of a node."""
     cluster, k = place.cluster, place.per_node
-    X, Y = place.grid or choose_planned_grid(cluster, place.devices)
+    X, Y = place.grid or choose_grid(place.devices, cluster.devices_per_node)
     if place.devices != X * Y:
         raise ConfigError(f"grid is {X}x{Y} = {X * Y}, but there are {place.devices} devices; change the grid.")
     rows_in_node, row_nodes = max(1, k // X), max(1, X // k)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from bigstep.errors import ConfigError
 from bigstep.plan.accuracy import ConvergenceLaw
 from bigstep.plan.cluster import Cluster
-from bigstep.plan.cost import choose_planned_grid
 from bigstep.plan.scheme import Scheme
 from bigstep.plan.simulate import Prediction, predict
 from bigstep.plan.workload import Workload
@@ -66,8 +65,9 @@ def candidate_schemes(
                 continue
             grids: list[tuple[int, int] | None] = [None]
             if name == "torus":
-                node = choose_grid(devices, min(devices, cluster.devices_per_node))
-                grids = list(dict.fromkeys([choose_planned_grid(cluster, devices), node]))
+                grids = list(
+                    dict.fromkeys([choose_grid(devices, cluster.devices_per_node), *_node_rows(cluster, devices)])
+                )
             schemes += [
                 Scheme(collective=name, codec=written, grid=grid, bucket_mb=bucket,
                        optimizer=optimizer)
@@ -80,6 +80,12 @@ def candidate_schemes(
             "change the collective or the number of devices."
         )
     return schemes
+
+
+def _node_rows(cluster: Cluster, devices: int) -> list[tuple[int, int]]:
+    """The grid whose rows are nodes: the fewest bytes between nodes, where whole nodes take part."""
+    nodes, left = divmod(devices, cluster.devices_per_node)
+    return [(cluster.devices_per_node, nodes)] if nodes and not left else []
 
 
 def rank(

@@ -118,7 +118,7 @@ def paper() -> RunConfig:
             ),
         ),
         norm=NormConfig(statistics="moving", momentum=0.9, zero_gamma=True),
-        exchange=ExchangeConfig(collective="ring", codec="none"),
+        exchange=ExchangeConfig(collective="ring", codec="none", bucket_mb=8.0),
         precision="fp16",
     )
 

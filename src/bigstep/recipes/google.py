@@ -94,7 +94,7 @@ def paper() -> RunConfig:
             ),
         ),
         norm=NormConfig(statistics="moving", momentum=0.9, zero_gamma=True),
-        exchange=ExchangeConfig(collective="ring", codec="none"),
+        exchange=ExchangeConfig(collective="torus", codec="none", bucket_mb=8.0),
         precision="bf16",
     )
 
@@ -115,7 +115,7 @@ def paper_pod() -> RunConfig:
                 Piece(shape="polynomial", until=90, start=1.0, end=0.0, power=2.0),
             ),
         ),
-        exchange=ExchangeConfig(collective="torus", codec="none"),
+        exchange=ExchangeConfig(collective="torus", codec="none", bucket_mb=16.0),
     )
 
 
@@ -138,7 +138,7 @@ def mini() -> RunConfig:
             ),
         ),
         norm=NormConfig(statistics="moving", momentum=0.9, zero_gamma=True),
-        exchange=ExchangeConfig(collective="ring", codec="none"),
+        exchange=ExchangeConfig(collective="torus", codec="none", bucket_mb=8.0),
     )
 
 

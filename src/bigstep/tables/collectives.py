@@ -113,15 +113,20 @@ def collective_traffic(
 
 
 def choose_grid(ranks: int, ranks_per_node: int = 0) -> tuple[int, int]:
-    """X and Y of a torus: X fills a node, so that only Y crosses the slow links; without nodes, the squarest grid.
+    """X and Y of a torus with the fewest rounds, 2(X - 1) + 2(Y - 1), whose rows are whole nodes.
 
-    A prime number of ranks gives a torus of one row, which is a ring.
+    Of grids with equally many rounds the one with the shortest rows is taken: the fewer nodes a row spans, the fewer
+    bytes cross the slow links. Without nodes it is the squarest grid; a prime number of ranks gives one row, a ring.
 
-    >>> choose_grid(32, ranks_per_node=4), choose_grid(2048), choose_grid(6), choose_grid(7)
-    ((4, 8), (64, 32), (3, 2), (7, 1))
+    >>> choose_grid(32, ranks_per_node=4), choose_grid(3456, ranks_per_node=4)
+    ((4, 8), (64, 54))
+    >>> choose_grid(2048), choose_grid(6), choose_grid(7)
+    ((64, 32), (3, 2), (7, 1))
     """
     if 1 < ranks_per_node < ranks and ranks % ranks_per_node == 0:
-        return ranks_per_node, ranks // ranks_per_node
+        nodes = ranks // ranks_per_node
+        grids = [(ranks_per_node * j, nodes // j) for j in range(1, nodes + 1) if nodes % j == 0]
+        return min(grids, key=sum)
     Y = next(y for y in range(math.isqrt(ranks), 0, -1) if ranks % y == 0)
     return ranks // Y, Y
 

@@ -27,10 +27,12 @@ const planner = (() => {
     return [n / y, y];
   }
   function chooseGrid(n, perNode) {
-    const k = Math.min(perNode, n);
-    if (n % k) return squarest(n);
-    const [x, y] = squarest(n / k);
-    return [Math.min(x, y) * k, Math.max(x, y)];
+    if (perNode < 2 || perNode >= n || n % perNode) return squarest(n);
+    const nodes = n / perNode;
+    let best = [perNode, nodes];
+    for (let j = 2; j <= nodes; j += 1)
+      if (nodes % j === 0 && perNode * j + nodes / j < best[0] + best[1]) best = [perNode * j, nodes / j];
+    return best;
   }
 
   function nodeRate(c, nodes, senders) {
