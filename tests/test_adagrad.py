@@ -28,8 +28,7 @@ from bigstep.config.edit import stretch
 from bigstep.config.text import apply_settings
 from bigstep.engine.checkpoint import load_latest, save_checkpoint
 from bigstep.errors import ConfigError
-from bigstep.exchange import Exchange
-from bigstep.exchange.error_feedback import owed
+from bigstep.exchange import Exchange, sum_owed
 from bigstep.optim import AdaGradSGD, RankAdaGrad, parameter_groups
 from bigstep.train import fit
 from test_same_path import Eighty, small_order, train_here_until
@@ -213,7 +212,7 @@ def test_one_rank_pays_what_several_had_not_delivered(
     shutil.copytree(tmp_path / "with", tmp_path / "without")
     state, _ = load_latest(tmp_path / "without" / "checkpoints")
     assert state is not None
-    debt = owed(state["exchange"])
+    debt = sum_owed(state["exchange"])
     assert max(float(one.abs().max()) for one in debt.values()) > 1e-3
     save_checkpoint(tmp_path / "without" / "checkpoints", 6, {**state, "exchange": None}, keep=2)
     weights = {}

@@ -6,6 +6,7 @@ import io
 import os
 import signal
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,13 +15,18 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from bigstep.engine.checkpoint import load_checkpoint
 from bigstep.errors import ConfigError, RunError
-from bigstep.exchange import Exchange
+from bigstep.exchange import Exchange, sum_owed
+from bigstep.exchange.residuals import Residuals
+from bigstep.models import build_model
 from bigstep.tables.codecs import encoded_bytes
 from bigstep.tables.collectives import collective_traffic
 from test_comm_hook import BUCKET_MB, batch_of, largest_difference, make_model, train
 from worlds import Pool
 from worlds import World as Ranks
+
+DATA = Path(__file__).parent / "data" / "v0.1"
 
 CODECS: dict[str, dict[str, Any]] = {
     "none": {"collective": "torus"},
@@ -156,6 +162,62 @@ def test_onebit_owes_exactly_what_it_has_not_delivered_also_on_other_numbers_of_
                 for r in "012"
                 for n in put_in
             ), "the same number of ranks: each takes its own"
+
+
+def load_version_0_1(state: Any) -> Any:
+    exchange = Exchange(codec="onebit")
+    exchange.load_state_dict(state)
+    exchange.attach(DistributedDataParallel(_Net()))
+    loaded = exchange.gather_state()
+    exchange.close()
+    return loaded
+
+
+class _Net(torch.nn.Module):
+    """The network of the saved run, under the name that it had inside its loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = build_model("small", classes=10, channels=1, image_size=28)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.model(inputs)
+
+
+def test_residuals_of_version_0_1_are_taken_over_by_any_number_of_ranks(world: Callable[[int], Ranks]) -> None:
+    checkpoint = load_checkpoint(DATA / "onebit" / "checkpoints" / "step-000000006.ckpt")
+    state = checkpoint["exchange"]
+    assert set(state["carried"]) == {"sent_by_rank", "owned_by_all"}, "as 0.1.0 wrote it"
+    before = owed(state)
+    assert max(float(missing.abs().max()) for missing in before.values()) > 0
+    assert all(torch.equal(missing, before[name]) for name, missing in sum_owed(state).items())
+    for size in (2, 3):
+        loaded = world(size).run(load_version_0_1, state)[0]
+        assert loaded["step"] == state["step"] == 6
+        for name, missing in owed(loaded).items():
+            # the mean of two float32 residuals is rounded once
+            torch.testing.assert_close(
+                missing, before[name], rtol=0 if size == 2 else 1e-6, atol=0 if size == 2 else 1e-9
+            )
+        if size == 2:
+            for rank, pieces in state["carried"]["sent_by_rank"].items():
+                assert all(
+                    torch.equal(piece, loaded["carried"]["sent_by_rank"][rank][n]) for n, piece in pieces.items()
+                )
+
+
+def test_powersgd_of_version_0_1_is_translated() -> None:
+    """PowerSGD had words of its own: its error is what a rank has not sent, P and Q are alike everywhere."""
+    error, factor = torch.tensor([1.0, -3.0]), torch.tensor([2.0])
+    old = {"error_by_rank": {"0": {"w": error}, "1": {"w": 3 * error}}, "p": {"w": factor}, "q": {"w": 2 * factor}}
+    for ranks, own in ((2, 3 * error), (5, 2 * error)):
+        residuals = Residuals(1, ranks, shared=("p", "q"))
+        residuals.load(old)
+        state = residuals.state_dict()
+        assert torch.equal(state["sent"]["w"], own)
+        assert torch.equal(state["shared"]["p"]["w"], factor)
+        assert torch.equal(state["shared"]["q"]["w"], 2 * factor)
+    assert sum_owed({"carried": old, "late": {}})["w"].tolist() == [2.0, -6.0]
 
 
 def with_and_without_feedback() -> tuple[float, float]:

@@ -12,8 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from bigstep.exchange.onebit_code import Blocks, decode, decode_reference, encode, encode_reference
-from bigstep.gpu import onebit
+from bigstep.exchange.codecs import Blocks
+from bigstep.exchange.codecs.onebit import OneBit, decode_reference, encode_reference
+
+encode, decode = OneBit().encode, OneBit().decode
 
 LENGTHS = (512, 600, 1, 7, 8, 9, 63, 64, 65, 4096, 2304, 588, 1537, 3072)
 
@@ -123,18 +125,18 @@ def test_triton_kernels_write_what_the_specification_says() -> None:
 
 
 def compare_triton(device: str = "cpu") -> None:
-    from bigstep.gpu import onebit_triton
+    from bigstep.exchange.codecs import onebit_triton
 
     blocks, nbytes = table()
     on_device = Blocks(
-        *(column.to(device) for column in (blocks.starts, blocks.lengths, blocks.means_at, blocks.bits_at))
+        *(column.to(device) for column in (blocks.starts, blocks.lengths, blocks.heads_at, blocks.bodies_at))
     )
     values = gradient(torch.float32)
     values[5] = torch.inf
     ours, theirs = gradient(torch.float32, 1).to(device), gradient(torch.float32, 1)
     message, expected = torch.zeros(nbytes, dtype=torch.uint8, device=device), torch.zeros(nbytes, dtype=torch.uint8)
     onebit_triton.encode(values.to(device), ours, on_device, message)
-    onebit.encode_reference(values, theirs, blocks, expected)
+    encode_reference(values, theirs, blocks, expected)
     code = message.cpu()
     means = 8 * len(LENGTHS)
     assert torch.equal(code[means + 64 :], expected[means + 64 :])
@@ -146,5 +148,5 @@ def compare_triton(device: str = "cpu") -> None:
     copies = torch.nn.functional.pad(code, (0, stride - nbytes)).repeat(2)
     out, reference = torch.empty_like(ours), torch.empty_like(theirs)
     onebit_triton.decode(copies.to(device), on_device, out, 2, stride, 0.5)
-    onebit.decode_reference(copies, blocks, reference, copies=2, stride=stride, scale=0.5)
+    decode_reference(copies, blocks, reference, copies=2, stride=stride, scale=0.5)
     torch.testing.assert_close(out.cpu(), reference, rtol=1e-6, atol=0, equal_nan=True)

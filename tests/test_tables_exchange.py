@@ -47,6 +47,13 @@ def test_every_codec_has_a_collective_and_every_collective_a_codec() -> None:
     assert carried == set(COLLECTIVES)
 
 
+@pytest.mark.parametrize("codec", CODECS)
+def test_an_exchange_chooses_the_collective_of_its_codec(codec: str) -> None:
+    chosen = Exchange(codec=codec).collective
+    assert chosen == collectives_for(codec)[0]
+    assert chosen == ("ring" if CODECS[codec].summable else "gather")
+
+
 @pytest.mark.parametrize("make", [ExchangeConfig, Exchange, Scheme])
 @pytest.mark.parametrize("field", ["collective", "codec"])
 def test_an_unknown_name_is_refused_everywhere(make: type, field: str) -> None:
@@ -112,6 +119,11 @@ def test_the_page_prices_every_collective_and_knows_its_codecs_from_the_table() 
 @pytest.mark.parametrize("price", sorted({entry.price for entry in COLLECTIVES.values()}))
 def test_a_price_can_be_loaded(price: str) -> None:
     assert callable(load(price))
+
+
+@pytest.mark.parametrize("home", sorted({entry.home for entry in (*RUNNABLE.values(), *CODECS.values())}))
+def test_the_code_of_an_entry_is_where_it_says(home: str) -> None:
+    assert isinstance(load(home), type)
 
 
 def test_the_document_lists_what_there_is() -> None:

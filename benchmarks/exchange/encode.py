@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 
-from bigstep.exchange.onebit_code import Blocks, decode, encode
+from bigstep.exchange.codecs import Blocks
+from bigstep.exchange.codecs.onebit import OneBit
 from bigstep.records import describe_machine
 from bigstep.tables.codecs import onebit_blocks
 
@@ -89,11 +90,13 @@ def main() -> None:
     blocks, count, nbytes = block_table(VALUES)
     values, residual, out = torch.randn(count), torch.zeros(count), torch.empty(count)
     message = torch.zeros(nbytes, dtype=torch.uint8)
+    codec = OneBit()
     figures = {
-        "encode": milliseconds(lambda: encode(values, residual, blocks, message), options.repeats),
-        "decode": milliseconds(lambda: decode(message, blocks, out), options.repeats),
+        "encode": milliseconds(lambda: codec.encode(values, residual, blocks, message), options.repeats),
+        "decode": milliseconds(lambda: codec.decode(message, blocks, out), options.repeats),
         "encode + decode": milliseconds(
-            lambda: (encode(values, residual, blocks, message), decode(message, blocks, out)), options.repeats
+            lambda: (codec.encode(values, residual, blocks, message), codec.decode(message, blocks, out)),
+            options.repeats,
         ),
         "memory alone": milliseconds(lambda: (residual.add_(values), out.fill_(0.0)), options.repeats),
     }

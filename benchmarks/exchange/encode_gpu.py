@@ -22,11 +22,14 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 from encode import VALUES, block_table
 
-from bigstep.exchange.onebit_code import Blocks, decode, encode, encode_reference
+from bigstep.exchange.codecs import Blocks
+from bigstep.exchange.codecs.onebit import OneBit, encode_reference
+
+CODEC = OneBit()
 
 
 def on_gpu(blocks: Blocks) -> Blocks:
-    return Blocks(blocks.starts.cuda(), blocks.lengths.cuda(), blocks.means_at.cuda(), blocks.bits_at.cuda())
+    return Blocks(blocks.starts.cuda(), blocks.lengths.cuda(), blocks.heads_at.cuda(), blocks.bodies_at.cuda())
 
 
 def microseconds(runs: dict[str, Callable[[], object]], repeats: int, flush: torch.Tensor) -> dict[str, list[float]]:
@@ -56,13 +59,13 @@ def check() -> float:
     values, residual = torch.randn(count), torch.randn(count)
     message = torch.zeros(nbytes, dtype=torch.uint8)
     ours, code = residual.cuda(), message.cuda()
-    encode(values.cuda(), ours, on_gpu(blocks), code)
+    CODEC.encode(values.cuda(), ours, on_gpu(blocks), code)
     encode_reference(values, residual, blocks, message)
     means = 8 * blocks.starts.numel()
     assert torch.equal(code[means:].cpu(), message[means:]), "the bits differ from the specification"
     out, expected = torch.empty(count, device="cuda"), torch.empty(count)
-    decode(code, on_gpu(blocks), out)
-    decode(code.cpu(), blocks, expected)
+    CODEC.decode(code, on_gpu(blocks), out)
+    CODEC.decode(code.cpu(), blocks, expected)
     assert torch.equal(out.cpu(), expected), "decoding differs from the CPU's"
     return float((ours.cpu() - residual).abs().max())
 
@@ -82,8 +85,8 @@ def main() -> None:
     other = torch.zeros(count, device="cuda")
     times = microseconds(
         {
-            "encode": lambda: encode(values, residual, blocks, message),
-            "decode": lambda: decode(message, blocks, out),
+            "encode": lambda: CODEC.encode(values, residual, blocks, message),
+            "decode": lambda: CODEC.decode(message, blocks, out),
             "move encode's bytes": lambda: other.add_(values),
             "move decode's bytes": lambda: out.fill_(1.0),
         },

@@ -26,8 +26,7 @@ from bigstep.engine.methods.parallel import make_exchange
 from bigstep.engine.methods.synchronous import Synchronous
 from bigstep.engine.ranks import Ranks
 from bigstep.errors import RunError
-from bigstep.exchange import Exchange
-from bigstep.exchange.error_feedback import owed
+from bigstep.exchange import Exchange, sum_owed
 
 __all__ = ["bigstep_loop"]
 
@@ -140,7 +139,7 @@ def _load(run: Run, folder: Path) -> Position:
 
 def _owed(exchange: Exchange) -> dict[str, Tensor]:
     state = exchange.gather_state()  # every rank takes part; rank 0 gets it
-    return {} if state is None else owed(state)
+    return {} if state is None else sum_owed(state)
 
 
 def _finish(run: Run) -> None:

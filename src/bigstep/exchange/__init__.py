@@ -1,10 +1,11 @@
-"""Gradients between ranks: collectives, codecs, error feedback, and the hook that puts them under any DDP model."""
+"""Gradients between ranks: collectives, codecs, residuals, and the hook that puts them under any DDP model."""
 
 from __future__ import annotations
 
 from bigstep.exchange.buckets import BucketTuner
 from bigstep.exchange.collectives import Collective, Halving, Hierarchical, Ring, Torus, sum_over_ranks
 from bigstep.exchange.hook import Exchange
+from bigstep.exchange.residuals import sum_owed
 from bigstep.exchange.world import World
 
 __all__ = [
@@ -17,4 +18,5 @@ __all__ = [
     "Torus",
     "World",
     "sum_over_ranks",
+    "sum_owed",
 ]

@@ -4,62 +4,98 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 
-__all__ = ["Clock", "Meter"]
+__all__ = ["Clock", "Mark", "Meter"]
 
-# A mark is a moment; two of them give seconds. CUDA's are events, whose times are known once the device got there.
-Mark = Callable[[], float]
+
+class Mark(Protocol):
+    """A moment."""
+
+    def has_passed(self) -> bool:
+        """Whether it has come; an event of a CUDA stream comes when the device gets there."""
+
+    def seconds_since(self, earlier: Any) -> float:
+        """Seconds between two marks of one clock, once both have come; waits for them."""
 
 
 class Clock:
     """Marks moments on the host, or on the current stream of a CUDA device."""
 
     def __init__(self, device: torch.device) -> None:
-        self._origin = _event() if device.type == "cuda" else None
+        self._on_device = device.type == "cuda"
 
     def mark(self) -> Mark:
-        """This moment; call the result for its time in seconds (a CUDA mark waits until the device has reached it)."""
-        if self._origin is None:
-            now = time.perf_counter()
-            return lambda: now
-        origin, event = self._origin, _event()
-
-        def seconds() -> float:
-            event.synchronize()
-            return float(origin.elapsed_time(event)) / 1e3
-
-        return seconds
+        """This moment."""
+        return _DeviceMark(_record_event()) if self._on_device else _HostMark(time.perf_counter())
 
 
 class Meter:
-    """Adds up the time during which something was under way, over many overlapping intervals."""
+    """Adds up the time during which something was under way, over intervals that may overlap.
+
+    Intervals come in the order of their starts and of their ends, as buckets do. Those that have ended are added up at
+    once, so that a run of any length keeps no more of them than are under way.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._intervals: list[tuple[Mark, Mark]] = []
+        self._waiting: deque[tuple[Mark, Mark]] = deque()
         self._total = 0.0
-        self._until = float("-inf")
+        self._until: Mark | None = None
 
     def add(self, start: Mark, end: Mark) -> None:
         """Something was under way from `start` to `end`."""
         with self._lock:
-            self._intervals.append((start, end))
+            self._waiting.append((start, end))
+            while self._waiting and self._waiting[0][1].has_passed():
+                self._fold()
 
     @property
     def seconds(self) -> float:
         """The length of the union of all intervals so far."""
         with self._lock:
-            for start, end in sorted((start(), end()) for start, end in self._intervals):
-                self._total += max(0.0, end - max(start, self._until))
-                self._until = max(self._until, end)
-            self._intervals.clear()
+            while self._waiting:
+                self._fold()
             return self._total
 
+    def _fold(self) -> None:
+        """Add what the oldest interval has beyond the end of those before it."""
+        start, end = self._waiting.popleft()
+        length = end.seconds_since(start)
+        beyond = length if self._until is None else min(length, end.seconds_since(self._until))
+        if beyond > 0:
+            self._total += beyond
+            self._until = end
 
-def _event() -> torch.cuda.Event:
+
+@dataclass(frozen=True)
+class _HostMark:
+    at: float
+
+    def has_passed(self) -> bool:
+        return True
+
+    def seconds_since(self, earlier: _HostMark) -> float:
+        return self.at - earlier.at
+
+
+@dataclass(frozen=True)
+class _DeviceMark:
+    event: torch.cuda.Event
+
+    def has_passed(self) -> bool:
+        return bool(self.event.query())  # type: ignore[no-untyped-call]  # torch's
+
+    def seconds_since(self, earlier: _DeviceMark) -> float:
+        self.event.synchronize()
+        return float(earlier.event.elapsed_time(self.event)) / 1e3
+
+
+def _record_event() -> torch.cuda.Event:
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch's, without annotations
     event.record()
     return event

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from bigstep.exchange.codecs import Bucket
+from bigstep.exchange.bucket import Bucket
 
 __all__ = ["DoubleBuffer"]
 
@@ -37,15 +37,14 @@ class DoubleBuffer:
         """Start the exchange of a copy of the bucket; fill the bucket itself with what was exchanged before."""
         before = [self._under_way.get(name) for name in bucket.names]
         fresh = replace(bucket, flat=bucket.flat.clone())
-        delivered = _deliver(
-            before, bucket, stream
-        )  # first: a stream works in order, and this must not wait for `fresh`
+        # first: a stream works in order, and this must not wait for `fresh`
+        delivered = _deliver(before, bucket, stream)
         future = start(fresh)
         for name, piece in zip(bucket.names, fresh.flat.split_with_sizes(bucket.sizes), strict=True):
             self._under_way[name] = (future, piece)
         return delivered
 
-    def finished(self) -> dict[str, Tensor]:
+    def finish(self) -> dict[str, Tensor]:
         """Wait for what is under way; the flat mean gradient of each parameter."""
         for future, _ in self._under_way.values():
             future.wait()

@@ -15,27 +15,23 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from bigstep.errors import ConfigError, RunError
+from bigstep.exchange.bucket import Bucket, Transport
 from bigstep.exchange.clock import Clock, Meter
-from bigstep.exchange.codecs import HALF_TYPES, Bucket, Codec, Dense
-from bigstep.exchange.collectives import Collective, Halving, Hierarchical, Ring, Torus
+from bigstep.exchange.codecs.dense import Whole
+from bigstep.exchange.collectives import Ring
 from bigstep.exchange.double_buffer import DoubleBuffer
+from bigstep.exchange.gathered import Gathered
 from bigstep.exchange.line import Line, Steps
-from bigstep.exchange.onebit import OneBit
-from bigstep.exchange.powersgd import PowerSGD
+from bigstep.exchange.summed import Summed
 from bigstep.exchange.world import World
-from bigstep.tables.codecs import check_pair
+from bigstep.tables import load
+from bigstep.tables.codecs import CODECS, check_pair, collectives_for, fill_settings
+from bigstep.tables.collectives import COLLECTIVES
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket
 
 __all__ = ["Exchange"]
-
-_SUMMING: dict[str, Callable[[World], Collective]] = {
-    "ring": Ring,
-    "hierarchical": Hierarchical,
-    "torus": Torus,
-    "halving": Halving,
-}
 
 
 class Exchange:
@@ -45,19 +41,20 @@ class Exchange:
     hook only where it would have exchanged. Every rank must make the same Exchange and attach it at the same point.
 
     Args:
-        collective: ring (the backend's all-reduce), hierarchical, torus, halving, or gather (an owner for each block,
-            for codes that cannot be summed).
-        codec: none, fp16, bf16, onebit (with gather) or powersgd (with ring).
+        collective: A name of `bigstep.tables.collectives`: ring (the backend's all-reduce), hierarchical, torus,
+            halving, or gather (an owner for each block, for codes that cannot be summed); by default the usual one for
+            the codec.
+        codec: A name of `bigstep.tables.codecs`.
         grid: X and Y of the torus; auto fills nodes with X.
         warmup_steps: Dense steps before the first one that loses information (onebit, powersgd).
         error_feedback: Carry what a lossy codec lost into the next step.
         double_buffer: Hand back each gradient one backward late, so that its exchange overlaps with the next forward
             and backward; see `bigstep.exchange.double_buffer`.
-        rank: Of the approximation (powersgd).
         ranks_per_node: 0 takes torchrun's LOCAL_WORLD_SIZE, or puts all ranks on one node.
         timeout: Seconds after which a collective that does not end is an error.
         prepare: Called with each parameter and this rank's gradient of it, which it may change in place before anything
             is sent (`bigstep.optim.RankAdaGrad`, say); what it carries is for the caller to save.
+        **settings: Of the codec, by the names in its table: `rank` of the approximation (powersgd).
 
     Example:
         Three lines in any program: `exchange = Exchange("torus", "fp16")`, `exchange.attach(ddp)`, and at the end
@@ -76,22 +73,23 @@ class Exchange:
 
     def __init__(
         self,
-        collective: str = "ring",
+        collective: str | None = None,
         codec: str = "none",
         grid: Literal["auto"] | tuple[int, int] = "auto",
         *,
         warmup_steps: int = 0,
         error_feedback: bool = True,
         double_buffer: bool = False,
-        rank: int = 2,
         ranks_per_node: int = 0,
         timeout: float = 300.0,
         prepare: Callable[[Tensor, Tensor], None] | None = None,
+        **settings: float,
     ) -> None:
+        collective = collectives_for(codec)[0] if collective is None else collective
         check_pair(collective, codec, double_buffer=double_buffer)
         self.collective, self.codec, self.grid = collective, codec, grid
         self.warmup_steps, self.ranks_per_node = warmup_steps, ranks_per_node
-        self.error_feedback, self.rank = error_feedback, rank
+        self.error_feedback, self.settings = error_feedback, fill_settings(settings)
         self.timeout = timedelta(seconds=timeout)
         self.world: World | None = None
         """The ranks, once attached."""
@@ -103,7 +101,7 @@ class Exchange:
         self._line = Line()
         self._busy, self._exposed = Meter(), Meter()
         self._backward: list[Future[Tensor]] = []  # the buckets of the backward under way
-        self._codecs: list[Codec] = []  # that of the warm-up, that of the steps after it
+        self._transports: list[Transport] = []  # that of the warm-up, that of the steps after it
         self._late = DoubleBuffer() if double_buffer else None
         self._loaded: dict[str, Any] | None = None  # a state that came before the world was known
         self._kept: dict[Tensor, Tensor] | None = None  # this rank's own gradients of a backward, where asked for
@@ -114,7 +112,7 @@ class Exchange:
     @property
     def bytes_sent(self) -> float:
         """Bytes this rank has put on the wire since the beginning, by the count of `bigstep.tables`."""
-        return sum(codec.bytes_sent for codec in self._codecs)
+        return sum(transport.bytes_sent for transport in self._transports)
 
     @property
     def seconds(self) -> float:
@@ -143,7 +141,7 @@ class Exchange:
             self.world = World.join(
                 ddp.process_group, ranks_per_node=self.ranks_per_node, grid=self.grid, timeout=self.timeout
             )
-            self._codecs = self._make_codecs(self.world)
+            self._transports = self._make_transports(self.world)
             if self._loaded is not None:
                 self.load_state_dict(self._loaded)
         ddp.register_comm_hook(None, lambda _, bucket: self._on_bucket(bucket))
@@ -153,8 +151,8 @@ class Exchange:
         """What this rank carries from step to step: plain values and tensors on the CPU, by parameter name."""
         world = self._attached()
         # first: what is under way still changes residuals
-        late = {} if self._late is None else {n: p.to("cpu", copy=True) for n, p in self._late.finished().items()}
-        carried = self._codecs[-1].state_dict()
+        late = {} if self._late is None else {n: p.to("cpu", copy=True) for n, p in self._late.finish().items()}
+        carried = self._transports[-1].residuals.state_dict()
         return {"codec": self.codec, "ranks": world.size, "step": self.steps, "carried": carried, "late": late}
 
     def gather_state(self) -> dict[str, Any] | None:
@@ -170,7 +168,7 @@ class Exchange:
             return None
         return {
             **states[0],
-            "carried": self._codecs[-1].merge([state["carried"] for state in states]),
+            "carried": self._transports[-1].residuals.merge([state["carried"] for state in states]),
             "gathered": True,
         }
 
@@ -178,7 +176,7 @@ class Exchange:
         """Carry on from `state_dict` of this rank, or from `gather_state` of any number of ranks.
 
         With the same number of ranks each takes its own residuals, exactly. With another number each takes the mean of
-        all, which leaves unchanged what the model is still owed (`bigstep.exchange.error_feedback.mean_over_ranks`).
+        all, which leaves unchanged what the model is still owed (`bigstep.exchange.residuals.mean_over_ranks`).
         Before `attach` the state is kept until then.
         """
         if state["codec"] != self.codec:
@@ -195,14 +193,14 @@ class Exchange:
                 "with gather_state to change the number of ranks."
             )
         self.steps = state["step"]
-        self._codecs[-1].load(state["carried"])
+        self._transports[-1].residuals.load(state["carried"])
         if self._late is not None:
             self._late.load(dict(state["late"]))
 
     @property
     def gives_the_mean(self) -> bool:
         """Whether a backward leaves the mean over ranks of its own gradients, up to the rounding of a half type."""
-        return self.codec in HALF_TYPES and self._late is None and self._prepare is None
+        return CODECS[self.codec].loses != "carried" and self._late is None and self._prepare is None
 
     def keep_own(self) -> None:
         """Copy what this rank brings into the next exchange, before it is encoded; `take_own` hands it out."""
@@ -211,14 +209,14 @@ class Exchange:
     def take_own(self) -> dict[Tensor, Tensor]:
         """Return the gradients that were copied, by parameter, and copy no more."""
         kept, self._kept = self._kept or {}, None
-        return {parameter: _laid_out_as(parameter, flat) for parameter, flat in kept.items()}
+        return {parameter: _shape_as(parameter, flat) for parameter, flat in kept.items()}
 
     def rescale(self, factor: float) -> None:
         """Multiply everything carried: for a loss scaler that changes its scale by this factor."""
-        for codec in self._codecs:
-            codec.scale(factor)
+        for transport in self._transports:
+            transport.residuals.scale(factor)
         if self._late is not None:
-            self._late.load({name: piece * factor for name, piece in self._late.finished().items()})
+            self._late.load({name: piece * factor for name, piece in self._late.finish().items()})
 
     def flush(self) -> bool:
         """Double buffering: put the last exchanged gradient into `.grad` of the parameters, for one more update.
@@ -228,11 +226,11 @@ class Exchange:
         """
         if self._late is None:
             return False
-        pieces = self._late.finished()
+        pieces = self._late.finish()
         self._late.load({})
         for parameter, name in self._names.items():
             if name in pieces:
-                parameter.grad = _laid_out_as(parameter, pieces[name]).clone()
+                parameter.grad = _shape_as(parameter, pieces[name]).clone()
         return bool(pieces)
 
     @contextmanager
@@ -254,14 +252,20 @@ class Exchange:
             raise ConfigError("This Exchange is not attached yet: call exchange.attach(ddp) first.")
         return self.world
 
-    def _make_codecs(self, world: World) -> list[Codec]:
+    def _make_transports(self, world: World) -> list[Transport]:
         """Hazard: makes process groups, so every rank must come here, with the same settings."""
-        if self.codec == "powersgd":
-            return [PowerSGD(world, self.rank, self.warmup_steps, self.error_feedback)]
-        if self.codec == "onebit":
-            shapes = {name: parameter.shape for parameter, name in self._names.items()}
-            return [Dense(world, Ring(world), None), OneBit(world, shapes, self.error_feedback)]
-        return [Dense(world, _SUMMING[self.collective](world), HALF_TYPES[self.codec])]
+        entry = CODECS[self.codec]
+        if entry.own_rounds:
+            return [load(entry.home)(world, self.settings, self.warmup_steps, self.error_feedback)]
+        codec, collective = load(entry.home)(self.settings), load(COLLECTIVES[self.collective].home)(world)
+        if entry.blocks is None:
+            return [Summed(world, collective, codec, agrees=entry.agrees)]
+        settings = {name: self.settings[name] for name in entry.settings}
+        shapes = {name: parameter.shape for parameter, name in self._names.items()}
+        return [
+            Summed(world, Ring(world), Whole()),
+            Gathered(world, collective, codec, entry.blocks, shapes, settings, error_feedback=self.error_feedback),
+        ]
 
     def _on_bucket(self, grad_bucket: GradBucket) -> Future[Tensor]:
         """What DDP calls for each bucket that is ready, in the same order on every rank."""
@@ -278,7 +282,7 @@ class Exchange:
             self._kept.update(zip(parameters, bucket.flat.clone().split_with_sizes(bucket.sizes), strict=True))
         if self._prepare is not None:
             for parameter, piece in zip(parameters, bucket.flat.split_with_sizes(bucket.sizes), strict=True):
-                self._prepare(parameter, _laid_out_as(parameter, piece))
+                self._prepare(parameter, _shape_as(parameter, piece))
         late = self._late
         future = self._start(bucket) if late is None else late.exchange(bucket, self._start, self._stream)
         self._backward.append(future)
@@ -289,8 +293,7 @@ class Exchange:
         return future
 
     def _start(self, bucket: Bucket) -> Future[Tensor]:
-        codec = self._codecs[0 if bucket.step < self.warmup_steps else -1]
-        steps = codec.start(bucket)
+        steps = self._transports[0 if bucket.step < self.warmup_steps else -1].start(bucket)
         if self._stream is not None:
             try:
                 return self._start_on_stream(steps, bucket.flat, self._stream)
@@ -354,7 +357,7 @@ class Exchange:
         return self.failure
 
 
-def _laid_out_as(parameter: Tensor, flat: Tensor) -> Tensor:
+def _shape_as(parameter: Tensor, flat: Tensor) -> Tensor:
     """See a piece of a bucket as the gradient it is: DDP lays them out as parameters, channels-last ones too."""
     return flat.as_strided(parameter.size(), parameter.stride())
 

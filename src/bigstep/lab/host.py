@@ -191,7 +191,7 @@ def _time_server(case: dict[str, Any]) -> list[list[float]]:
             with lock:
                 weights.add_(gradient, alpha=-1e-6)
                 fresh = weights.clone()
-            # before the weights leave, for the reason given in `bigstep.exchange.post.post`
+            # before the weights leave, for the reason given in `bigstep.exchange.messages.transfer`
             if index + 1 < rounds:
                 coming = _receive(gradient, worker, tag=worker)
             dist.send(fresh, worker, tag=worker)

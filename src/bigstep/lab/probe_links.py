@@ -10,29 +10,25 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from bigstep.exchange.codecs import Bucket
-from bigstep.exchange.collectives import Halving, Hierarchical, Ring, Torus, sum_over_ranks
-from bigstep.exchange.onebit import OneBit
-from bigstep.exchange.world import World
-from bigstep.tables.codecs import encoded_bytes
-from bigstep.tables.collectives import collective_traffic
+from bigstep.exchange import World, sum_over_ranks
+from bigstep.exchange.bucket import Bucket
+from bigstep.exchange.codecs import Blocks
+from bigstep.exchange.codecs.onebit import OneBit
+from bigstep.exchange.collectives import Gather
+from bigstep.exchange.gathered import Gathered
+from bigstep.tables import load
+from bigstep.tables.codecs import CODECS, encoded_bytes
+from bigstep.tables.collectives import RUNNABLE, collective_traffic
 
 __all__ = ["fit_cost", "measure_codecs", "measure_collectives", "time_collectives", "without_codec"]
 
 SIZES = (1_024, 65_536, 1_048_576, 4_194_304, 16_777_216)
 """Bytes of float32 at which a collective is timed."""
-COLLECTIVES: dict[str, Callable[[World], Any]] = {
-    "ring": Ring,
-    "hierarchical": Hierarchical,
-    "torus": Torus,
-    "halving": Halving,
-}
 
 
 def measure_collectives(ranks: int, *, repeats: int = 5) -> dict[str, list[tuple[int, float]]]:
@@ -62,8 +58,10 @@ def time_collectives(repeats: int, sizes: Sequence[int] = SIZES) -> dict[str, li
     assert group is not None
     world = World.join(group, ranks_per_node=1)
     found: dict[str, list[tuple[int, float]]] = {}
-    for name, make in COLLECTIVES.items():
-        collective = make(world)
+    for name, entry in RUNNABLE.items():
+        if not entry.sums:
+            continue
+        collective = load(entry.home)(world)
         buffers = [torch.zeros(size // 4) for size in sizes]
         found[name] = [
             (flat.nbytes, _timed(functools.partial(sum_over_ranks, collective, flat), repeats)) for flat in buffers
@@ -86,11 +84,13 @@ def _timed(function: Callable[[], object], repeats: int) -> float:
 
 def _timed_onebit(world: World, size: int, repeats: int) -> float:
     shape = (max(1, size // 4096), min(1024, size // 4))
-    codec = OneBit(world, {"weight": shape})
+    code = CODECS["onebit"].blocks
+    assert code is not None
+    gathered = Gathered(world, Gather(world), OneBit(), code, {"weight": shape}, {})
     flat = torch.randn(shape[0] * shape[1])
 
     def exchange() -> None:
-        for under_way in codec.start(Bucket(flat=flat, names=("weight",), shapes=(torch.Size(shape),), step=0)):
+        for under_way in gathered.start(Bucket(flat=flat, names=("weight",), shapes=(torch.Size(shape),), step=0)):
             for work in under_way:
                 work.wait()
 
@@ -131,8 +131,7 @@ def without_codec(points: Sequence[tuple[int, float]], speed: Mapping[str, float
 
 def measure_codecs(values: int = 4_194_304, repeats: int = 5) -> dict[str, Mapping[str, float]]:
     """Speed of half precision and 1-bit on one rank, in bytes of float32."""
-    from bigstep.exchange.onebit_code import Blocks, decode, encode
-
+    codec = OneBit()
     flat, residual = torch.randn(values), torch.zeros(values)
     length = 4096
     count = values // length
@@ -147,9 +146,9 @@ def measure_codecs(values: int = 4_194_304, repeats: int = 5) -> dict[str, Mappi
         "fp16": (_alone(lambda: flat.half(), repeats), _alone(lambda: flat.copy_(half), repeats)),
         "bf16": (_alone(lambda: flat.bfloat16(), repeats), _alone(lambda: flat.copy_(brain), repeats)),
         "onebit": (
-            _alone(lambda: encode(flat, residual, blocks, message), repeats),
+            _alone(lambda: codec.encode(flat, residual, blocks, message), repeats),
             # the owner unpacks and adds all ranks' codes of its slice, and everybody unpacks the result
-            2 * _alone(lambda: decode(message, blocks, flat), repeats),
+            2 * _alone(lambda: codec.decode(message, blocks, flat), repeats),
         ),
     }
     return {

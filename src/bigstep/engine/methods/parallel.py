@@ -15,8 +15,7 @@ from bigstep.engine.learner import Learner
 from bigstep.engine.methods.base import Note
 from bigstep.engine.precision import Precision
 from bigstep.engine.ranks import Ranks
-from bigstep.exchange import BucketTuner, Exchange
-from bigstep.exchange.error_feedback import owed
+from bigstep.exchange import BucketTuner, Exchange, sum_owed
 from bigstep.norm import set_workers
 
 __all__ = ["Debt", "Parallel", "make_exchange"]
@@ -171,4 +170,4 @@ class Debt:
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Take over what several ranks owed."""
-        self._owed = owed(state) if state is not None else {}
+        self._owed = sum_owed(state) if state is not None else {}

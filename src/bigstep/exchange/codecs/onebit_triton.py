@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 if TYPE_CHECKING:
-    from bigstep.exchange.onebit_code import Blocks
+    from bigstep.exchange.codecs import Blocks
 
 __all__ = ["decode", "encode"]
 
@@ -112,20 +112,20 @@ def _decode_kernel(
 
 
 def encode(values: Tensor, residual: Tensor, blocks: Blocks, message: Tensor) -> None:
-    """`bigstep.exchange.onebit_code.encode` on CUDA tensors."""
+    """`OneBit.encode` on CUDA tensors."""
     for columns, more, chosen in _by_size(blocks):
         _encode_kernel[(chosen.numel(),)](
-            chosen, values, residual, blocks.starts, blocks.lengths, blocks.means_at, blocks.bits_at,
+            chosen, values, residual, blocks.starts, blocks.lengths, blocks.heads_at, blocks.bodies_at,
             message, _as_float(message), COLUMNS=columns, MORE=more, num_warps=max(1, columns // _COLUMNS_PER_WARP),
         )  # fmt: skip
 
 
 def decode(messages: Tensor, blocks: Blocks, out: Tensor, copies: int, stride: int, scale: float) -> None:
-    """`bigstep.exchange.onebit_code.decode` on CUDA tensors."""
+    """`OneBit.decode` on CUDA tensors."""
     for columns, more, chosen in _by_size(blocks):
         width = 2 * columns if more else columns  # it waits for memory, so idle columns cost it little
         _decode_kernel[(chosen.numel(),)](
-            chosen, messages, _as_float(messages), blocks.starts, blocks.lengths, blocks.means_at, blocks.bits_at,
+            chosen, messages, _as_float(messages), blocks.starts, blocks.lengths, blocks.heads_at, blocks.bodies_at,
             out, copies, stride, scale, COLUMNS=width, num_warps=max(1, width // _COLUMNS_PER_WARP),
         )  # fmt: skip
 

@@ -11,17 +11,17 @@ from torch import Tensor
 
 from bigstep.exchange.line import Waitable
 
-__all__ = ["Letter", "post"]
+__all__ = ["Message", "transfer"]
 
 
-class Letter(NamedTuple):
+class Message(NamedTuple):
     """A tensor for, or from, another rank of the default group."""
 
     peer: int
     tensor: Tensor
 
 
-class _Landing:
+class _HostTransfer:
     """Messages under way between host copies of tensors on a GPU; waiting brings what came in to its place."""
 
     def __init__(self, under_way: Sequence[Waitable], arrivals: Sequence[tuple[Tensor, Tensor]]) -> None:
@@ -35,7 +35,9 @@ class _Landing:
             place.copy_(copy)
 
 
-def post(receives: Sequence[Letter], sends: Sequence[Letter], group: dist.ProcessGroup, tag: int) -> Sequence[Waitable]:
+def transfer(
+    receives: Sequence[Message], sends: Sequence[Message], group: dist.ProcessGroup, tag: int
+) -> Sequence[Waitable]:
     """Start these messages and return what to wait for; empty tensors are not sent.
 
     Every receive is posted before the first send: Gloo tells a peer that it may send in the same stream that carries
@@ -43,15 +45,15 @@ def post(receives: Sequence[Letter], sends: Sequence[Letter], group: dist.Proces
     1.8 times slower). Gloo carries no messages from the memory of a GPU (ranks that share one use Gloo), so those go by
     way of the host.
     """
-    receives = [letter for letter in receives if letter.tensor.numel()]
-    sends = [letter for letter in sends if letter.tensor.numel()]
+    receives = [message for message in receives if message.tensor.numel()]
+    sends = [message for message in sends if message.tensor.numel()]
     if not receives and not sends:
         return []
-    if any(letter.tensor.is_cuda for letter in (*receives, *sends)) and dist.get_backend(group) == "gloo":
-        arrivals = [(letter.tensor, torch.empty_like(letter.tensor, device="cpu")) for letter in receives]
-        landed = [Letter(letter.peer, copy) for letter, (_, copy) in zip(receives, arrivals, strict=True)]
-        copied = [Letter(letter.peer, letter.tensor.cpu()) for letter in sends]
-        return [_Landing(post(landed, copied, group, tag), arrivals)]
-    operations = [dist.P2POp(dist.irecv, letter.tensor, letter.peer, group, tag) for letter in receives]
-    operations += [dist.P2POp(dist.isend, letter.tensor, letter.peer, group, tag) for letter in sends]
+    if any(message.tensor.is_cuda for message in (*receives, *sends)) and dist.get_backend(group) == "gloo":
+        arrivals = [(message.tensor, torch.empty_like(message.tensor, device="cpu")) for message in receives]
+        landing = [Message(message.peer, copy) for message, (_, copy) in zip(receives, arrivals, strict=True)]
+        leaving = [Message(message.peer, message.tensor.cpu()) for message in sends]
+        return [_HostTransfer(transfer(landing, leaving, group, tag), arrivals)]
+    operations = [dist.P2POp(dist.irecv, message.tensor, message.peer, group, tag) for message in receives]
+    operations += [dist.P2POp(dist.isend, message.tensor, message.peer, group, tag) for message in sends]
     return dist.batch_isend_irecv(operations)

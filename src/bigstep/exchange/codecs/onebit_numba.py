@@ -42,7 +42,7 @@ def _sign(x: Any, shift: int) -> Any:
 def encode_blocks(
     values: Any, residual: Any, starts: Any, lengths: Any, means_at: Any, bits_at: Any, message: Any, means: Any
 ) -> None:
-    """`bigstep.exchange.onebit_code.encode` on contiguous arrays; `means` is `message` seen as float32."""
+    """`OneBit.encode` on contiguous arrays; `means` is `message` seen as float32."""
     if starts.size == 0:
         return
     zero, half = values.dtype.type(0), values.dtype.type(0.5)
@@ -82,7 +82,7 @@ def decode_blocks(
     messages: Any, means: Any, starts: Any, lengths: Any, means_at: Any, bits_at: Any,
     out: Any, copies: int, stride: int, scale: float,
 ) -> None:  # fmt: skip
-    """`bigstep.exchange.onebit_code.decode` on contiguous arrays; `means` is `messages` seen as float32."""
+    """`OneBit.decode` on contiguous arrays; `means` is `messages` seen as float32."""
     factor = out.dtype.type(scale)
     for b in range(starts.size):
         length = lengths[b]

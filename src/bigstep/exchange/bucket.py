@@ -1,0 +1,45 @@
+"""One bucket of gradients, and what every way of exchanging it has in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from bigstep.exchange.line import Steps
+from bigstep.exchange.residuals import Residuals
+
+__all__ = ["Bucket", "Transport"]
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Gradients of some parameters, one behind the other, as DDP hands them over."""
+
+    flat: Tensor
+    """One-dimensional and contiguous; the mean over ranks is written here."""
+    names: tuple[str, ...]
+    """Of the parameters, in order."""
+    shapes: tuple[torch.Size, ...]
+    """Of the parameters, in order."""
+    step: int
+    """How many backward passes ended before this one."""
+
+    @property
+    def sizes(self) -> list[int]:
+        """Values of each parameter."""
+        return [shape.numel() for shape in self.shapes]
+
+
+class Transport(Protocol):
+    """Turns a bucket into its mean over ranks, in steps."""
+
+    bytes_sent: float
+    """By this rank, so far."""
+    residuals: Residuals
+    """What is carried from one step of training to the next."""
+
+    def start(self, bucket: Bucket) -> Steps:
+        """Put the mean over ranks into the bucket; every rank starts the same buckets in the same order."""

@@ -1,0 +1,120 @@
+"""PowerSGD through torch's own hook, with its state kept by parameter instead of by bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+
+from bigstep.exchange.bucket import Bucket
+from bigstep.exchange.line import Steps
+from bigstep.exchange.residuals import Pieces, Residuals
+from bigstep.exchange.world import World
+from bigstep.tables.codecs import encoded_bytes
+from bigstep.tables.collectives import collective_traffic
+
+__all__ = ["PowerSGD"]
+
+
+class PowerSGD:
+    """Low-rank approximation of each gradient, M = P Q^T, with error feedback and warm start.
+
+    One bucket at a time: torch's hook starts its second and third all-reduce in callbacks, whose order may differ from
+    rank to rank while several buckets are on their way.
+
+    Args:
+        world: The ranks.
+        settings: `rank` of the approximation.
+        start_step: The first compressed step; torch allows 2 at the earliest, after DDP's last change of buckets.
+        error_feedback: Carry what the approximation misses into the next step.
+
+    Reference:
+        Vogels, Karimireddy and Jaggi, PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization,
+        2019, algorithms 1 and 2.
+    """
+
+    def __init__(self, world: World, settings: Mapping[str, float], start_step: int, error_feedback: bool) -> None:
+        self._world = world
+        self._rank = int(settings["rank"])
+        self._start = max(2, start_step)
+        self._state = PowerSGDState(
+            process_group=world.new_group(world.everyone()),
+            matrix_approximation_rank=self._rank,
+            start_powerSGD_iter=self._start,
+            use_error_feedback=error_feedback,
+        )
+        self.residuals = Residuals(world.rank, world.size, shared=("p", "q"))
+        self.bytes_sent = 0.0
+
+    def start(self, bucket: Bucket) -> Steps:
+        """One step, in which torch's hook runs from beginning to end."""
+        self._state.iter = bucket.step  # torch counts last buckets; the exchange knows its step also after a resume
+        coded = bucket.step >= self._start
+        if coded:
+            self._hand_over(bucket)
+        written = encoded_bytes("powersgd" if coded else "none", bucket.shapes, rank=self._rank)
+        nbytes = written * bucket.flat.element_size() / 4
+        self.bytes_sent += collective_traffic("ring", nbytes, self._world.size).bytes_sent
+        powerSGD_hook(self._state, _HookBucket(bucket)).wait()  # type: ignore[arg-type]  # it has the same methods
+        if coded:
+            self._take_back(bucket)
+        yield []
+
+    def _hand_over(self, bucket: Bucket) -> None:
+        """Give torch's state what is carried for this bucket; what is new it makes by itself."""
+        for pieces, slot, sizes in self._kinds(bucket):
+            if sizes and pieces.knows(list(sizes)):
+                slot[_KEY] = pieces.flat(list(sizes), list(sizes.values()), bucket.flat)
+
+    def _take_back(self, bucket: Bucket) -> None:
+        for pieces, slot, sizes in self._kinds(bucket):
+            if _KEY in slot:
+                pieces.put(list(sizes), list(sizes.values()), slot.pop(_KEY))
+
+    def _kinds(self, bucket: Bucket) -> list[tuple[Pieces, dict[int, Tensor], dict[str, int]]]:
+        """What is carried, its place in torch's state, and the values of each parameter there, in their order.
+
+        P and Q are grouped by the shape of the matrices.
+        """
+        by_shape: dict[tuple[int, int], list[str]] = {}
+        for name, shape in zip(bucket.names, bucket.shapes, strict=True):
+            whole = shape.numel()
+            n = shape[0] if shape else 1
+            m = whole // n if n else 0
+            if (n + m) * min(n, m, self._rank) * self._state.min_compression_rate < whole:
+                by_shape.setdefault((n, m), []).append(name)
+        grouped = [(name, n, m) for (n, m), names in by_shape.items() for name in names]
+        p = {name: n * min(n, m, self._rank) for name, n, m in grouped}
+        q = {name: m * min(n, m, self._rank) for name, n, m in grouped}
+        residuals, state = self.residuals, self._state
+        return [
+            (residuals.sent, state.error_dict, dict(zip(bucket.names, bucket.sizes, strict=True))),
+            (residuals.shared["p"], state.p_memory_dict, p),
+            (residuals.shared["q"], state.q_memory_dict, q),
+        ]
+
+
+# torch keeps its state by the index of a bucket; here it holds that of one bucket at a time
+_KEY = 0
+
+
+@dataclass(frozen=True)
+class _HookBucket:
+    """What torch's hook wants to know of a bucket."""
+
+    bucket: Bucket
+
+    def buffer(self) -> Tensor:
+        return self.bucket.flat
+
+    def index(self) -> int:
+        return _KEY
+
+    def gradients(self) -> list[Tensor]:
+        pieces = self.bucket.flat.split_with_sizes(self.bucket.sizes)
+        return [piece.view(shape) for piece, shape in zip(pieces, self.bucket.shapes, strict=True)]
+
+    def is_last(self) -> bool:
+        return False  # would only make torch count steps and log

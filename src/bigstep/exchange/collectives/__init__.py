@@ -1,0 +1,12 @@
+"""Ways in which gradients of all ranks become one: a file each, an entry each in `bigstep.tables.collectives`."""
+
+from __future__ import annotations
+
+from bigstep.exchange.collectives.gather import Gather
+from bigstep.exchange.collectives.halving import Halving
+from bigstep.exchange.collectives.hierarchical import Hierarchical
+from bigstep.exchange.collectives.phases import Collective, sum_over_ranks
+from bigstep.exchange.collectives.ring import Ring
+from bigstep.exchange.collectives.torus import Torus
+
+__all__ = ["Collective", "Gather", "Halving", "Hierarchical", "Ring", "Torus", "sum_over_ranks"]
