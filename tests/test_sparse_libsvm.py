@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -87,6 +90,61 @@ def test_files_that_are_empty_missing_or_damaged_are_one_sentence(tmp_path: Path
     (tmp_path / "cut.svm.gz").write_bytes(gzip.compress(b"1 1:1\n" * 1000)[:-12])
     with pytest.raises(DataError, match="truncated gzip"):
         read_libsvm(tmp_path / "cut.svm.gz")
+
+
+def test_lines_that_cross_the_blocks_of_reading_are_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [f"{i % 2} " + " ".join(f"{j + 1}:{i}.{j}" for j in range(i % 7)) for i in range(200)]
+    for name, pack in (("a.svm", bytes), ("a.svm.gz", gzip.compress)):
+        (tmp_path / name).write_bytes(pack("\n\n".join(lines).encode()))
+    whole, labels = read_libsvm(tmp_path / "a.svm")
+    for size in (1, 7, 64, 1000):
+        monkeypatch.setattr("bigstep.sparse.libsvm._BLOCK", size)
+        for name in ("a.svm", "a.svm.gz"):
+            rows, again = read_libsvm(tmp_path / name)
+            np.testing.assert_array_equal(again, labels)
+            for field in ("values", "indices", "indptr"):
+                np.testing.assert_array_equal(getattr(rows, field), getattr(whole, field))
+    (tmp_path / "b.svm").write_text("1 1:1\n" * 300 + "\n\n0 x\n")
+    with pytest.raises(DataError, match="line 303"):
+        read_libsvm(tmp_path / "b.svm")
+
+
+@pytest.mark.parametrize("line", [b"\n", b"1\n", b"1 1:1\n", b" "], ids=["nothing", "label", "row", "no end"])
+def test_a_small_packed_file_takes_little_memory(tmp_path: Path, line: bytes) -> None:
+    path = tmp_path / "bomb.svm.gz"
+    path.write_bytes(gzip.compress(line * (40_000_000 // len(line)), 1))
+    assert path.stat().st_size < 400_000
+    program = f"""
+import resource
+from bigstep.errors import DataError
+from bigstep.sparse import read_libsvm
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    read_libsvm({str(path)!r})
+except DataError as error:
+    print(error)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    sentence, megabytes = result.stdout.splitlines()
+    assert "more than 32 times its size" in sentence
+    # 20 MB of text at most, and a label and a row's start are 16 bytes where the text has 2; as text and arrays of the
+    # whole it was up to 0.5 GB
+    assert int(megabytes) < 250
+
+
+def test_an_index_far_beyond_what_a_file_fills_is_refused_unless_it_is_meant(tmp_path: Path) -> None:
+    path = tmp_path / "wide.svm"
+    path.write_text("1 2000000000:1\n0 1:1\n")
+    with pytest.raises(DataError, match="index of 2,000,000,000 but only 2 values"):
+        read_libsvm(path)
+    assert read_libsvm(path, n_features=2_000_000_000)[0].n_features == 2_000_000_000
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.svm")
+    with pytest.raises(DataError, match="not a regular file"):
+        read_libsvm(tmp_path / "pipe.svm")
 
 
 def test_training_from_files_gives_the_facts(tmp_path: Path) -> None:

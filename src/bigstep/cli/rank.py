@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from bigstep.engine.observers.base import Observer
     from bigstep.engine.ranks import DeviceChoice
 
-__all__ = ["train_as_rank"]
+__all__ = ["show_report", "train_as_rank"]
 
 
 def train_as_rank(job: Job) -> None:
@@ -43,7 +43,7 @@ def train_as_rank(job: Job) -> None:
         with Progress(order.config.recipe, order.config.epochs) as progress:
             result = run(order, ranks, _observers(job, progress))
     if job.report:
-        _report(order.folder, quiet=job.as_json)
+        show_report(order.folder, quiet=job.as_json)
     if job.profile and (order.folder / "profile.json").exists():
         result = result | {"profile": _profile(order.folder, quiet=job.as_json)}
     if job.as_json:
@@ -70,7 +70,7 @@ def _profile(folder: Path, *, quiet: bool) -> dict[str, Any]:
     return profile
 
 
-def _report(folder: Path, *, quiet: bool) -> None:
+def show_report(folder: Path, *, quiet: bool) -> None:
     """Write report.html and show the run beside the published result."""
     from bigstep.records import read_run
     from bigstep.report.html import write_html

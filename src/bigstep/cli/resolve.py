@@ -23,7 +23,7 @@ from bigstep.records import Run, read_run
 if TYPE_CHECKING:
     from bigstep.cli.train import Train
 
-__all__ = ["finished_result", "job_of", "named_config", "require_capacity"]
+__all__ = ["finished_result", "job_of", "named_config", "new_folder", "require_capacity"]
 
 RUNS = Path("runs")
 _RANK_BYTES = 300e6
@@ -53,7 +53,7 @@ def job_of(options: Train, *, launched: bool) -> Job:
     _check_profile(options, config)
     return Job(
         config=config,
-        folder=folder or _new_folder(options, config),
+        folder=folder or new_folder(options, f"{config.recipe}-{config.preset}"),
         resume=options.resume,
         steps=options.steps,
         profile=options.profile or 0,
@@ -139,8 +139,8 @@ def _facts(options: Train, config: RunConfig) -> dict[str, Any]:
     return {name: fact for name, fact in facts.items() if fact is not None}
 
 
-def _new_folder(options: Train, config: RunConfig) -> Path:
-    """Return the folder of a run that begins: the one that was named, else one under runs/ that is not there yet."""
+def new_folder(options: Train, name: str) -> Path:
+    """Return the folder of a run that begins: the one given, else a new one under runs/, by --name or this name."""
     if options.out is not None:
         if options.out.exists() and not options.out.is_dir():
             raise ConfigError(f"--out {options.out} is a file; name a folder.")
@@ -149,7 +149,7 @@ def _new_folder(options: Train, config: RunConfig) -> Path:
                 f"--out {options.out} is not empty; add --resume to go on with its run, or name a new one."
             )
         return options.out
-    name, number = folder_name(options.name or f"{config.recipe}-{config.preset}"), 2
+    name, number = folder_name(options.name or name), 2
     candidate = RUNS / name
     while candidate.exists():
         candidate, number = RUNS / f"{name}-{number}", number + 1

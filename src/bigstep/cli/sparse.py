@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import sys
+import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +18,9 @@ if TYPE_CHECKING:
 
 __all__ = ["is_sparse_file", "train_sparse_file"]
 
-SETTINGS = {"loss": str, "test": str, "n_threads": int, "seed": int}
+SETTINGS: dict[str, Callable[[str], Any]] = {
+    "loss": str, "test": str, "mode": str, "n_threads": int, "seed": int, "alpha": float, "n_features": int,
+}  # fmt: skip
 """What --set takes here."""
 
 
@@ -30,13 +35,15 @@ def is_sparse_file(data: str | None) -> bool:
 
 
 def train_sparse_file(options: Train) -> None:
-    """Train a sparse classifier, show its epochs and what it reports."""
+    """Train a sparse classifier, show its epochs and what it reports, and keep it in a run folder."""
     data, recipe, epochs = str(options.data), options.recipe or "plain", options.epochs
     if recipe not in ("hogwild", "locked"):
-        raise ConfigError(f"{data} is a LIBSVM file, which hogwild and locked train on, and {recipe} does not.")
+        raise ConfigError(f"{data:.200} is a LIBSVM file, which hogwild and locked train on, and {recipe} does not.")
     if epochs is not None and not (1 <= epochs <= 1e6 and epochs == int(epochs)):
         raise ConfigError(f"--epochs is {epochs:g}, but a sparse problem takes whole epochs, 1 to 1,000,000.")
     _refuse_others(options)
+    from bigstep.cli.rank import show_report
+    from bigstep.cli.resolve import new_folder
     from bigstep.sparse import train_sparse
 
     def show(row: dict[str, Any]) -> None:
@@ -46,34 +53,53 @@ def train_sparse_file(options: Train) -> None:
             file=sys.stderr,
         )
 
-    chosen = _settings(options) | ({} if epochs is None else {"epochs": int(epochs)})
-    facts = train_sparse(Path(data), mode=recipe, progress=None if options.as_json else show, **chosen)  # type: ignore[arg-type]
+    chosen = {"mode": recipe, **_settings(options)} | ({} if epochs is None else {"epochs": int(epochs)})
+    named = {"name": options.name, "tags": options.tag or None}
+    facts = train_sparse(
+        Path(data),
+        progress=None if options.as_json else show,
+        out=new_folder(options, f"{recipe}-sparse"),
+        facts={key: value for key, value in named.items() if value is not None},
+        **chosen,
+    )
+    if options.report:
+        show_report(Path(facts["model"]).parent, quiet=options.as_json)
     if options.as_json:
         print_json(facts)
     else:
-        report = facts["report"]
-        size = f"{facts['examples']:,} examples x {facts['features']:,} features"
-        accuracy, where = facts["train_accuracy"], "on its own examples"
-        if facts["accuracy"] is not None:
-            accuracy, where = facts["accuracy"], f"on {facts['test_examples']:,} held-out examples"
-        print(
-            f"{size}: accuracy {100 * accuracy:.2f} % {where}\n"
-            f"{report['examples_per_s']:,.0f} examples/s with {report['n_threads']} threads\n"
-            f"{report['conflicts']:,} of {report['watched']:,} watched updates met another\n{report['prediction']}"
-        )
+        _show_result(facts)
 
 
-_USED = {"recipe", "data", "epochs", "seed", "settings", "report", "as_json"}
+def _show_result(facts: dict[str, Any]) -> None:
+    report = facts["report"]
+    accuracy, where = facts["train_accuracy"], "on its own examples"
+    if facts["accuracy"] is not None:
+        accuracy, where = facts["accuracy"], f"on {facts['test_examples']:,} held-out examples"
+    threads = "one thread" if report["n_threads"] == 1 else f"{report['n_threads']} threads"
+    width = min(100, shutil.get_terminal_size().columns)
+    print(f"{facts['examples']:,} examples x {facts['features']:,} features: accuracy {100 * accuracy:.2f} % {where}")
+    print(f"{report['examples_per_s']:,.0f} examples/s with {threads}, mode {report['mode']}")
+    print(f"{report['conflicts']:,} of {report['watched']:,} watched updates met another")
+    print(textwrap.fill(report["prediction"], width))
+    print(f"Model: {facts['model']} (bigstep.sparse.load reads it)")
+
+
+_USED = {"recipe", "data", "epochs", "seed", "settings", "report", "as_json", "out", "name", "tag"}
+_INSTEAD = {
+    "procs": "it runs in threads, so write --set n_threads=2",
+    "resume": "start it anew, with another --out",
+    "tensorboard": "its epochs are in metrics.jsonl, which bigstep report shows",
+}
 
 
 def _refuse_others(options: Train) -> None:
     """Name the first option that means nothing to a sparse linear model, rather than pass over it."""
     for field in dataclasses.fields(options):
         if field.name not in _USED and getattr(options, field.name) != field.default:
-            name = field.name.replace("_", "-")
+            instead = _INSTEAD.get(field.name, "leave it out")
             raise ConfigError(
-                f"--{name} was given, but {options.data} trains a sparse linear model, which has no use for it; leave "
-                "it out."
+                f"--{field.name.replace('_', '-')} was given, but {options.data} trains a sparse linear model, which "
+                f"has no use for it; {instead}."
             )
 
 
@@ -82,9 +108,9 @@ def _settings(options: Train) -> dict[str, Any]:
     for text in options.settings or ():
         name, _, value = text.partition("=")
         if name not in SETTINGS:
-            raise ConfigError(f"A sparse problem has no field {name!r}: {nearest(name, SETTINGS)}.")
+            raise ConfigError(f"A sparse problem has no field {name!r:.60}: {nearest(name, SETTINGS)}.")
         try:
             chosen[name] = SETTINGS[name](value)
         except ValueError:
-            raise ConfigError(f"{name} takes a whole number (got {value!r}).") from None
+            raise ConfigError(f"{name} takes a number (got {value!r:.60}).") from None
     return chosen

@@ -8,6 +8,7 @@ from bigstep.sparse.libsvm import read_libsvm
 from bigstep.sparse.modes import MODES
 from bigstep.sparse.report import FitReport
 from bigstep.sparse.rows import Rows
+from bigstep.sparse.saving import load, save
 from bigstep.sparse.sparsity import Sparsity, measure_sparsity
 from bigstep.sparse.threads import epoch_order
 from bigstep.sparse.training import train_sparse
@@ -20,7 +21,9 @@ __all__ = [
     "Rows",
     "Sparsity",
     "epoch_order",
+    "load",
     "measure_sparsity",
     "read_libsvm",
+    "save",
     "train_sparse",
 ]

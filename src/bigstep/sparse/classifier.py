@@ -86,6 +86,8 @@ class HogwildClassifier(Estimator):
     beta_: float
     fit_report_: FitReport
     _estimator_type = "classifier"
+    _saved_arrays = ("coef_", "intercept_")
+    _saved_values = {"gamma0_": float, "beta_": float, "n_iter_": int, "n_features_in_": int, "_seed": int}
 
     def __init__(
         self,
@@ -165,7 +167,7 @@ class HogwildClassifier(Estimator):
 
     def _check_params(self) -> None:
         if self.loss not in LOSSES:
-            raise ConfigError(f"loss={self.loss!r} is not known; {nearest(str(self.loss), LOSSES)}.")
+            raise ConfigError(f"loss={self.loss!r:.60} is not known; {nearest(str(self.loss), LOSSES)}.")
         mode_of(self.mode)
         check_epochs(self.epochs)
         if not (0 <= self.alpha < np.inf):
@@ -253,6 +255,12 @@ class HogwildClassifier(Estimator):
         self.fit_report_ = FitReport.of(tally, self.mode, n_threads, prepare_s, sparsity)
         return self
 
+    def _check_shapes(self) -> None:
+        """Hold what was loaded together: one row of weights an output."""
+        outputs = 1 if len(self.classes_) == 2 else len(self.classes_)
+        if self.coef_.shape != (outputs, self.n_features_in_) or self.intercept_.shape != (outputs,) or outputs == 0:
+            raise DataError(f"Weights of shape {self.coef_.shape} do not go with {len(self.classes_)} classes.")
+
     def _check_width(self, rows: Rows) -> None:
         if rows.n_features != self.n_features_in_:
             raise DataError(
@@ -293,6 +301,14 @@ class HogwildClassifier(Estimator):
             return np.stack([1 - odds, odds], axis=1)
         sums = odds.sum(axis=1, keepdims=True)
         return np.where(sums > 0, odds / np.where(sums > 0, sums, 1), 1 / len(self.classes_))
+
+    def mean_loss(self, X: Any, y: Any) -> float:
+        """Return the mean loss, without the L2 term, summed over the outputs as in training."""
+        margins = self.decision_function(X).reshape(len(y), -1)
+        outputs = self.classes_[1:] if len(self.classes_) == 2 else self.classes_
+        short = margins * np.where(np.asarray(y)[:, None] == outputs, 1, -1)
+        losses = np.maximum(0, 1 - short) if self.loss == "hinge" else np.logaddexp(0, -short)
+        return float(losses.sum(axis=1).mean())
 
     def score(self, X: Any, y: Any) -> float:
         """Return the share of right predictions."""

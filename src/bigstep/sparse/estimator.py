@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
-import numbers
 import sys
 from typing import Any, Self
+
+import numpy as np
 
 from bigstep.errors import ConfigError, nearest
 
@@ -24,7 +25,7 @@ class MissingMethodError(ConfigError, AttributeError):
 
 def check_epochs(epochs: Any) -> None:
     """Refuse what is no number of epochs, or one that no fit would live to see."""
-    if not (isinstance(epochs, numbers.Integral) and 1 <= epochs <= MOST_EPOCHS):
+    if not (isinstance(epochs, int | np.integer) and 1 <= epochs <= MOST_EPOCHS):
         raise ConfigError(f"epochs={epochs!r} is not allowed; give a whole number from 1 to {MOST_EPOCHS:,}.")
 
 
@@ -45,8 +46,8 @@ class Estimator:
         return self
 
     def __repr__(self) -> str:
-        defaults = inspect.signature(type(self)).parameters
-        changed = [f"{k}={v!r}" for k, v in self.get_params().items() if v is not defaults[k].default]
+        defaults = {name: parameter.default for name, parameter in inspect.signature(type(self)).parameters.items()}
+        changed = [f"{k}={v!r}" for k, v in self.get_params().items() if v is not defaults[k] and v != defaults[k]]
         return f"{type(self).__name__}({', '.join(changed)})"
 
     def __sklearn_is_fitted__(self) -> bool:

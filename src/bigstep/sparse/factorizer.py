@@ -73,6 +73,8 @@ class HogwildFactorizer(Estimator):
     column_bias_: NDArray[np.float32]
     fit_report_: FitReport
     _estimator_type = "regressor"
+    _saved_arrays = ("row_factors_", "column_factors_", "row_bias_", "column_bias_")
+    _saved_values = {"mean_": float, "scale_": float, "n_iter_": int, "n_features_in_": int, "_seed": int}
 
     def __init__(
         self,
@@ -151,6 +153,12 @@ class HogwildFactorizer(Estimator):
                 "alpha >= 0, gamma0 > 0 and 0 < beta <= 1."
             )
 
+    def _check_shapes(self) -> None:
+        """Hold what was loaded together: a row of a factor and a bias for each row and column."""
+        for factors, bias in ((self.row_factors_, self.row_bias_), (self.column_factors_, self.column_bias_)):
+            if factors.shape != (len(bias), self.rank) or bias.ndim != 1 or len(bias) == 0:
+                raise DataError(f"Factors of shape {factors.shape} do not go with biases of shape {bias.shape}.")
+
     def _learn(self, pairs: NDArray[np.int32], values: NDArray[np.float64], epochs: int) -> Self:
         n_threads = threads_of(self.n_threads, self.mode, len(values))
         began = time.perf_counter()
@@ -176,11 +184,12 @@ class HogwildFactorizer(Estimator):
                     order: NDArray[np.uint32] = order,
                     control: NDArray[np.int64] = control,
                 ) -> Part:
-                    part: Part = factor_worker(
+                    arguments: tuple[Any, ...] = (
                         *(mode_of(self.mode).discipline, thread, n_threads, 0, len(targets), order),
                         *(rows, columns, targets, left.reshape(-1), right.reshape(-1), stride, int(self.rank)),
                         *(rate, float(self.alpha), control, locks),
                     )
+                    part: Part = factor_worker(*arguments)
                     return part
 
                 tally.add(threads.run(work), len(targets), time.perf_counter() - began)

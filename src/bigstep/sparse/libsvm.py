@@ -1,9 +1,10 @@
-"""Read LIBSVM files, plain or gzipped."""
+"""Read LIBSVM files, plain or gzipped, a few megabytes at a time."""
 
 from __future__ import annotations
 
 import gzip
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,9 +24,16 @@ _FAULTS = {
     NOT_SORTED: "feature indices are unsorted or duplicate; each must be larger than the one before",
 }
 
+_BLOCK = 1 << 23  # bytes of text that are parsed at once
+_MOST_PACKED = 32  # text of numbers shrinks 3 to 8 times; what shrinks further would fill the memory from a small file
+_FEW_COLUMNS = 1 << 22  # this many always; more must come with a hundredth as many values, or be asked for
+
 
 def read_libsvm(path: str | Path, n_features: int | None = None) -> tuple[Rows, NDArray[np.int64]]:
     r"""Read `label index:value ...` lines; indices count from 1, or from 0 in a file that uses 0.
+
+    A small file takes little memory: one that unpacks to more than 32 times its size is refused, and so is one whose
+    largest index is far beyond what it fills, unless `n_features` says that this is meant.
 
     Args:
         path: The file; gzipped when its content says so, whatever its name.
@@ -43,31 +51,62 @@ def read_libsvm(path: str | Path, n_features: int | None = None) -> tuple[Rows, 
         ([1, -1], [0, 2, 1], 3)
     """
     path = Path(path)
-    try:
-        content = path.read_bytes()
-        if content[:2] == b"\x1f\x8b":
-            content = gzip.decompress(content)
-    except (EOFError, zlib.error, gzip.BadGzipFile):
-        raise DataError(f"{path} is a damaged or truncated gzip file; fetch it again.") from None
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror}); give the path of a LIBSVM file.") from None
-    text = np.frombuffer(content, np.uint8)
-    most_rows = content.count(b"\n") + 1
-    most_values = content.count(b":")
-    labels = np.empty(most_rows, np.float64)
-    indptr = np.empty(most_rows + 1, np.int64)
-    indices = np.empty(most_values, np.int32)
-    values = np.empty(most_values, np.float32)
-    fault, line, n_rows, count, smallest = parse_lines(text, labels, indptr, indices, values)
-    if fault:
-        raise DataError(f"{path}, line {line}: {_FAULTS[fault]}.")
-    if n_rows == 0:
-        raise DataError(f"{path} holds no examples; give a LIBSVM file with one example a line.")
-    indices = indices[:count]
+    shown = f"{path!s:.200}"
+    parts: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]] = []
+    lines, smallest = 0, 1
+    for text in _blocks(path):
+        most_rows, most_values = text.count(b"\n") + 1, text.count(b":")
+        targets, starts = np.empty(most_rows, np.float64), np.empty(most_rows + 1, np.int64)
+        indices, values = np.empty(most_values, np.int32), np.empty(most_values, np.float32)
+        fault, line, n_rows, count, least = parse_lines(np.frombuffer(text, np.uint8), targets, starts, indices, values)
+        if fault:
+            raise DataError(f"{shown}, line {lines + line}: {_FAULTS[fault]}.")
+        lines, smallest = lines + line, min(smallest, least)
+        if n_rows:
+            lengths = np.diff(starts[: n_rows + 1])
+            parts.append((targets[:n_rows].astype(np.int64), lengths, indices[:count], values[:count]))
+    if not parts:
+        raise DataError(f"{shown} holds no examples; give a LIBSVM file with one example a line.")
+    labels, lengths, indices, values = (np.concatenate(column) for column in zip(*parts, strict=True))
     if smallest > 0:
         indices -= 1
-    width = int(indices.max()) + 1 if count else 1
+    width = int(indices.max()) + 1 if len(indices) else 1
     if n_features is not None and width > n_features:
-        raise DataError(f"{path} has {width} features, but {n_features} are allowed; give a larger n_features.")
-    rows = Rows(values[:count], indices, indptr[: n_rows + 1].copy(), n_features or width)
-    return rows, labels[:n_rows].astype(np.int64)
+        raise DataError(f"{shown} has {width} features, but {n_features} are allowed; give a larger n_features.")
+    if n_features is None and width > max(_FEW_COLUMNS, 100 * len(indices)):
+        raise DataError(
+            f"{shown} has an index of {width:,} but only {len(indices):,} values, and a weight would be kept for every "
+            f"index below; number the features anew, or give n_features={width} if it is meant."
+        )
+    rows = Rows(values, indices, np.concatenate([[0], np.cumsum(lengths)]), n_features or width)
+    return rows, labels
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    """Return the text in pieces that end where a line ends."""
+    shown = f"{path!s:.200}"
+    try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for, perhaps for ever
+            raise DataError(f"{shown} is not a regular file; give the path of a LIBSVM file.")
+        with open(path, "rb") as plain:
+            packed = plain.read(2) == b"\x1f\x8b"
+            plain.seek(0)
+            left = path.stat().st_size * _MOST_PACKED + _BLOCK if packed else None
+            file = gzip.GzipFile(fileobj=plain) if packed else plain
+            unfinished: list[bytes] = []  # a line may be longer than a block
+            while block := file.read(_BLOCK):
+                if left is not None and (left := left - len(block)) < 0:
+                    raise DataError(
+                        f"{shown} unpacks to more than {_MOST_PACKED} times its size, as no measured data does; unpack "
+                        "it yourself if you trust it."
+                    )
+                end = block.rfind(b"\n") + 1
+                if end:
+                    yield b"".join([*unfinished, block[:end]])
+                    unfinished = []
+                unfinished.append(block[end:])
+            yield b"".join(unfinished)
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        raise DataError(f"{shown} is a damaged or truncated gzip file; fetch it again.") from None
+    except OSError as error:
+        raise DataError(f"{shown} cannot be read ({error.strerror}); give the path of a LIBSVM file.") from None

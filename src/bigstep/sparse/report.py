@@ -87,6 +87,13 @@ class FitReport:
         """Share of the watched updates that met a conflict."""
         return self.conflicts / self.watched if self.watched else 0.0
 
+    @classmethod
+    def from_dict(cls, facts: dict[str, Any]) -> FitReport:
+        """Read what `as_dict` wrote."""
+        fields = {field.name: facts[field.name] for field in dataclasses.fields(cls)}
+        sparsity = Sparsity(**facts["sparsity"])
+        return cls(**{**fields, "losses": tuple(facts["losses"]), "sparsity": sparsity})
+
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, for records and JSON."""
         return {**dataclasses.asdict(self), "losses": list(self.losses), "conflict_rate": self.conflict_rate}

@@ -1,19 +1,25 @@
-"""From a LIBSVM file to the facts of a trained classifier: what `bigstep train hogwild --data FILE.svm` runs."""
+"""From a LIBSVM file to a trained classifier and its run folder: what `bigstep train hogwild --data FILE.svm` runs."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
+from bigstep.records import RunWriter, locked
 from bigstep.sparse.classifier import HogwildClassifier
 from bigstep.sparse.libsvm import read_libsvm
 from bigstep.sparse.modes import ModeName
+from bigstep.sparse.rows import Rows
+from bigstep.sparse.saving import save
 
 __all__ = ["train_sparse"]
+
+Examples = tuple[Rows, NDArray[np.int64]]
 
 
 def train_sparse(
@@ -21,11 +27,15 @@ def train_sparse(
     *,
     test: str | Path | None = None,
     loss: Literal["hinge", "logistic"] = "hinge",
-    mode: ModeName = "hogwild",
+    mode: ModeName = "cached",
     n_threads: int = -1,
     epochs: int = 20,
+    alpha: float = 1e-4,
     seed: int = 0,
+    n_features: int | None = None,
     progress: Callable[[dict[str, Any]], None] | None = None,
+    out: Path | None = None,
+    facts: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Train a `HogwildClassifier` on a LIBSVM file.
 
@@ -33,35 +43,100 @@ def train_sparse(
         path: Training examples, plain or gzipped.
         test: Examples to measure accuracy on; None measures on the training examples only.
         loss: "hinge" or "logistic".
-        mode: "hogwild", "locked", "round_robin" or "serial".
+        mode: How threads share the weights, a name of `bigstep.sparse.MODES`.
         n_threads: As in `HogwildClassifier`.
         epochs: Passes over the data.
+        alpha: L2 coefficient.
         seed: Seed of the order.
+        n_features: Columns; None takes the largest index.
         progress: Called after each epoch with epoch, epochs, loss, rate, examples_per_s and seconds.
+        out: A run folder to make: `run.json` and `metrics.jsonl`, which `bigstep report` shows, and the estimator as
+            `model.safetensors`, which `bigstep.sparse.load` reads.
+        facts: What `run.json` tells besides, such as a name.
 
     Returns:
-        Plain values: data, examples, features, nonzeros, classes, loss, seed, final_loss, train_accuracy, accuracy
-        (None without test), test_examples, and the fit report's figures under `report`.
+        Plain values: data, examples, features, nonzeros, classes, seed, accuracy (None without test), train_accuracy,
+        loss, seconds, steps, samples, test_examples, the fit report's figures under `report`, and `model`, the file.
     """
-    rows, labels = read_libsvm(path)
-    held_out = None if test is None else read_libsvm(test)
+    model = HogwildClassifier(loss=loss, mode=mode, n_threads=n_threads, epochs=epochs, alpha=alpha, random_state=seed)
+    model._check_params()
+    examples = read_libsvm(path, n_features)
+    held_out = None if test is None else read_libsvm(test, n_features)
     if held_out is not None:
-        width = max(rows.n_features, held_out[0].n_features)
-        rows = dataclasses.replace(rows, n_features=width)
-        held_out = dataclasses.replace(held_out[0], n_features=width), held_out[1]
-    model = HogwildClassifier(loss=loss, mode=mode, n_threads=n_threads, epochs=epochs, random_state=seed)
+        width = max(examples[0].n_features, held_out[0].n_features)
+        examples, held_out = (
+            (dataclasses.replace(rows, n_features=width), labels) for rows, labels in (examples, held_out)
+        )
+    if out is None:
+        return _train(model, Path(path), examples, held_out, progress or (lambda row: None))
+    with locked(out, fresh=True):
+        writer = RunWriter(out, _config(model, Path(path)), device="cpu", **(facts or {}))
+
+        def tell(row: dict[str, Any]) -> None:
+            writer.add([_train_row(row, len(examples[1]))])
+            if progress is not None:
+                progress(row)
+
+        try:
+            result = _train(model, Path(path), examples, held_out, tell)
+            save(model, out / "model.safetensors")
+            result["model"] = str(out / "model.safetensors")
+            if held_out is not None:
+                row = {name: result[name] for name in ("samples", "accuracy", "seconds")}
+                writer.add([{"kind": "eval", "epoch": float(epochs), **row, "eval_loss": result["loss"]}])
+            writer.finish(result)
+        finally:
+            writer.close()
+    return result
+
+
+def _train(
+    model: HogwildClassifier,
+    path: Path,
+    examples: Examples,
+    held_out: Examples | None,
+    progress: Callable[[dict[str, Any]], None],
+) -> dict[str, Any]:
+    rows, labels = examples
     model.fit(rows, labels, progress=progress)
+    report = model.fit_report_
     return {
         "data": str(path),
         "examples": rows.n_rows,
         "features": rows.n_features,
         "nonzeros": len(rows.values),
-        "classes": np.unique(labels).tolist(),
-        "loss": loss,
-        "seed": seed,
-        "final_loss": model.fit_report_.losses[-1],
+        "classes": model.classes_.tolist(),
+        "seed": model.random_state,
         "train_accuracy": model.score(rows, labels),
+        "train_loss": report.losses[-1],
         "accuracy": None if held_out is None else model.score(*held_out),
+        "loss": None if held_out is None else model.mean_loss(*held_out),
         "test_examples": 0 if held_out is None else held_out[0].n_rows,
-        "report": model.fit_report_.as_dict(),
+        "seconds": report.seconds + report.prepare_s,
+        "steps": report.updates,
+        "samples": report.epochs * rows.n_rows,
+        "report": report.as_dict(),
     }
+
+
+def _config(model: HogwildClassifier, path: Path) -> dict[str, Any]:
+    """What the run was, in the fields of other runs where they mean the same."""
+    params = model.get_params()
+    return {
+        "recipe": "locked" if model.mode == "locked" else "hogwild",
+        "preset": "sparse",
+        "model": f"linear, {model.loss} loss",
+        "data": {"name": path.name, "path": str(path.resolve())},
+        "workers": {"count": 1, "local_batch": 1},
+        "epochs": params.pop("epochs"),
+        "seed": params.pop("random_state"),
+        "sparse": params,
+    }
+
+
+def _train_row(row: dict[str, Any], examples: int) -> dict[str, Any]:
+    """An epoch as a training row of the records; every example is a step."""
+    seen = row["epoch"] * examples
+    speed = {"images_per_s": row["examples_per_s"], "seconds": row["seconds"]}
+    common = {"step": seen, "epoch": float(row["epoch"]), "samples": seen, "loss": row["loss"], "lr": row["rate"]}
+    return {"kind": "train", **common, "batch": 1, **speed}

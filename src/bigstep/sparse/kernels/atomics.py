@@ -152,7 +152,7 @@ else:
 
 
 @compiled
-def wait_for(array: Any, index: int, value: int) -> None:
+def wait_for(array: Any, index: Any, value: int) -> None:
     """Spin until `array[index]` is `value`; give the core away when that takes long."""
     spins = 0
     while load_int(array, index) != value:
@@ -162,19 +162,19 @@ def wait_for(array: Any, index: int, value: int) -> None:
 
 
 @compiled
-def try_acquire(array: Any, index: int) -> bool:
+def try_acquire(array: Any, index: Any) -> bool:
     """Take the spinlock at `array[index]` if it is free."""
     return bool(load_int(array, index) == 0 and _exchange(array, index, 1) == 0)
 
 
 @compiled
-def acquire(array: Any, index: int) -> None:
+def acquire(array: Any, index: Any) -> None:
     """Take the spinlock at `array[index]` (0 free, 1 taken)."""
     while _exchange(array, index, 1) != 0:
         wait_for(array, index, 0)  # read-only spinning keeps the line shared until the lock is free
 
 
 @compiled
-def release(array: Any, index: int) -> None:
+def release(array: Any, index: Any) -> None:
     """Give the spinlock at `array[index]` back."""
     store_int(array, index, 0)
