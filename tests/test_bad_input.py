@@ -93,7 +93,7 @@ CASES: list[tuple[list[str], str]] = [
     (["train", "--out", "mine"], "not empty"),
     (["train", "--data", "cifr10"], "did you mean 'cifar10'"),
     (["train", "--data", "nowhere/at/all"], "neither a known set nor a path"),
-    (["train", "--data", "mine"], "is no data set"),
+    (["train", "--data", "mine"], "lower data.length, or give more text"),
     (["train", "--data", "empty-class"], "empty-class/train/b"),
     (["train", "--data", "corrupt", *ONE_SMALL_WORKER], "corrupt/train/a/2.jpg"),
     (["train", "--data", "short-idx"], "train-images-idx3-ubyte"),

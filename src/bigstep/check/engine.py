@@ -150,7 +150,9 @@ def _data(own: Own, trial: Trial) -> DataPair:
     data = own.data
     if data is None:
         where = trial.config.data
-        pair = _opened(where.name, where.path, where.holdout, trial.config.seed)
+        pair = _opened(
+            where.name, where.path, where.holdout, trial.config.seed, length=where.length, vocabulary=where.vocabulary
+        )
         data = pair.train, pair.test
     elif isinstance(data, type) or not hasattr(data, "__getitem__"):  # a class, or a function: what makes a data set
         data = data()

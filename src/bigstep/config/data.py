@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from bigstep.errors import require
-from bigstep.validate import Count, Fraction, NotNegative, Range, WholeNotNegative, check_ranges
+from bigstep.tables.vocabularies import VOCABULARIES
+from bigstep.validate import Count, Fraction, NotNegative, Range, WholeNotNegative, check_ranges, require_name
 
 __all__ = ["DataConfig", "Resize"]
 
@@ -30,10 +31,10 @@ class Resize:
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Which images, how large, how augmented."""
+    """Which images, how large, how augmented; or which text, and how it is divided."""
 
     name: str = "embedded"
-    """embedded, fashion-mnist, mnist, cifar10, imagenet, folder, or package.module:function for your own."""
+    """A name that `bigstep data` knows (embedded, cifar10, folder, shakespeare, …), or package.module:function."""
     path: str = ""
     """Where the files lie; empty means the cache folder (and a download where the set allows it)."""
     image_size: WholeNotNegative = 0
@@ -50,9 +51,14 @@ class DataConfig:
     """Fraction of the training set kept out of training and used for evaluation instead of the test set."""
     loaders: WholeNotNegative = 2
     """Processes that decode images of a folder, for each rank; sets held in memory need none."""
+    length: Count = 128
+    """Tokens of a sequence of text."""
+    vocabulary: str = "bytes"
+    """How text is divided into tokens: bytes, chars, words or words:SIZE, tiktoken:NAME, tokenizers:PATH."""
 
     def __post_init__(self) -> None:
         check_ranges(self, "data")
+        require_name(self.vocabulary.partition(":")[0], VOCABULARIES, "data.vocabulary")
         epochs = [size.epoch for size in self.sizes]
         require(
             epochs == sorted(set(epochs)),

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from bigstep.data.sources.given import as_pair, as_source
     from bigstep.data.sources.memory import TensorImages
     from bigstep.data.sources.own import MapStyle
+    from bigstep.data.sources.text import TokenWindows
 
 _HOMES = {
     "Augment": "augment",
@@ -28,6 +29,7 @@ _HOMES = {
     "Request": "feed",
     "Source": "sources.base",
     "TensorImages": "sources.memory",
+    "TokenWindows": "sources.text",
     "as_pair": "sources.given",
     "as_source": "sources.given",
     "open_data": "catalog",
@@ -36,7 +38,7 @@ _HOMES = {
 
 __all__ = [
     "Augment", "DataPair", "Feed", "FolderImages", "MapStyle", "Request", "Source", "TensorImages",
-    "as_pair", "as_source", "open_data", "sample_uniform",
+    "TokenWindows", "as_pair", "as_source", "open_data", "sample_uniform",
 ]  # fmt: skip
 
 

@@ -55,7 +55,14 @@ _IDX_FACTS = {  # classes, mean, deviation of the training images
 
 
 def open_data(
-    name: str, path: str = "", holdout: float = 0.0, seed: int = 0, progress: Progress | None = None
+    name: str,
+    path: str = "",
+    holdout: float = 0.0,
+    seed: int = 0,
+    progress: Progress | None = None,
+    *,
+    length: int = Wanted.length,
+    vocabulary: str = Wanted.vocabulary,
 ) -> DataPair:
     """Open a data set by name.
 
@@ -66,6 +73,8 @@ def open_data(
         holdout: this fraction of the training set, the same from each class, is evaluated on instead of the test set.
         seed: decides which samples are held out.
         progress: called as a download arrives.
+        length: tokens of a sequence, of text.
+        vocabulary: how text is divided into tokens: one of `bigstep.tables.vocabularies.VOCABULARIES`.
 
     Returns:
         The training and the test set.
@@ -74,7 +83,8 @@ def open_data(
     >>> len(pair.train), len(pair.test), pair.train.image_size
     (9000, 3000, 28)
     """
-    return _open(Wanted(name=name, path=path, progress=progress), holdout, seed)
+    wanted = Wanted(name=name, path=path, length=length, vocabulary=vocabulary, progress=progress)
+    return _open(wanted, holdout, seed)
 
 
 def _open(wanted: Wanted, holdout: float, seed: int) -> DataPair:

@@ -9,7 +9,10 @@ from pathlib import Path
 from bigstep.errors import DataError, nearest
 from bigstep.tables.datasets import DATASETS
 
-__all__ = ["Progress", "Wanted", "name_of_set"]
+__all__ = ["TEXT_SUFFIXES", "Progress", "Wanted", "name_of_set"]
+
+TEXT_SUFFIXES = (".txt", ".md", ".rst", ".tex", ".txt.gz", ".txt.xz", ".md.gz", ".md.xz")
+"""Names of the files of a folder that are read as text."""
 
 Progress = Callable[[str, int, int], None]
 """Called with the name of a file, the bytes received so far and the bytes in all (0 where unknown)."""
@@ -21,6 +24,8 @@ class Wanted:
 
     name: str
     path: str = ""
+    length: int = 128
+    vocabulary: str = "bytes"
     progress: Progress | None = None
 
 
@@ -47,15 +52,23 @@ def name_of_set(given: str, current: str = "embedded") -> tuple[str, str]:
 
 def _kind(path: Path, current: str) -> str:
     """Recognise a set by the files it has."""
+    if not path.is_dir():
+        return "tokens" if path.suffix in (".tokens", ".npy") else "text"
+    if any(_has_text(path / part) for part in ("train", ".")):
+        return "text"
     if (path / "train").is_dir():
         return "imagenet" if current == "imagenet" else "folder"
     if any(path.glob("*data_batch_1*")) or any(path.glob("cifar-10-*")):
         return "cifar10"
     if any(path.glob("train-images-idx3-ubyte*")):
         return current if current in ("mnist", "fashion-mnist") else "fashion-mnist"
-    if current in ("embedded", "folder", "imagenet"):
-        raise DataError(
-            f"{path} is no data set: it has neither train/ with a folder a class, nor the files of CIFAR-10 "
-            "(data_batch_1), nor those of MNIST (train-images-idx3-ubyte)."
-        )
-    return current
+    if current in ("mnist", "fashion-mnist", "cifar10"):
+        return current
+    raise DataError(
+        f"{path} is no data set: it has neither train/ with a folder a class, nor the files of CIFAR-10 "
+        "(data_batch_1), nor those of MNIST (train-images-idx3-ubyte), nor text (*.txt, *.md)."
+    )
+
+
+def _has_text(folder: Path) -> bool:
+    return folder.is_dir() and any(file.name.lower().endswith(TEXT_SUFFIXES) for file in folder.iterdir())

@@ -164,7 +164,9 @@ def _require_runnable(config: RunConfig, ranks: Ranks, plan: BatchPlan) -> None:
 def _feeds(config: RunConfig, ranks: Ranks, precision: Precision, data: Any) -> tuple[Feed, Feed]:
     where = config.data
     if data is None:
-        pair = open_data(where.name, where.path, where.holdout, config.seed)
+        pair = open_data(
+            where.name, where.path, where.holdout, config.seed, length=where.length, vocabulary=where.vocabulary
+        )
     else:
         pair = as_pair(data, where.holdout, config.seed)
 

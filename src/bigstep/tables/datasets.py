@@ -63,5 +63,25 @@ DATASETS: dict[str, DataSet] = {
         home="bigstep.data.catalog:open_folder_set",
         needs_path=True,
     ),
+    "shakespeare": DataSet(
+        sentence="Plays of Shakespeare, a text that ships with the package.",
+        input="tokens",
+        size="1,003,854 + 111,540 bytes of text",
+        home="bigstep.data.text:open_shakespeare",
+    ),
+    "text": DataSet(
+        sentence="Any text: a file (plain, .gz or .xz) or a folder of files.",
+        input="tokens",
+        size="as much text as it holds; a tenth of it is the test set",
+        home="bigstep.data.text:open_text",
+        needs_path=True,
+    ),
+    "tokens": DataSet(
+        sentence="A packed file of tokens (.tokens or .npy), read from disk as it is needed.",
+        input="tokens",
+        size="as many tokens as it holds",
+        home="bigstep.data.text:open_tokens",
+        needs_path=True,
+    ),
 }
 """The sets that are known by name; `package.module:function` is a user's own."""

@@ -85,6 +85,9 @@ class Source(ABC):
         """Count the bytes of text that the targets of each of these samples stand for; None where it is no text."""
         return None
 
+    def check(self) -> None:  # noqa: B027 - most sources are checked as they are opened
+        """Refuse samples that no model can take; reads all of them."""
+
     def keep(self, folder: Path) -> None:  # noqa: B027 - most sources have nothing to keep
         """Write into a run folder what it takes to read samples as this run does."""
 

@@ -1,0 +1,166 @@
+"""Text by name or path, divided into a training set and a test set.
+
+Where there are ten documents or more (files of a folder, or parts of a file divided by the character U+001E), every
+tenth is held out whole; else the last tenth of the text is. A folder with train/ and val/ or test/ divides itself.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import lzma
+import os
+import zlib
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from bigstep.data.names import TEXT_SUFFIXES, Wanted
+from bigstep.data.pair import DataPair
+from bigstep.data.sources.text import TokenWindows
+from bigstep.data.tokens import read_tokens
+from bigstep.data.vocabulary import Numbers, Tokens, Vocabulary, make_vocabulary, restore_vocabulary
+from bigstep.errors import DataError
+
+__all__ = ["divide", "open_shakespeare", "open_text", "open_tokens", "read_documents"]
+
+SHAKESPEARE = Path(__file__).with_name("embedded") / "shakespeare.txt.xz"
+SHAKESPEARE_SHA256 = "21b40ccf4999c004256d116655824719001352dbc22636354d9cd0c645d03a4a"
+_HELD_OUT = 10  # one part in this many is the test set
+_SEPARATOR = b"\x1e"  # between documents
+_MAX_BYTES = 2**32  # of text that is read into memory; more has to be packed
+_MAX_FILES = 100_000
+_CHUNK_BYTES = 2**20
+
+
+def open_shakespeare(wanted: Wanted) -> DataPair:
+    """Open the text that ships with the package: its first nine tenths to train on, the last tenth to evaluate on."""
+    try:
+        content = SHAKESPEARE.read_bytes()
+    except OSError as error:
+        raise DataError(f"{SHAKESPEARE} cannot be read ({error.strerror}); install bigstep again.") from None
+    if hashlib.sha256(content).hexdigest() != SHAKESPEARE_SHA256:
+        raise DataError(f"{SHAKESPEARE} is not the file that ships with bigstep; install it again.")
+    text = lzma.decompress(content)
+    return _encoded(*divide([text]), wanted, "shakespeare")
+
+
+def open_text(wanted: Wanted) -> DataPair:
+    """Open a text file, or a folder of them."""
+    path = _path(wanted)
+    for name in ("val", "test"):
+        if (path / "train").is_dir() and (path / name).is_dir():
+            train, test = (b"".join(read_documents(path / part)) for part in ("train", name))
+            return _encoded(train, test, wanted, str(path))
+    return _encoded(*divide(read_documents(path)), wanted, str(path))
+
+
+def open_tokens(wanted: Wanted) -> DataPair:
+    """Open a packed file of tokens."""
+    path = _path(wanted)
+    packed = read_tokens(path)
+    if packed.vocabulary:
+        if not packed.vocabulary.startswith(wanted.vocabulary) and wanted.vocabulary != Wanted.vocabulary:
+            raise DataError(f"{path} was packed with {packed.vocabulary}, but data.vocabulary is {wanted.vocabulary}.")
+        vocabulary = restore_vocabulary(packed.vocabulary, packed.size, packed.built)
+    elif wanted.vocabulary != Wanted.vocabulary:
+        vocabulary = make_vocabulary(wanted.vocabulary, b"")
+    else:
+        vocabulary = Numbers("numbers", 1 + max(int(part.max()) for part in (packed.train, packed.test)))
+    parts = [(packed.train, packed.train_bytes), (packed.test, packed.test_bytes)]
+    pair = _pair(parts, vocabulary, wanted.length, str(path))
+    for part in (pair.train, pair.test):
+        part.check()
+    return pair
+
+
+def divide(documents: list[bytes]) -> tuple[bytes, bytes]:
+    """Return what to train on and what to evaluate on.
+
+    >>> divide([b"a text of twenty characters"[:20]])
+    (b'a text of twenty c', b'ha')
+    >>> train, test = divide([b"%d" % number for number in range(20)])
+    >>> test
+    b'919'
+    """
+    if len(documents) >= _HELD_OUT:
+        held = [document for place, document in enumerate(documents) if place % _HELD_OUT == _HELD_OUT - 1]
+        kept = [document for place, document in enumerate(documents) if place % _HELD_OUT != _HELD_OUT - 1]
+        return b"".join(kept), b"".join(held)
+    text = b"".join(documents)
+    cut = len(text) * (_HELD_OUT - 1) // _HELD_OUT
+    return text[:cut], text[cut:]
+
+
+def read_documents(path: Path) -> list[bytes]:
+    """Read a file, or the text files of a folder in sorted order, as documents."""
+    files = _files_of(path) if path.is_dir() else [path]
+    documents: list[bytes] = []
+    room = _MAX_BYTES
+    for file in files:
+        text = _read(file, room)
+        room -= len(text)
+        documents += [part for part in text.split(_SEPARATOR) if part]
+    if not documents:
+        raise DataError(f"{path} is empty; a text has at least a sequence of characters.")
+    return documents
+
+
+def _files_of(folder: Path) -> list[Path]:
+    found: list[Path] = []
+    for root, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        found += [Path(root) / name for name in sorted(files) if name.lower().endswith(TEXT_SUFFIXES)]
+        if len(found) > _MAX_FILES:
+            raise DataError(f"{folder} holds more than {_MAX_FILES:,} text files; join some, or pack them.")
+    if not found:
+        raise DataError(f"{folder} holds no text files ({', '.join(TEXT_SUFFIXES)}).")
+    return found
+
+
+def _read(path: Path, room: int) -> bytes:
+    """Read a file that may be compressed, as far as there is room for it."""
+    pieces: list[bytes] = []
+    try:
+        with _opened(path) as file:
+            while piece := file.read(_CHUNK_BYTES):
+                pieces.append(piece)
+                room -= len(piece)
+                if room < 0:
+                    raise DataError(f"{path} makes more than {_MAX_BYTES:,} bytes of text; pack it as tokens first.")
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        reason = getattr(error, "strerror", None) or "its compressed data is damaged"
+        raise DataError(f"{path} cannot be read: {reason}.") from None
+    return b"".join(pieces)
+
+
+def _opened(path: Path) -> BinaryIO:
+    if path.suffix == ".gz":
+        return cast(BinaryIO, gzip.open(path))
+    return cast(BinaryIO, lzma.open(path)) if path.suffix == ".xz" else open(path, "rb")
+
+
+def _encoded(train: bytes, test: bytes, wanted: Wanted, name: str) -> DataPair:
+    vocabulary = make_vocabulary(wanted.vocabulary, train, test)
+    parts = [(vocabulary.encode(text, name), len(text)) for text in (train, test)]
+    return _pair(parts, vocabulary, wanted.length, name)
+
+
+def _pair(parts: list[tuple[Tokens, int]], vocabulary: Vocabulary, length: int, name: str) -> DataPair:
+    """Cut two texts, each as tokens and the bytes they were, into windows."""
+    (train, _), (test, _) = parts
+    if len(train) <= length or len(test) < 2:
+        raise DataError(
+            f"{name} has {len(train):,} tokens to train on and {len(test):,} to evaluate on, but a sequence takes "
+            f"{length:,} and one more; lower data.length, or give more text."
+        )
+    sources = (
+        TokenWindows(tokens=tokens, length=length, vocabulary=vocabulary, name=name, text_bytes=text_bytes)
+        for tokens, text_bytes in parts
+    )
+    return DataPair(*sources)
+
+
+def _path(wanted: Wanted) -> Path:
+    if not wanted.path:
+        raise DataError(f"{wanted.name} needs data.path, the file or folder of the text.")
+    return Path(wanted.path)

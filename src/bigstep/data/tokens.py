@@ -1,0 +1,126 @@
+"""A packed file of tokens: what a text has become once it was divided, read from disk as it is needed.
+
+The file is one line of JSON, filled with spaces to 4,096 bytes (or a multiple), and the tokens of the training text and
+of the test text, as unsigned numbers with the lowest byte first. A plain .npy file of one dimension is read as well.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bigstep.data.vocabulary import Tokens, Vocabulary
+from bigstep.errors import DataError
+
+__all__ = ["Packed", "read_tokens", "write_tokens"]
+
+_MAGIC = "bigstep tokens 1"
+_BLOCK = 4096
+_MAX_HEADER = 2**26  # a vocabulary of a million words
+_TYPES = ("uint8", "uint16", "uint32")
+
+
+@dataclass(frozen=True)
+class Packed:
+    """What a packed file holds."""
+
+    train: NDArray[Any]
+    test: NDArray[Any]
+    vocabulary: str
+    """The name of the vocabulary; empty where the file does not say."""
+    size: int
+    """Different tokens of the vocabulary; 0 where the file does not say."""
+    built: list[Any] | None
+    train_bytes: int
+    test_bytes: int
+
+
+def write_tokens(
+    path: Path, train: Tokens, test: Tokens, vocabulary: Vocabulary, train_bytes: int, test_bytes: int
+) -> None:
+    """Pack two texts into a file; the file appears when it is complete.
+
+    Args:
+        path: the file, which should end in .tokens.
+        train: tokens of the training text.
+        test: tokens of the test text.
+        vocabulary: what the numbers mean.
+        train_bytes: bytes of the training text.
+        test_bytes: bytes of the test text.
+    """
+    header = {
+        "format": _MAGIC,
+        "dtype": vocabulary.dtype.name,
+        "train": len(train),
+        "test": len(test),
+        "vocabulary": vocabulary.name,
+        "size": vocabulary.size,
+        "built": vocabulary.built(),
+        "train_bytes": train_bytes,
+        "test_bytes": test_bytes,
+    }
+    line = json.dumps(header).encode()
+    filled = line.ljust(-(-(len(line) + 1) // _BLOCK) * _BLOCK - 1) + b"\n"
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        temporary.unlink(missing_ok=True)
+        with open(temporary, "xb") as file:
+            file.write(filled)
+            for tokens in (train, test):
+                file.write(np.ascontiguousarray(tokens, dtype=vocabulary.dtype.newbyteorder("<")).data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise DataError(f"{path} cannot be written: {error.strerror}.") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_tokens(path: Path) -> Packed:
+    """Open a packed file; its tokens stay on disk until they are used."""
+    try:
+        return _read_npy(path) if path.suffix == ".npy" else _read_packed(path)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}.") from None
+
+
+def _read_packed(path: Path) -> Packed:
+    with open(path, "rb") as file:
+        line = file.readline(_MAX_HEADER)
+    try:
+        header = json.loads(line)
+        dtype, train, test = header["dtype"], header["train"], header["test"]
+        facts = (header["vocabulary"], header["size"], header["built"], header["train_bytes"], header["test_bytes"])
+        whole = all(type(value) is int and value >= 0 for value in (train, test, facts[1], *facts[3:]))
+        if header["format"] != _MAGIC or dtype not in _TYPES or not whole:
+            raise KeyError
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise DataError(f"{path} is no packed file of tokens: its first line does not say what it holds.") from None
+    size, expected = path.stat().st_size, len(line) + (train + test) * np.dtype(dtype).itemsize
+    if size != expected:
+        raise DataError(f"{path} has {size:,} bytes, but its first line speaks of {expected:,}; pack it again.")
+    if train < 2 or test < 2:
+        raise DataError(f"{path} has {train} tokens to train on and {test} to evaluate on; it must have two of each.")
+    tokens = np.memmap(path, dtype=np.dtype(dtype).newbyteorder("<"), mode="r", offset=len(line))
+    return Packed(tokens[:train], tokens[train:], *facts)
+
+
+def _read_npy(path: Path) -> Packed:
+    try:
+        tokens = np.load(path, mmap_mode="r", allow_pickle=False)
+    except ValueError as error:
+        raise DataError(f"{path} is no .npy file of tokens: {error}.") from None
+    if tokens.ndim != 1 or tokens.dtype.name not in _TYPES or len(tokens) < 20:
+        raise DataError(
+            f"{path} must hold tokens as {', '.join(_TYPES)} of one dimension, twenty at least, "
+            f"not {tokens.dtype} of {tokens.shape}."
+        )
+    cut = len(tokens) - len(tokens) // 10
+    return Packed(tokens[:cut], tokens[cut:], "", 0, None, 0, 0)

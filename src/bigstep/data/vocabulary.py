@@ -1,0 +1,310 @@
+"""Text to numbers and back. Every vocabulary here can spell any text that it accepts, so that nothing is lost, and bits
+per byte can be compared whatever the vocabulary.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bigstep.errors import ConfigError, DataError, nearest
+from bigstep.records import write_atomically
+from bigstep.tables import load
+from bigstep.tables.vocabularies import VOCABULARIES
+
+__all__ = ["Vocabulary", "load_vocabulary", "make_vocabulary", "restore_vocabulary"]
+
+FILE = "vocabulary.json"
+_WORDS = 8192
+_PIECES = re.compile(rb" ?\w+| ?[^\w\s]+|\s+")  # every byte belongs to one piece; a space to the word behind it
+
+Tokens = NDArray[np.unsignedinteger[Any]]
+
+
+class Vocabulary(ABC):
+    """Different tokens, and how text is divided into them."""
+
+    name: str
+    """As `data.vocabulary` names it."""
+    size: int
+    """How many different tokens there are."""
+
+    @abstractmethod
+    def encode(self, text: bytes, where: str) -> Tokens:
+        """Return the tokens of a text; `where` it came from is for messages."""
+
+    @abstractmethod
+    def decode(self, tokens: Sequence[int]) -> bytes:
+        """Return the text of some tokens."""
+
+    def lengths(self) -> NDArray[np.int64] | None:
+        """Return the bytes that each token stands for; None where a token has no length of its own."""
+        return np.array([len(self.decode([token])) for token in range(self.size)])
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The smallest type that holds every token."""
+        return np.min_scalar_type(self.size - 1)
+
+    def built(self) -> list[Any] | None:
+        """Return what was built from the text; None where the name says all."""
+        return None
+
+    def keep(self, folder: Path) -> None:
+        """Write the vocabulary into a folder, if it was built from the text; `load_vocabulary` reads it."""
+        if (built := self.built()) is not None:
+            content = json.dumps({"name": self.name, "tokens": built}, ensure_ascii=False)
+            write_atomically(folder / FILE, content.encode())
+
+
+class Bytes(Vocabulary):
+    """The 256 bytes."""
+
+    name, size = "bytes", 256
+
+    def encode(self, text: bytes, where: str) -> Tokens:
+        """Return the bytes."""
+        return np.frombuffer(text, dtype=np.uint8)
+
+    def decode(self, tokens: Sequence[int]) -> bytes:
+        """Join the bytes."""
+        return bytes(tokens)
+
+
+class Chars(Vocabulary):
+    """Characters, in the order of their code points.
+
+    >>> chars = make_chars("", b"to be")
+    >>> chars.size, chars.encode(b"bet", "here").tolist(), chars.decode([1, 2])
+    (5, [1, 2, 4], b'be')
+    """
+
+    name = "chars"
+
+    def __init__(self, points: Sequence[int]) -> None:
+        self._points = np.array(points, dtype=np.uint32)
+        self.size = len(points)
+
+    def encode(self, text: bytes, where: str) -> Tokens:
+        """Return the place of each character."""
+        points = _code_points(text, where)
+        places = np.searchsorted(self._points, points).clip(max=self.size - 1)
+        if (strange := points[self._points[places] != points]).size:
+            raise DataError(f"{where} holds {chr(strange[0])!r}, a character that the vocabulary of this run lacks.")
+        return places.astype(self.dtype)
+
+    def decode(self, tokens: Sequence[int]) -> bytes:
+        """Join the characters."""
+        return "".join(chr(self._points[token]) for token in tokens).encode()
+
+    def built(self) -> list[int]:
+        """Return the code points."""
+        return [int(point) for point in self._points]
+
+
+class Words(Vocabulary):
+    """The 256 bytes, then frequent words with the space before them; other words are spelled in bytes.
+
+    >>> words = make_words("258", b"to be or not to be")
+    >>> words.encode(b"to be, or", "here").tolist()
+    [116, 111, 256, 44, 32, 111, 114]
+    """
+
+    def __init__(self, words: Sequence[bytes]) -> None:
+        self._words = list(words)
+        self.size = 256 + len(self._words)
+        self.name = f"words:{self.size}"
+        self._tokens = {word: (256 + place,) for place, word in enumerate(self._words)}
+
+    def encode(self, text: bytes, where: str) -> Tokens:
+        """Return the token of each word, or its bytes."""
+        _refuse_binary(text, where)
+        pieces = _PIECES.findall(text)
+        # iterating over the bytes of a word that has no token gives their numbers, which are their tokens
+        spelled = itertools.chain.from_iterable(self._tokens.get(piece, piece) for piece in pieces)
+        return np.fromiter(spelled, dtype=self.dtype)
+
+    def decode(self, tokens: Sequence[int]) -> bytes:
+        """Join bytes and words."""
+        return b"".join(bytes([token]) if token < 256 else self._words[token - 256] for token in tokens)
+
+    def built(self) -> list[str]:
+        """Return the words; latin-1 writes each byte as one character."""
+        return [word.decode("latin-1") for word in self._words]
+
+
+class Tiktoken(Vocabulary):
+    """An encoding of tiktoken."""
+
+    def __init__(self, encoding: Any) -> None:
+        self._encoding = encoding
+        self.name, self.size = f"tiktoken:{encoding.name}", encoding.n_vocab
+
+    def encode(self, text: bytes, where: str) -> Tokens:
+        """Let tiktoken divide the text; special tokens are ordinary text here."""
+        return np.array(self._encoding.encode_ordinary(_text(text, where)), dtype=self.dtype)
+
+    def decode(self, tokens: Sequence[int]) -> bytes:
+        """Join the bytes of the tokens."""
+        return bytes(self._encoding.decode_bytes(list(tokens)))
+
+    def lengths(self) -> NDArray[np.int64]:
+        """Return the bytes of each token; numbers that no token has stand for none."""
+        lengths = np.zeros(self.size, dtype=np.int64)
+        for piece in self._encoding.token_byte_values():
+            lengths[self._encoding.encode_single_token(piece)] = len(piece)
+        return lengths
+
+
+class Tokenizers(Vocabulary):
+    """A tokenizer of Hugging Face's package tokenizers."""
+
+    def __init__(self, path: str, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.name, self.size = f"tokenizers:{path}", tokenizer.get_vocab_size()
+
+    def encode(self, text: bytes, where: str) -> Tokens:
+        """Let the tokenizer divide the text."""
+        return np.array(self._tokenizer.encode(_text(text, where), add_special_tokens=False).ids, dtype=self.dtype)
+
+    def decode(self, tokens: Sequence[int]) -> bytes:
+        """Let the tokenizer join the tokens."""
+        return str(self._tokenizer.decode(list(tokens))).encode()
+
+    def lengths(self) -> None:
+        """Its tokens have no bytes of their own: they may leave out or mark spaces."""
+        return None
+
+
+class Numbers(Vocabulary):
+    """Tokens of which only the numbers are known, as in a packed file that others made."""
+
+    def __init__(self, name: str, size: int) -> None:
+        self.name, self.size = name, size
+
+    def encode(self, text: bytes, where: str) -> Tokens:
+        """Refuse: nobody said how."""
+        raise DataError(f"{where} cannot be divided into tokens: of its vocabulary {self.name} only numbers are known.")
+
+    def decode(self, tokens: Sequence[int]) -> bytes:
+        """Write the numbers."""
+        return " ".join(map(str, tokens)).encode()
+
+    def lengths(self) -> None:
+        """Numbers have no length."""
+        return None
+
+
+def make_vocabulary(name: str, train: bytes, test: bytes = b"") -> Vocabulary:
+    """Make the vocabulary that `data.vocabulary` names.
+
+    Args:
+        name: one of `bigstep.tables.vocabularies.VOCABULARIES`, with what follows a colon.
+        train: the training text, from which words are chosen.
+        test: the rest of the text, whose characters have to be known as well.
+    """
+    kind, colon, rest = name.partition(":")
+    if kind not in VOCABULARIES:
+        raise ConfigError(f"data.vocabulary is {name!r}: {nearest(kind, VOCABULARIES)}")
+    entry = VOCABULARIES[kind]
+    if (colon and not (rest and entry.after)) or (entry.required and not rest):
+        written = f"{kind}:{entry.after}" if entry.after else kind
+        raise ConfigError(f"data.vocabulary is {name!r}, but it must be written {written}.")
+    made: Vocabulary = load(entry.home)(rest, train, test)
+    return made
+
+
+def restore_vocabulary(name: str, size: int, built: list[Any] | None) -> Vocabulary:
+    """Return a vocabulary that was kept: what it was built from if it was built, else what its name says."""
+    if name == Bytes.name:
+        return Bytes()
+    if built is None:
+        return Numbers(name, size)
+    return Chars(built) if name == Chars.name else Words([word.encode("latin-1") for word in built])
+
+
+def load_vocabulary(folder: Path) -> Vocabulary | None:
+    """Return the vocabulary that a run folder keeps; None where it keeps none."""
+    path = folder / FILE
+    if not path.exists():
+        return None
+    try:
+        kept = json.loads(path.read_bytes())
+        return restore_vocabulary(kept["name"], 0, list(kept["tokens"]))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise DataError(f"{path} is no vocabulary that a run keeps ({type(error).__name__}).") from None
+
+
+def make_bytes(rest: str, train: bytes, test: bytes = b"") -> Vocabulary:
+    """Return the vocabulary of bytes."""
+    return Bytes()
+
+
+def make_chars(rest: str, train: bytes, test: bytes = b"") -> Vocabulary:
+    """Collect the characters of a text."""
+    return Chars(np.unique(_code_points(train + test, "The text")).tolist())
+
+
+def make_words(rest: str, train: bytes, test: bytes = b"") -> Vocabulary:
+    """Collect the most frequent words of a text; equal counts in the order of their bytes."""
+    if rest and not (rest.isascii() and rest.isdigit() and 256 < int(rest) <= 2**20):
+        raise ConfigError(f"data.vocabulary is words:{rest}, but the size must be a number from 257 to 1048576.")
+    _refuse_binary(train, "The text")
+    counts = Counter(piece for piece in _PIECES.findall(train) if len(piece) > 1)
+    order = sorted(counts, key=lambda piece: (-counts[piece], piece))
+    return Words(order[: int(rest or _WORDS) - 256])
+
+
+def make_tiktoken(rest: str, train: bytes, test: bytes = b"") -> Vocabulary:
+    """Return an encoding of tiktoken."""
+    try:
+        import tiktoken
+    except ImportError:
+        raise ConfigError(f"data.vocabulary tiktoken:{rest} needs the package tiktoken; install it.") from None
+    try:
+        return Tiktoken(tiktoken.get_encoding(rest))
+    except ValueError:
+        known = nearest(rest, tiktoken.list_encoding_names())
+        raise ConfigError(f"tiktoken has no encoding {rest!r}: {known}") from None
+    except OSError as error:  # it fetches encodings when they are first used
+        raise DataError(f"tiktoken cannot fetch the encoding {rest!r} ({type(error).__name__}).") from None
+
+
+def make_tokenizers(rest: str, train: bytes, test: bytes = b"") -> Vocabulary:
+    """Read a tokenizer.json file."""
+    try:
+        import tokenizers
+    except ImportError:
+        raise ConfigError(f"data.vocabulary tokenizers:{rest} needs the package tokenizers; install it.") from None
+    try:
+        return Tokenizers(rest, tokenizers.Tokenizer.from_file(rest))
+    except Exception as error:  # the package raises plain Exception
+        raise DataError(f"{rest} is no tokenizer.json that the package tokenizers can read: {error}.") from None
+
+
+def _text(text: bytes, where: str) -> str:
+    _refuse_binary(text, where)
+    try:
+        return text.decode()
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{where} is no text in UTF-8 (byte {error.start:,} is wrong); set data.vocabulary=bytes, or convert it."
+        ) from None
+
+
+def _refuse_binary(text: bytes, where: str) -> None:
+    if b"\0" in text:
+        raise DataError(f"{where} is no text (it holds bytes of value 0); set data.vocabulary=bytes.")
+
+
+def _code_points(text: bytes, where: str) -> NDArray[np.uint32]:
+    return np.frombuffer(_text(text, where).encode("utf-32-le"), dtype="<u4")
