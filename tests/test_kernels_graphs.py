@@ -288,7 +288,7 @@ def test_what_cannot_be_graphed_is_named() -> None:
     optimizer = LARS(model.parameters(), lr=0.1)
     with pytest.raises(ConfigError, match="CUDA device"):
         GraphedStep(model, LOSS, optimizer)
-    with pytest.raises(ConfigError, match="allowed are fp16, bf16, float32"):
+    with pytest.raises(ConfigError, match="allowed are bf16, float32, float64, fp16"):
         GraphedStep(model, LOSS, optimizer, precision="fp8")
     with pytest.raises(ConfigError, match="clip=0"):
         GraphedStep(model, LOSS, optimizer, clip=0.0)

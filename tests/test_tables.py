@@ -17,12 +17,15 @@ from torch import nn
 from bigstep.config import OptimizerConfig
 from bigstep.config.edit import find_change, flatten
 from bigstep.config.text import apply_settings, config_from_mapping, config_to_mapping, config_to_yaml
+from bigstep.data.sampler import Sampler
+from bigstep.engine.rates import Rates, batch_plan, learning_rate
 from bigstep.errors import ConfigError
 from bigstep.optim import parameter_groups
 from bigstep.tables import load
 from bigstep.tables.methods import METHODS
 from bigstep.tables.models import FORMS, MODELS, find_model, model_names
 from bigstep.tables.optimizers import OPTIMIZERS, LarsSettings, SgdSettings, rules_with
+from bigstep.tables.precisions import PRECISIONS
 from bigstep.tables.schedules import SHAPES, make_schedule
 
 BASE = {"workers": {"count": 8, "local_batch": 32}, "epochs": 2, "lr": {"base": 0.1}}
@@ -124,6 +127,36 @@ def test_a_shape_takes_fields_of_a_piece_and_gives_a_schedule(shape: str) -> Non
     schedule = make_schedule(shape, fields)
     assert 0 < schedule(0.0) <= 1
     assert 0 < schedule(9.9) <= 1
+
+
+def test_rates_by_group_are_multiples_of_the_rate_for_the_parameters_that_a_pattern_names() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    groups = parameter_groups(model, 0.1, {"0.weight": 0.5, "0.*": 2.0})
+    found = {
+        id(param): (group.get("rate", 1.0), group["weight_decay"]) for group in groups for param in group["params"]
+    }
+    assert [found[id(param)] for param in model.parameters()] == [(0.5, 0.1), (2.0, 0.0), (1.0, 0.1), (1.0, 0.0)]
+    with pytest.raises(ConfigError, match="fits no parameter"):
+        parameter_groups(model, 0.1, {"1.scale": 2.0})
+
+
+def test_a_schedule_sets_the_rate_of_every_group_times_its_factor() -> None:
+    config = apply_settings(config_from_mapping(BASE), ["lr.groups=[{names: '*bias', factor: 2}]"])
+    optimizer = torch.optim.SGD(
+        parameter_groups(nn.Linear(2, 1), 0.0, {group.names: group.factor for group in config.lr.groups}), lr=1.0
+    )
+    sampler = Sampler(1024, 0, batch_plan(config))
+    rates = Rates(config, sampler, optimizer, learning_rate(config.lr, config.batch))
+    assert rates.set(next(sampler.steps(1))) == pytest.approx(0.1)
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.1, 0.2])
+
+
+def test_every_precision_names_types_of_torch() -> None:
+    for precision in PRECISIONS.values():
+        assert {getattr(torch, precision.weights), getattr(torch, precision.products)} <= {
+            torch.float64, torch.float32, torch.bfloat16, torch.float16
+        }  # fmt: skip
+    assert [name for name, precision in PRECISIONS.items() if precision.loss_scale] == ["fp16"]
 
 
 def test_a_model_says_what_it_takes() -> None:

@@ -63,7 +63,7 @@ class Layout:
             decays=tuple(decay_of[id(parameter)] for parameter in parameters),
             averages=batch_statistics(run.learner.model).numel(),
             shards=config.asynchronous.shards,
-            dtype="float64" if config.precision == "float64" else "float32",
+            dtype=config.arithmetic.weights,
             optimizer=dataclasses.asdict(config.optimizer),
             keep=run.learner.statistics.keep,
             max_staleness=config.asynchronous.max_staleness,

@@ -37,8 +37,9 @@ def require_runnable(config: RunConfig, ranks: Ranks, *, resume: bool) -> None:
         "after: use optimizer.name=adagrad.",
     )
     require(
-        config.precision != "fp16",
-        f"precision is fp16, whose loss scale all replicas of a {method} run must agree on; use bf16 or float32.",
+        not config.arithmetic.loss_scale,
+        f"precision is {config.precision}, whose loss scale all replicas of a {method} run must agree on; use bf16 or "
+        "float32.",
     )
     require(
         config.nonfinite == "stop",
@@ -49,4 +50,5 @@ def require_runnable(config: RunConfig, ranks: Ranks, *, resume: bool) -> None:
         f"asynchronous.warm_start is {config.asynchronous.warm_start:g}, but with {config.epochs:g} epochs no other "
         "replica would ever take part: lower it, or shorten the run with --epochs, which shortens it too.",
     )
+    require(not config.lr.groups, f"lr.groups is set, but a {method} run has one rate; leave it empty.")
     require(not config.data.sizes, f"data.sizes is set, but a {method} run keeps one image size; leave it empty.")

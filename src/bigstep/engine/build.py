@@ -144,8 +144,8 @@ def build(
 
 def _require_runnable(config: RunConfig, ranks: Ranks, plan: BatchPlan) -> None:
     require(
-        config.precision != "fp16" or ranks.device.type == "cuda",
-        "precision is fp16, which needs a GPU; use --set precision=bf16 or precision=float32 on a CPU.",
+        not config.arithmetic.needs_gpu or ranks.device.type == "cuda",
+        f"precision is {config.precision}, which needs a GPU; use --set precision=bf16 or precision=float32 on a CPU.",
     )
     first = plan.stages[0].workers  # a later stage may leave ranks without workers, as --finish-on-one does
     require(
@@ -238,7 +238,7 @@ def _loss(feed: Feed, smoothing: float = 0.0) -> Loss:
 
 def _learner(config: RunConfig, ranks: Ranks, model: nn.Module, own: Own, feed: Feed) -> Learner:
     rule, scaling = config.optimizer, None
-    groups = parameter_groups(model, rule.weight_decay)
+    groups = parameter_groups(model, rule.weight_decay, {group.names: group.factor for group in config.lr.groups})
     if rule.decay_all:
         for group in groups:
             group["weight_decay"] = rule.weight_decay

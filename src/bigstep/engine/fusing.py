@@ -38,7 +38,7 @@ def fuse(model: nn.Module, config: RunConfig, *, own: bool) -> Kernels:
         return Kernels(reasons=[reason])
     # cuDNN's first guess at an algorithm is often not its best, and shapes here are few
     torch.backends.cudnn.benchmark = True
-    if config.precision == "float32":
+    if not config.arithmetic.is_mixed:
         return Kernels(reasons=["batch norms are torch's own in float32"])
     report = optimize(model)
     return Kernels(report.fused, reasons=[f"{name} is torch's own: {why}" for name, why in report.left.items()])

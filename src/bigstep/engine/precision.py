@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 
-__all__ = ["Precision"]
+from bigstep.tables.precisions import find_precision
 
-_COMPUTE = {"bf16": torch.bfloat16, "fp16": torch.float16}
+__all__ = ["Precision"]
 
 
 @dataclass(frozen=True)
 class Precision:
-    """Types by the name that a configuration gives them.
+    """Torch's types for the name that a configuration gives them, on a kind of device.
 
-    >>> Precision("bf16", "cpu").weights, Precision("float64", "cpu").weights
-    (torch.float32, torch.float64)
+    >>> Precision("bf16", "cpu").weights, Precision("bf16", "cpu").products
+    (torch.float32, torch.bfloat16)
     """
 
     name: str
@@ -27,14 +27,19 @@ class Precision:
     @property
     def weights(self) -> torch.dtype:
         """The type of weights, and of inputs that are not counted in whole numbers."""
-        return torch.float64 if self.name == "float64" else torch.float32
+        return cast(torch.dtype, getattr(torch, find_precision(self.name).weights))
+
+    @property
+    def products(self) -> torch.dtype:
+        """The type of the products of forward and backward."""
+        return cast(torch.dtype, getattr(torch, find_precision(self.name).products))
 
     @property
     def scales_loss(self) -> bool:
         """Whether gradients would vanish in the type that computes, so that the loss is scaled."""
-        return self.name == "fp16"
+        return find_precision(self.name).loss_scale > 0
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """Return the context of a forward."""
-        dtype = _COMPUTE.get(self.name)
-        return contextlib.nullcontext() if dtype is None else torch.autocast(self.device, dtype)
+        mixed = self.products != self.weights
+        return torch.autocast(self.device, self.products) if mixed else contextlib.nullcontext()

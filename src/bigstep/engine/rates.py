@@ -32,9 +32,9 @@ class Rates:
         """Prepare the optimizer for a step and return the learning rate."""
         epoch = self.sampler.epochs_at(step.position)
         lr = self.learning_rate(epoch, step.workers * step.local_batch)
-        settings = {"lr": lr} | _changing(self.config.optimizer, epoch, lr)
+        settings = _changing(self.config.optimizer, epoch, lr)
         for group in self.optimizer.param_groups:
-            group.update(settings)
+            group.update(settings, lr=lr * group.get("rate", 1.0))
         return lr
 
 

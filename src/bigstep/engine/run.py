@@ -180,7 +180,7 @@ def _opened_records(order: Order, built: Run) -> Iterator[RunWriter | None]:
 def _own_observers(order: Order, built: Run, noise: NoiseWatch, writer: RunWriter | None) -> list[Observer]:
     """Return the observers of every run; the noise scale is first, since it adds its figure to the rows."""
     config = order.config
-    skips = config.nonfinite == "skip" or config.precision == "fp16"  # the loss scale skips such steps too
+    skips = config.nonfinite == "skip" or config.arithmetic.loss_scale > 0  # the loss scale skips such steps too
     watches: list[Observer] = [
         noise, LossWatch(skipped=skips), StragglerWatch(), InputWatch(built.train_feed.loaders, cores_of_rank()),
     ]  # fmt: skip

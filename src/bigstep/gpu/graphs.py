@@ -17,15 +17,10 @@ from bigstep.gpu.loss_scale import LossScale
 from bigstep.gpu.tensor_lists import global_norm, same_memory_order
 from bigstep.gpu.transform import groups_of
 from bigstep.gpu.update import GraphUpdate, GroupSettings, make_update
+from bigstep.tables.precisions import PRECISIONS, find_precision
 
 __all__ = ["GraphedStep"]
 
-PRECISIONS = {
-    "fp16": torch.float16,
-    "bf16": torch.bfloat16,
-    "float32": torch.float32,
-    "float64": torch.float64,
-}
 WARM_UP = 3
 """Runs before a capture: libraries choose their algorithms, kernels are compiled."""
 
@@ -81,20 +76,19 @@ class GraphedStep:
         optimizer: Optimizer,
         *,
         precision: str = "fp16",
-        scale: float | LossScale = 1024.0,
-        growth_interval: int = 2000,
+        scale: float | LossScale = PRECISIONS["fp16"].loss_scale,
+        growth_interval: int = PRECISIONS["fp16"].growth_interval,
         clip: float | None = None,
         emulate: bool = False,
     ) -> None:
         """See the class."""
-        if precision not in PRECISIONS:
-            raise ConfigError(f"GraphedStep was given precision={precision!r}; allowed are {', '.join(PRECISIONS)}.")
+        arithmetic = find_precision(precision)
         if clip is not None and not clip > 0:
             raise ConfigError(
                 f"GraphedStep was given clip={clip}, but it must be greater than 0; leave it out for none."
             )
         self.model, self.loss, self.optimizer, self.clip = model, loss, optimizer, clip
-        self.dtype = PRECISIONS[precision]
+        self.dtype = getattr(torch, arithmetic.products)
         self.params: list[Tensor] = [p for g in optimizer.param_groups for p in g["params"] if p.requires_grad]
         if not self.params or not (emulate or all(p.is_cuda for p in self.params)):
             raise ConfigError("GraphedStep needs a model on a CUDA device; move it with model.cuda() first.")
@@ -104,7 +98,7 @@ class GraphedStep:
         self.copies = self._low_precision_copies()
         wide = torch.float64 if self.params[0].dtype == torch.float64 else torch.float32
         self._settings = GroupSettings(optimizer, self.device, wide)
-        scaled = precision == "fp16"
+        scaled = arithmetic.loss_scale > 0
         self.loss_scale = (
             scale
             if isinstance(scale, LossScale)

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from bigstep.gpu.tensor_lists import by_device_and_dtype
+from bigstep.tables.precisions import PRECISIONS
 
 __all__ = ["LossScale", "decides_on_device", "step_unless"]
 
@@ -51,8 +52,8 @@ class LossScale:
         device: torch.device | str = "cpu",
         *,
         enabled: bool = True,
-        scale: float = 1024.0,
-        growth_interval: int = 2000,
+        scale: float = PRECISIONS["fp16"].loss_scale,
+        growth_interval: int = PRECISIONS["fp16"].growth_interval,
         floor: float = 1.0,
     ) -> None:
         self.enabled, self.growth_interval, self.floor = enabled, growth_interval, floor

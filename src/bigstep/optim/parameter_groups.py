@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import fnmatch
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
+
+from bigstep.errors import ConfigError
 
 __all__ = ["parameter_groups"]
 
@@ -13,7 +17,9 @@ __all__ = ["parameter_groups"]
 NORM_MODULES = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+def parameter_groups(
+    model: nn.Module, weight_decay: float, rates: Mapping[str, float] | None = None
+) -> list[dict[str, Any]]:
     """Split the parameters of a model: weights are decayed and adapted, biases and norm parameters are not.
 
     A parameter is left alone if it has at most one dimension (biases, scales) or belongs to a norm module; everything
@@ -23,10 +29,12 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     Args:
         model: Any module.
         weight_decay: Decay of the weights.
+        rates: Patterns of parameters' names, each with what their rate is to be multiplied by; the first that fits
+            decides. Such parameters have groups of their own, with that factor as `rate`.
 
     Returns:
-        At most two groups for any torch optimizer: the weights with `weight_decay` and `adapt=True`, the rest with
-        no decay and `adapt=False` (LARS then uses the plain rate). An empty group is left out.
+        Groups for any torch optimizer, at most two without `rates`: the weights with `weight_decay` and `adapt=True`,
+        the rest with no decay and `adapt=False` (LARS then uses the plain rate). An empty group is left out.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8, 2))
     >>> [(len(group["params"]), group["weight_decay"], group["adapt"]) for group in parameter_groups(model, 5e-5)]
@@ -44,12 +52,18 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
         if isinstance(module, NORM_MODULES)
         for parameter in module.parameters(recurse=False)
     }
-    weights: list[nn.Parameter] = []
-    rest: list[nn.Parameter] = []
-    for parameter in model.parameters():  # each once: torch leaves out what it has seen
-        (rest if parameter.ndim <= 1 or parameter in of_norms else weights).append(parameter)
-    groups = [
-        {"params": weights, "weight_decay": weight_decay, "adapt": True},
-        {"params": rest, "weight_decay": 0.0, "adapt": False},
+    patterns = dict(rates or {})
+    for pattern in patterns:
+        if not fnmatch.filter([name for name, _ in model.named_parameters()], pattern):
+            raise ConfigError(f"The pattern {pattern!r} of lr.groups fits no parameter; correct it or leave it out.")
+    members: dict[tuple[bool, float], list[nn.Parameter]] = {(True, 1.0): [], (False, 1.0): []}
+    for name, parameter in model.named_parameters():  # each once: torch leaves out what it has seen
+        adapt = parameter.ndim > 1 and parameter not in of_norms
+        rate = next((patterns[pattern] for pattern in patterns if fnmatch.fnmatchcase(name, pattern)), 1.0)
+        members.setdefault((adapt, rate), []).append(parameter)
+    return [
+        {"params": params, "weight_decay": weight_decay if adapt else 0.0, "adapt": adapt}
+        | ({} if rate == 1 else {"rate": rate})
+        for (adapt, rate), params in members.items()
+        if params
     ]
-    return [group for group in groups if group["params"]]

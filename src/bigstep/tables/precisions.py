@@ -17,8 +17,8 @@ class Precision:
     """One sentence, for help and documents."""
     weights: str = "float32"
     """Type of weights, optimizer state and batch-norm statistics."""
-    products: str = ""
-    """Type of the products of forward and backward under autocast; empty for that of the weights."""
+    products: str = "float32"
+    """Type of the products of forward and backward; where it is not that of the weights, autocast chooses them."""
     loss_scale: float = 0.0
     """What the loss is first multiplied by, so that small gradients are not lost; 0 for no scaling."""
     growth_interval: int = 2000
@@ -26,9 +26,14 @@ class Precision:
     needs_gpu: bool = False
     """Whether it is refused on a CPU."""
 
+    @property
+    def is_mixed(self) -> bool:
+        """Whether products have another type than weights."""
+        return self.products != self.weights
+
 
 PRECISIONS: dict[str, Precision] = {
-    "float64": Precision(meaning="double throughout, for proofs", weights="float64"),
+    "float64": Precision(meaning="double throughout, for proofs", weights="float64", products="float64"),
     "float32": Precision(meaning="single throughout"),
     "bf16": Precision(meaning="products in bfloat16, which has float32's range", products="bfloat16"),
     "fp16": Precision(

@@ -24,15 +24,10 @@ from bigstep.engine.profile.groups import DATA, STEP, WARM_UP_STEPS
 from bigstep.engine.profile.table import Peaks, table_of
 from bigstep.engine.profile.text import profile_markdown
 from bigstep.records import write_atomically
+from bigstep.tables.precisions import find_precision
 
 __all__ = ["StepProfiler", "measure_peaks"]
 
-_PRODUCT_TYPES = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-}
 _COPY_BYTES = {"cuda": 2**29, "cpu": 2**26}  # well beyond the caches
 _MATRIX = {"cuda": 8192, "cpu": 1024}
 _SECONDS = 0.1  # for each of the two peaks
@@ -59,7 +54,7 @@ class StepProfiler(Observer):
         rehearse: Callable[[], None] | None = None,
     ) -> None:
         self._folder, self._wanted, self._device = folder, steps, device
-        self._dtype, self._rehearse = _PRODUCT_TYPES[precision], rehearse
+        self._dtype, self._rehearse = getattr(torch, find_precision(precision).products), rehearse
         self._seen = 0
         self._taken = 0
         self._done = False
