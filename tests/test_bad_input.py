@@ -6,7 +6,9 @@ import gzip
 import json
 import multiprocessing
 import os
+import shlex
 import struct
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from bigstep.cli import main
+from bigstep.engine.launch import program
 
 
 @pytest.fixture
@@ -43,6 +46,8 @@ YAML = "workers: {count: 2, local_batch: 4}\nepochs: 1\nlr: {base: 0.1}\n"
 ONE_SMALL_WORKER = [
     "--set", "data.image_size=32", "--set", "model=mlp", "--set", "workers.count=1", "--set", "workers.local_batch=2",
 ]  # fmt: skip
+
+LONG = "x" * 5_000
 
 # (arguments, words that the sentence must hold)
 CASES: list[tuple[list[str], str]] = [
@@ -106,6 +111,28 @@ CASES: list[tuple[list[str], str]] = [
     (["recipes", "fair", "--preset", "x"], "preset"),
     (["data", "cifr"], "neither a known set nor a path"),
     (["data", "embedded", "--sheet", "file.txt"], "file.txt"),
+    (["train", "--timeout", "inf"], "1 to 1,000,000 seconds"),
+    (["train", "--timeout", "nan"], "1 to 1,000,000 seconds"),
+    (["train", "hogwild", "--data", "two.svm", "--epochs", "nan"], "whole epochs"),
+    (["train", "hogwild", "--data", "two.svm", "--epochs", "inf"], "whole epochs"),
+    (["train", "hogwild", "--data", "two.svm", "--epochs", "1e30"], "whole epochs"),
+    (["train", "hogwild", "--data", "two.svm", "--procs", "2"], "--procs was given"),
+    (["train", LONG], "Unknown recipe"),
+    (["train", "--out", LONG], "File name too long"),
+    (["train", "--data", LONG], "File name too long"),
+    (["train", "--config", LONG], "cannot be read"),
+    (["train", "--resume", "--out", "text-config"], "config is 'x'"),
+    (["train", "--resume", "--out", "nothing-here"], "finds no run in nothing-here"),
+    (["train", "downpour", "--set", "asynchronous.shards=100000"], "would only wait for one another"),
+    (["train", "downpour", "--set", "asynchronous.replicas=100000"], "would only wait for one another"),
+    (["probe", "--device", "tpu"], "cpu or cuda"),
+    (["plan", "--validate", "--html", "page.html"], "leave one of them out"),
+    (["plan", "--html", "nodir/page.html"], "no folder nodir"),
+    (["plan", "--sweep", "gpus=²..³"], "gpus=FIRST..LAST"),
+    (["report", "mine", "--html", "file.txt/page.html"], "no folder file.txt"),
+    (["report", LONG], "File name too long"),
+    (["bench", "date.yaml"], "which no field takes"),
+    (["bench", "nested.yaml"], "not valid YAML"),
 ]  # fmt: skip
 
 
@@ -120,6 +147,11 @@ def lay_out(folder: Path) -> None:
     (folder / "partial.yaml").write_text("epochs: 1\n")
     (folder / "unknown.yaml").write_text(YAML + "optimiser: {name: lars}\n")
     (folder / "file.txt").write_text("mine")
+    (folder / "two.svm").write_text("1 1:1\n-1 2:1\n")
+    (folder / "date.yaml").write_text("- {recipe: plain, set: {lr.base: 2020-01-01}}\n")
+    (folder / "nested.yaml").write_text("[" * 5_000)
+    (folder / "text-config").mkdir()
+    (folder / "text-config" / "run.json").write_text(json.dumps({"format": 1, "config": "x"}))
     (folder / "mine").mkdir()
     (folder / "mine" / "thesis.txt").write_text("do not touch")
     (folder / "newer").mkdir()
@@ -143,7 +175,7 @@ def lay_out(folder: Path) -> None:
                 file.write(struct.pack(">II", 0x801, labels) + bytes(labels))
 
 
-@pytest.mark.parametrize(("arguments", "words"), CASES, ids=[" ".join(arguments) for arguments, _ in CASES])
+@pytest.mark.parametrize(("arguments", "words"), CASES, ids=[" ".join(arguments)[:80] for arguments, _ in CASES])
 def test_a_mistake_is_one_sentence_and_harms_nothing(
     bigstep: Callable[..., tuple[int, str, str]], tmp_path: Path, arguments: list[str], words: str
 ) -> None:
@@ -155,12 +187,50 @@ def test_a_mistake_is_one_sentence_and_harms_nothing(
     flat = " ".join(err.split())
     assert words.lower() in flat.lower(), err
     assert "Traceback" not in err
+    assert len(err) < 2_000, "a long name is not told in full"
     if "bigstep: " in err:  # else the command line itself was refused
         assert err.splitlines()[-1].startswith("bigstep: "), f"the mistake is not the last word: {err!r}"
         assert err.count("bigstep: ") == 1
     assert out == ""
     after = snapshot(tmp_path)
     assert {name: after.get(name) for name in before} == before
+
+
+@pytest.mark.parametrize(("variables", "words"), [
+    ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK is 'x'"), ({"WORLD_SIZE": "2"}, "RANK is not set"),
+    ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR and MASTER_PORT are not set"),
+])  # fmt: skip
+def test_an_environment_that_cannot_be_is_one_sentence(
+    bigstep: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], words: str
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    status, out, err = bigstep("train", "--steps", "1")
+    assert (status, out) == (2, "")
+    assert err.startswith("bigstep: ")
+    assert words in err
+
+
+def test_a_current_folder_that_is_gone_is_one_sentence(
+    bigstep: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    status, _, err = bigstep("recipes")
+    assert (status, err) == (2, "bigstep: The current folder does not exist any more; go to another one.\n")
+
+
+@pytest.mark.parametrize("stream", [1, 2])
+def test_a_closed_stream_is_no_traceback_and_no_file_takes_its_number(stream: int, tmp_path: Path) -> None:
+    train = "train --steps 1 --model mlp --set data.holdout=0.98 --workers 2 --out run --device cpu"
+    for words in ("recipes", train):
+        done = subprocess.run(
+            f"{shlex.join(program())} {words} {stream}>&-", shell=True, cwd=tmp_path, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        assert "Traceback" not in done.stderr
+    assert "epoch" not in (tmp_path / "run" / "run.json").read_text().partition('"result"')[2]
 
 
 def test_there_are_forty_cases() -> None:

@@ -13,7 +13,7 @@ import yaml
 from bigstep import recipes
 from bigstep.bench.ablation import TECHNIQUES, techniques_of
 from bigstep.bench.command import bench_command
-from bigstep.bench.folders import mark, state_of
+from bigstep.bench.folders import mark, prepare, state_of
 from bigstep.bench.own_suite import EXAMPLE, read_suite
 from bigstep.bench.planned import Planned
 from bigstep.bench.runner import run_all
@@ -201,6 +201,9 @@ def test_a_suite_from_yaml(tmp_path: Path) -> None:
         ("- {recipe: sony, seeds: many}", "seeds takes a whole number"), ("- {seeds: 1}", "lacks the field 'recipe'"),
         ("- {recipe: sony, seeds: 0}", "seeds is 0"), ("- {recipe: sony}\n- {recipe: sony}", "another `name:`"),
         ("- {recipe: plain, set: {lr.bse: 1}}", "lr.base"), ("- [", "not valid YAML"),
+        ("- {recipe: plain, set: {lr.base: 2020-01-01}}", "2020-01-01, which no field takes"),
+        ("- {recipe: plain, seeds: 1000000000}", "must be 1 to 1,000"), ("[" * 5_000, "not valid YAML"),
+        ("- &a {recipe: plain}\n- *a", "aliases"),
     ):  # fmt: skip
         file.write_text(text)
         with pytest.raises(ConfigError, match=told):
@@ -210,6 +213,15 @@ def test_a_suite_from_yaml(tmp_path: Path) -> None:
 
 
 # ---- running ----
+
+
+def test_a_folder_with_files_of_somebody_else_is_never_cleared(tmp_path: Path) -> None:
+    run = Planned(label="plain", recipe="plain")
+    (tmp_path / run.name).mkdir()
+    (tmp_path / run.name / "thesis.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="holds thesis.txt, which no run wrote"):
+        prepare(run, tmp_path / run.name, "new")
+    assert (tmp_path / run.name / "thesis.txt").read_text() == "mine"
 
 
 def unfinish(folder: Path) -> None:

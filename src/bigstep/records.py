@@ -24,10 +24,26 @@ from typing import Any
 import bigstep
 from bigstep.errors import ConfigError, DataError, RunError
 
-__all__ = ["FORMAT", "Run", "RunWriter", "describe_machine", "json_text", "locked", "read_run", "write_atomically"]
+__all__ = [
+    "FILES",
+    "FORMAT",
+    "Run",
+    "RunWriter",
+    "describe_machine",
+    "json_text",
+    "locked",
+    "read_run",
+    "write_atomically",
+]
 
 FORMAT = 1
 """Version of the run folder's layout; a reader refuses newer ones and upgrades older ones."""
+
+FILES = (
+    "run.json", "metrics.jsonl", "checkpoints", "model.safetensors", "report.html", "tensorboard", "profile.json",
+    "profile.md", "trace.json.gz", ".lock",
+)  # fmt: skip
+"""What a run leaves in its folder, besides error-rank-N.txt; whoever clears a folder removes nothing else."""
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -11,7 +11,7 @@ from bigstep.bench.planned import Planned
 from bigstep.config.edit import same_experiment
 from bigstep.config.text import config_from_mapping, config_to_mapping
 from bigstep.errors import ConfigError
-from bigstep.records import RunWriter, read_run, write_atomically
+from bigstep.records import FILES, RunWriter, json_text, read_run, write_atomically
 
 __all__ = ["State", "failure_of", "mark", "prepare", "state_of", "wall_seconds"]
 
@@ -44,6 +44,9 @@ def prepare(run: Planned, folder: Path, state: State) -> bool:
     """
     resume = state == "unfinished" and run.config().asynchronous.method == "none" and _has_checkpoint(folder)
     if not resume and folder.exists():
+        strangers = sorted(path.name for path in folder.iterdir() if not _is_ours(path))
+        if strangers:
+            raise ConfigError(f"{folder} holds {strangers[0]}, which no run wrote; move it, or choose another --out.")
         shutil.rmtree(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     return resume
@@ -60,7 +63,7 @@ def mark(run: Planned, folder: Path, suite: str, wall_s: float, failure: str | N
     if failure is not None:
         known["failure"] = failure
     facts["bench"] = known
-    write_atomically(folder / "run.json", (json.dumps(facts, indent=1) + "\n").encode())
+    write_atomically(folder / "run.json", (json_text(facts, indent=1) + "\n").encode())
 
 
 def failure_of(folder: Path) -> str | None:
@@ -74,6 +77,10 @@ def wall_seconds(folder: Path) -> float | None:
     """Return what a run took in all, with start and end."""
     wall_s = read_run(folder).facts.get("bench", {}).get("wall_s")
     return float(wall_s) if isinstance(wall_s, int | float) else None
+
+
+def _is_ours(path: Path) -> bool:
+    return path.name in FILES or path.name.startswith("error-rank-") or path.name.endswith(".part")
 
 
 def _has_checkpoint(folder: Path) -> bool:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from bigstep import recipes
 from bigstep.bench.planned import Planned
 from bigstep.bench.suites import Options
 from bigstep.config.text import read_yaml
 from bigstep.errors import ConfigError
-from bigstep.validate import Count, Positive, WholeNotNegative, build, check_ranges, require_name
+from bigstep.validate import Positive, Range, WholeNotNegative, build, check_ranges, require_name
 
 __all__ = ["EXAMPLE", "read_suite"]
 
@@ -24,6 +25,8 @@ EXAMPLE = """\
 - {recipe: sony, epochs: 4, seeds: 3, procs: 2, finish_on_one: 1}
 """
 
+Seeds = Annotated[int, Range(lambda seeds: 0 < seeds <= 1_000, "be 1 to 1,000")]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
@@ -33,7 +36,7 @@ class Entry:
     name: str = ""
     preset: str = ""
     set: dict = field(default_factory=dict)  # type: ignore[type-arg]  # values of any kind, by path
-    seeds: Count = 3
+    seeds: Seeds = 3
     epochs: Positive | None = None
     procs: WholeNotNegative = 0
     finish_on_one: Positive | None = None
@@ -54,9 +57,8 @@ def read_suite(file: Path, options: Options) -> list[Planned]:
             runs += _runs_of(entry, options)
         except ConfigError as error:
             raise ConfigError(f"{file}, run {number}: {error}") from None
-    names = [run.name for run in runs]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice:
+    (twice, times), *_ = Counter(run.name for run in runs).most_common(1)
+    if times > 1:
         raise ConfigError(f"Two runs of {file} would be called {twice}; give one of them another `name:`.")
     return sorted(runs, key=lambda run: run.seed)  # whole comparisons first
 
@@ -66,15 +68,21 @@ def _runs_of(given: Any, options: Options) -> list[Planned]:
     check_ranges(entry)
     require_name(entry.recipe, recipes.NAMES, "recipe")
     seeds = options.seeds or (1 if options.quick else entry.seeds)
-    settings = tuple(f"{path}={json.dumps(value)}" for path, value in entry.set.items())
     run = Planned(
         label=entry.name or entry.recipe,
         recipe=entry.recipe,
         preset=entry.preset or options.preset,
-        settings=(*settings, *options.settings),
+        settings=(*(_setting(path, value) for path, value in entry.set.items()), *options.settings),
         epochs=options.epochs or entry.epochs,
         finish_on_one=entry.finish_on_one,
         procs=1 if entry.recipe in recipes.ASYNCHRONOUS else entry.procs or options.procs,
     )
     run.config()  # a mistake is told before anything is started
     return [dataclasses.replace(run, seed=seed) for seed in range(seeds)]
+
+
+def _setting(path: Any, value: Any) -> str:
+    try:
+        return f"{path}={json.dumps(value)}"
+    except TypeError:  # YAML has dates
+        raise ConfigError(f"set has {path}: {value!s:.60}, which no field takes.") from None

@@ -11,7 +11,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,9 @@ from pathlib import Path
 from bigstep.bench.folders import State, failure_of, mark, prepare, state_of
 from bigstep.bench.planned import Planned
 from bigstep.bench.watch import Watch
+from bigstep.engine.launch import program
 from bigstep.errors import BigstepError, ConfigError, RunError
+from bigstep.lab import train_on_host
 from bigstep.lab.hosts import Lab, why_no_lab
 from bigstep.records import locked
 
@@ -84,6 +85,7 @@ def _run_one(run: Planned, folder: Path, state: State, suite: str, watch: Watch,
     words += ["--resume"] if resume else []
     log = folder.parent / "logs" / f"{run.name}.txt"
     log.parent.mkdir(exist_ok=True)
+    log.unlink(missing_ok=True)  # never written through a link that somebody has put there
     watch.begin(run, folder)
     started = time.monotonic()
     failure = _in_laboratory(run, words) if run.network else _in_a_process(words, log, watch)
@@ -95,9 +97,9 @@ def _run_one(run: Planned, folder: Path, state: State, suite: str, watch: Watch,
 
 def _in_a_process(words: list[str], log: Path, watch: Watch) -> str | None:
     environment = {"OMP_NUM_THREADS": "1", **os.environ, "BIGSTEP_LAUNCHER": str(os.getpid())}
-    with open(log, "wb") as output:
+    with open(log, "xb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "bigstep", *words],
+            program(*words),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -134,7 +136,7 @@ def _in_laboratory(run: Planned, words: list[str]) -> str | None:
     lab = Lab(network.hosts, network.rate, nodes=network.nodes, rate_between=network.rate_between)
     try:
         with lab:
-            lab.run(Path(__file__).with_name("lab_train.py"), *words, timeout=_LAB_S)
+            lab.run(Path(train_on_host.__file__), *words, timeout=_LAB_S)
     except ConfigError:
         raise
     except (BigstepError, json.JSONDecodeError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -70,8 +71,7 @@ def main() -> None:
         job = os.environ.pop(JOB_VARIABLE, None)
         _as_rank(Path(job)) if job else app()
     except BigstepError as error:
-        # all ranks make the same mistake; one tells
-        _end(str(error) if error.exit_status == 1 or os.environ.get("RANK", "0") == "0" else "", error.exit_status)
+        _end("" if error.exit_status == 2 and _first_rank_tells() else str(error), error.exit_status)
     except BrokenPipeError:  # the reader of a pipe left, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
@@ -101,7 +101,14 @@ def _fill_streams() -> None:
             setattr(sys, name, open(number, "w" if number else "r"))  # noqa: SIM115 - open as long as the process
 
 
+def _first_rank_tells() -> bool:
+    """Whether this is another rank than the first: all of them make the same mistake, and one tells."""
+    rank = os.environ.get("RANK", "0")
+    return rank.isdecimal() and int(rank) > 0
+
+
 def _end(sentence: str, status: int) -> NoReturn:
     if sentence:
-        print(f"bigstep: {sentence}", file=sys.stderr)
+        readable = re.sub(r"\S{200,}", lambda word: f"{word[0][:80]}…", sentence)  # a name of 5,000 characters
+        print(f"bigstep: {readable}", file=sys.stderr)
     sys.exit(status)

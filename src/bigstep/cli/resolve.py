@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 __all__ = ["finished_result", "job_of", "named_config", "new_folder", "require_capacity"]
 
 RUNS = Path("runs")
-_RANK_BYTES = 300e6
-"""What a rank takes for itself, measured with torch 2.13 on a CPU: its interpreter, torch, buffers of its links."""
-_RANKS_PER_CORE = 16
-"""More ranks than that only wait for one another; a rank hosts any number of workers."""
+_PROCESS_BYTES = 300e6
+"""What a rank or replica takes for itself, measured with torch 2.13 on a CPU: interpreter, torch, buffers."""
+_PROCESSES_PER_CORE = 16
+"""More than that only wait for one another; a rank hosts any number of workers."""
 
 
 def job_of(options: Train, *, launched: bool) -> Job:
@@ -203,29 +203,30 @@ def finished_result(job: Job) -> dict[str, Any] | None:
 
 
 def require_capacity(procs: int, job: Job) -> None:
-    """Refuse more ranks than there are workers, or than this machine's cores and memory hold."""
-    workers, cores = job.config.workers.count, os.cpu_count() or 1
+    """Refuse more ranks than there are workers, or more processes than this machine's cores and memory hold."""
+    method, workers, cores = job.config.asynchronous.method, job.config.workers.count, os.cpu_count() or 1
+    processes, given = procs, f"--procs is {procs}"
+    if method == "none":
+        require(
+            procs <= workers,
+            f"--procs is {procs}, but the run has {workers} workers and each rank needs one: use --procs {workers} or "
+            f"fewer, or --workers {procs}.",
+        )
+    else:
+        require(
+            procs == 1,
+            f"--procs is {procs}, but a {method} run starts its own processes: leave it out, and set "
+            "asynchronous.replicas.",
+        )
+        shards = job.config.asynchronous.shards if method == "downpour" else 0
+        processes = job.config.asynchronous.replicas + shards
+        given = f"asynchronous asks for {processes} processes"
+    most = _PROCESSES_PER_CORE * cores
+    require(processes <= most, f"{given}, but on {cores} cores more than {most} would only wait for one another.")
+    most = int(_free_bytes() / _PROCESS_BYTES)
     require(
-        job.config.asynchronous.method == "none",
-        f"A {job.config.asynchronous.method} run starts its own processes: leave out --procs, and set "
-        "asynchronous.replicas.",
-    )
-    require(
-        procs <= workers,
-        f"--procs is {procs}, but the run has {workers} workers and each rank needs one: use --procs {workers} or "
-        f"fewer, or --workers {procs}.",
-    )
-    most = _RANKS_PER_CORE * cores
-    require(
-        procs <= most,
-        f"--procs is {procs}, but this machine has {cores} cores, and more than {most} ranks would only wait for one "
-        "another; a rank hosts any number of workers.",
-    )
-    most = int(_free_bytes() / _RANK_BYTES)
-    require(
-        procs <= most,
-        f"--procs is {procs}, but a rank takes {_RANK_BYTES / 1e9:.1f} GB, and this machine has memory for {most} of "
-        "them now; a rank hosts any number of workers.",
+        processes <= most,
+        f"{given}, but each takes {_PROCESS_BYTES / 1e9:.1f} GB, and this machine has memory for {most} of them now.",
     )
 
 

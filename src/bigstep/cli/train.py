@@ -85,10 +85,11 @@ def train(options: Train) -> None:
             print_json(result)
         return
     launch.die_with_launcher()
+    if place is None:
+        require_capacity(options.procs, job)
     if place is None and (options.procs > 1 or options.elastic):
         from bigstep.engine.elastic import launch_elastic
 
-        require_capacity(options.procs, job)
         raise typer.Exit((launch_elastic if options.elastic else launch.launch)(options.procs, job))
     if place is not None and options.procs > 1:
         raise ConfigError(f"--procs is {options.procs}, but {place.size} ranks were started already; leave it out.")

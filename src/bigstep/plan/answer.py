@@ -154,7 +154,7 @@ def parse_sweep(text: str) -> list[int]:
     """
     name, _, span = text.partition("=")
     first, dots, last = span.partition("..")
-    if name.strip() != "gpus" or not dots or not first.strip().isdigit() or not last.strip().isdigit():
+    if name.strip() != "gpus" or not dots or not first.strip().isdecimal() or not last.strip().isdecimal():
         raise ConfigError(f"--sweep takes gpus=FIRST..LAST, as in gpus=1..4096 (got {text!r}).")
     low, high = int(first), int(last)
     if not 1 <= low <= high <= 2**20:
