@@ -17,7 +17,7 @@ from torch.nn import functional
 from bigstep.errors import ConfigError
 from bigstep.gpu import GraphedStep, optimize, set_groups
 from bigstep.gpu.loss_scale import LossScale
-from bigstep.optim import LAMB, LARS, AdaGradSGD, RMSpropWarmup, parameter_groups
+from bigstep.optim import LAMB, LARS, AdaGradSGD, Muon, RMSpropWarmup, parameter_groups
 
 gpu = pytest.mark.gpu
 DEVICE = "cuda" if os.environ.get("BIGSTEP_TEST_GPU") else "cpu"
@@ -78,6 +78,8 @@ def optimizer_of(kind: str, model: nn.Module) -> torch.optim.Optimizer:
         return LARS(parameter_groups(model, 1e-4), lr=RATES[kind], trust_coefficient=0.01)
     if kind == "lamb":
         return LAMB(parameter_groups(model, 1e-2), lr=RATES[kind])
+    if kind == "muon":
+        return Muon(parameter_groups(model, 1e-2), lr=RATES[kind])
     if kind == "rmsprop_warmup":
         return RMSpropWarmup(parameter_groups(model, 1e-4), lr=RATES[kind])
     if kind == "adagrad":

@@ -13,7 +13,7 @@ import pytest
 import bigstep
 
 PUBLIC = {
-    "bigstep.optim": ["LAMB", "LARS", "RMSpropWarmup", "parameter_groups"],
+    "bigstep.optim": ["LAMB", "LARS", "Muon", "RMSpropWarmup", "parameter_groups"],
     "bigstep.schedules": [
         "scale_lr", "warmup", "step_decay", "polynomial", "linear", "cosine", "join", "elu_blend", "slow_start",
         "BatchPlan",

@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # so that type checkers see what `__getattr__` brings
     from bigstep.norm import GhostBatchNorm2d as GhostBatchNorm2d
     from bigstep.optim import LAMB as LAMB
     from bigstep.optim import LARS as LARS
+    from bigstep.optim import Muon as Muon
     from bigstep.optim import RMSpropWarmup as RMSpropWarmup
     from bigstep.optim import parameter_groups as parameter_groups
     from bigstep.sparse import HogwildClassifier as HogwildClassifier
@@ -29,6 +30,7 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "LAMB": "optim",
     "LARS": "optim",
+    "Muon": "optim",
     "RMSpropWarmup": "optim",
     "parameter_groups": "optim",
     "Exchange": "comm",

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
 from bigstep.errors import ConfigError
-from bigstep.optim.multi_tensor import MultiTensorOptimizer
+from bigstep.optim.multi_tensor import MultiTensorOptimizer, descend
 
 __all__ = ["AdaGradSGD", "RankAdaGrad"]
 
@@ -81,10 +81,7 @@ class AdaGradSGD(MultiTensorOptimizer):
                 torch._foreach_add_(steps, velocities, alpha=group["momentum"])
             else:
                 steps = velocities
-        if isinstance(group["lr"], Tensor):  # alpha would have to be read by the host
-            torch._foreach_sub_(params, torch._foreach_mul(steps, group["lr"]))
-        else:
-            torch._foreach_add_(params, steps, alpha=-group["lr"])
+        descend(params, steps, group["lr"])
 
     def _buffers(self, group: Mapping[str, Any], param: Tensor) -> list[Tensor]:
         return self._zeros(param, *(("square_sum", "momentum_buffer") if group["momentum"] else ("square_sum",)))

@@ -58,6 +58,8 @@ class LAMB(MultiTensorOptimizer):
     not adapted, and the ratio 1 at a zero norm, are additions that public implementations agree on.
     """
 
+    has_kernels = True
+
     def __init__(
         self,
         params: ParamsT,

@@ -60,6 +60,8 @@ class LARS(MultiTensorOptimizer):
     the decay are not scaled with them.
     """
 
+    has_kernels = True
+
     def __init__(
         self,
         params: ParamsT,

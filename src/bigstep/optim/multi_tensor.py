@@ -13,7 +13,7 @@ from bigstep.gpu.backend import why_not_triton
 from bigstep.gpu.tensor_lists import by_device_and_dtype, laid_out_like, narrow_type
 from bigstep.gpu.update import GraphUpdate
 
-__all__ = ["MultiTensorOptimizer", "with_gradient"]
+__all__ = ["MultiTensorOptimizer", "descend", "with_gradient"]
 
 
 class MultiTensorOptimizer(Optimizer):
@@ -21,6 +21,8 @@ class MultiTensorOptimizer(Optimizer):
 
     changing: Sequence[str] = ("lr",)
     """Settings of a group that may change from step to step, which a whole-step graph reads from the device."""
+    has_kernels = False
+    """Whether the rule has kernels for a CUDA device, which `_kernels` then makes."""
     _kept: tuple[object, GraphUpdate] | None = None
     """The kernels of the last step on a CUDA device, and the tensors and settings that they are for."""
 
@@ -51,7 +53,7 @@ class MultiTensorOptimizer(Optimizer):
             copies: For each its low-precision copy, or None.
         """
         narrow = narrow_type([copy for copy in copies if copy is not None])
-        return None if narrow is None else self._kernels(params, copies, narrow)
+        return self._kernels(params, copies, narrow) if self.has_kernels and narrow is not None else None
 
     def _update(self, group: Mapping[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
         """Update some parameters of a group, all of one device and dtype, in place; gradients stay as they are."""
@@ -87,11 +89,13 @@ class MultiTensorOptimizer(Optimizer):
     def _kernels(
         self, params: Sequence[Tensor], copies: Sequence[Tensor | None] | None, narrow: torch.dtype
     ) -> GraphUpdate | None:
-        """Kernels for these tensors, or None; a rule that has some says so here."""
-        return None
+        """Kernels for these tensors; None if they do not take them."""
+        raise NotImplementedError
 
     def _step_in_kernels(self) -> bool:
         """On a CUDA device, update all groups together through the rule's kernels if they take the tensors."""
+        if not self.has_kernels:
+            return False
         params, grads = with_gradient(param for group in self.param_groups for param in group["params"])
         if not params or why_not_triton(params[0]) is not None or (narrow := narrow_type(grads)) is None:
             return False
@@ -130,3 +134,17 @@ def with_gradient(params: Iterable[Tensor]) -> tuple[list[Tensor], list[Tensor]]
     found = [(param, param.grad) for param in params if param.grad is not None]
     # a norm over a sparse gradient's stored values would count repeated rows wrongly
     return [param for param, _ in found], [grad.to_dense() if grad.is_sparse else grad for _, grad in found]
+
+
+def descend(params: list[Tensor], steps: list[Tensor], lr: float | Tensor) -> None:
+    """W <- w - lr * step, in place; `steps` stay as they are.
+
+    >>> weight = torch.ones(2)
+    >>> descend([weight], [torch.tensor([1.0, 2.0])], torch.tensor(0.5))
+    >>> weight
+    tensor([0.5000, 0.0000])
+    """
+    if isinstance(lr, Tensor):  # alpha would have to be read by the host
+        torch._foreach_sub_(params, torch._foreach_mul(steps, lr))
+    else:
+        torch._foreach_add_(params, steps, alpha=-lr)

@@ -1,4 +1,4 @@
-"""Which parameters are decayed and adapted, and which are left alone."""
+"""Which parameters are decayed and adapted, which are matrices, and which are left alone."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from bigstep.errors import ConfigError
 
-__all__ = ["parameter_groups"]
+__all__ = ["kinds_of", "parameter_groups"]
 
 # batch and instance norms of every dimension share _NormBase, which torch does not export under a public name
 NORM_MODULES = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def parameter_groups(
@@ -23,8 +25,8 @@ def parameter_groups(
     """Split the parameters of a model: weights are decayed and adapted, biases and norm parameters are not.
 
     A parameter is left alone if it has at most one dimension (biases, scales) or belongs to a norm module; everything
-    else is a weight. Each parameter appears once, also when modules share it; one that several modules share is left
-    alone if any of them is a norm.
+    else is a weight, embeddings too. Each parameter appears once, also when modules share it; one that several modules
+    share is left alone if any of them is a norm.
 
     Args:
         model: Any module.
@@ -34,7 +36,8 @@ def parameter_groups(
 
     Returns:
         Groups for any torch optimizer, at most two without `rates`: the weights with `weight_decay` and `adapt=True`,
-        the rest with no decay and `adapt=False` (LARS then uses the plain rate). An empty group is left out.
+        the rest with no decay and `adapt=False` (LARS then uses the plain rate, LAMB is AdamW). An empty group is left
+        out. `kind` says of each parameter whether `Muon` may treat it as a matrix; see `kinds_of`.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8, 2))
     >>> [(len(group["params"]), group["weight_decay"], group["adapt"]) for group in parameter_groups(model, 5e-5)]
@@ -46,12 +49,7 @@ def parameter_groups(
     Differs from the paper: You et al. do not say that LARS skips one-dimensional parameters; their norms are so
     small at the start that an adapted rate would all but freeze them.
     """
-    of_norms = {
-        parameter
-        for module in model.modules()
-        if isinstance(module, NORM_MODULES)
-        for parameter in module.parameters(recurse=False)
-    }
+    of_norms, kinds = _parameters_of(model, NORM_MODULES), kinds_of(model)
     patterns = dict(rates or {})
     for pattern in patterns:
         if not fnmatch.filter([name for name, _ in model.named_parameters()], pattern):
@@ -62,8 +60,41 @@ def parameter_groups(
         rate = next((patterns[pattern] for pattern in patterns if fnmatch.fnmatchcase(name, pattern)), 1.0)
         members.setdefault((adapt, rate), []).append(parameter)
     return [
-        {"params": params, "weight_decay": weight_decay if adapt else 0.0, "adapt": adapt}
+        {
+            "params": params,
+            "weight_decay": weight_decay if adapt else 0.0,
+            "adapt": adapt,
+            "kind": [kinds[parameter] for parameter in params],
+        }
         | ({} if rate == 1 else {"rate": rate})
         for (adapt, rate), params in members.items()
         if params
     ]
+
+
+def kinds_of(model: nn.Module) -> dict[nn.Parameter, str]:
+    """Say of each parameter whether it is a "matrix", which maps one hidden layer to the next, or the "rest".
+
+    The rest is what has at most one dimension, norms, embeddings, the head, and what a module holds beside other
+    modules (class tokens, tables of positions). The head is the last linear or convolution layer, unless it has as many
+    outputs as an embedding is wide: then the network ends in that embedding.
+
+    >>> model = nn.Sequential(nn.Embedding(50, 8), nn.Linear(8, 32), nn.Linear(32, 8), nn.LayerNorm(8))
+    >>> list(kinds_of(model).values())
+    ['rest', 'matrix', 'rest', 'matrix', 'rest', 'rest', 'rest']
+    >>> list(kinds_of(nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8, 2))).values())
+    ['matrix', 'rest', 'rest', 'rest']
+    """
+    rest = _parameters_of(model, (*NORM_MODULES, *EMBEDDINGS))
+    widths = {module.embedding_dim for module in model.modules() if isinstance(module, EMBEDDINGS)}
+    layers = [module for module in model.modules() if isinstance(module, LAYERS)]
+    if layers and layers[-1].weight.shape[0] not in widths:
+        rest.update(layers[-1].parameters(recurse=False))
+    for module in model.modules():
+        if any(module.children()) and not isinstance(module, nn.MultiheadAttention):
+            rest.update(module.parameters(recurse=False))
+    return {p: "rest" if p.ndim <= 1 or p in rest else "matrix" for p in model.parameters()}
+
+
+def _parameters_of(model: nn.Module, kinds: tuple[type[nn.Module], ...]) -> set[nn.Parameter]:
+    return {p for module in model.modules() if isinstance(module, kinds) for p in module.parameters(recurse=False)}

@@ -1,0 +1,248 @@
+"""Muon: momentum whose matrices are made orthogonal, so that every direction of a layer is learned alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from bigstep.errors import ConfigError
+from bigstep.optim.moments import adam_directions
+from bigstep.optim.multi_tensor import MultiTensorOptimizer, descend
+from bigstep.optim.orthogonal import EPS, A, B, C, orthogonalise_all
+
+__all__ = ["Muon", "muon_reference"]
+
+KINDS = ("matrix", "rest")
+RULES = ("sgd", "adamw")
+
+
+class Muon(MultiTensorOptimizer):
+    """Momentum orthogonalised by Newton-Schulz, for every matrix and convolution; SGD or AdamW for the rest.
+
+    ::
+
+        v <- momentum * v + g,    n = g + momentum * v                     nesterov=False: n = v
+        renormalise: w <- w * sqrt(out) / |w|
+        w <- (1 - lr * weight_decay) * w - lr * sqrt(max(1, out / in)) * O
+
+    O is n, seen as out rows of `in` numbers (a filter bank as out x everything else), with its singular values brought
+    near 1 by five iterations of products (`orthogonalise`). On a CUDA device these products are bf16, elsewhere they
+    are in the precision of the weights. Matrices of equal shape go through them together. The rest::
+
+        sgd:      the same v and n;    w <- (1 - r * weight_decay) * w - r * n                   r = rest_lr * lr
+        adamw:    Adam's direction d;  w <- (1 - r * weight_decay) * w - r * d
+
+    A parameter of two or more dimensions is a matrix and all else the rest, unless its group has a `kind`: "matrix" or
+    "rest", or a list with one for each parameter. `parameter_groups` gives one that leaves embeddings and the head of a
+    network to the rest, as they should be. All stays on the device, so a step may be part of a whole-step graph.
+
+    Args:
+        params: Parameters or groups of them.
+        lr: Length of a matrix's step, about the largest change of its output for an input of length 1; a float or a
+            0-dim tensor, and free to change in `param_groups` between steps.
+        momentum: How much of v is kept.
+        nesterov: Nesterov's form of the momentum.
+        iterations: Newton-Schulz iterations.
+        renormalise: Bring each matrix to the norm sqrt(out) before its update, for networks whose norms make its
+            length meaningless.
+        weight_decay: Decay, apart from the gradient.
+        rest: "adamw" or "sgd".
+        rest_lr: Rate of the rest, as a multiple of lr.
+        betas: Of AdamW.
+        eps: Of AdamW.
+        group: Ranks that take the same steps: each orthogonalises its share and gets the others'. Which rank takes
+            which matrix depends on shapes alone, and what comes out does not depend on it, but for rounding.
+
+    >>> weight = torch.nn.Parameter(torch.zeros(2, 3))
+    >>> optimizer = Muon([weight], lr=0.1, momentum=0.0, nesterov=False, iterations=10)
+    >>> weight.grad = torch.tensor([[100.0, 0.0, 0.0], [0.0, 0.5, 0.0]])
+    >>> _ = optimizer.step()  # both directions alike, though one gradient is 200 times the other
+    >>> bool(0.6 < weight[0, 0] / weight[1, 1] < 1.7)
+    True
+
+    Reference: Jordan et al., Muon: an optimizer for hidden layers in neural networks, 2024; airbench (Jordan, 2024) for
+    convolutions and renormalised weights.
+
+    Differs from them: v is not scaled by 1 - momentum, which O does not see; airbench has no factor
+    sqrt(max(1, out / in)); decay is apart from the gradient for the rest too.
+    """
+
+    _process_group: dist.ProcessGroup | None = None
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor,
+        momentum: float = 0.95,
+        *,
+        nesterov: bool = True,
+        iterations: int = 5,
+        renormalise: bool = False,
+        weight_decay: float = 0.0,
+        rest: str = "adamw",
+        rest_lr: float = 1.0,
+        betas: tuple[float, float] = (0.9, 0.95),
+        eps: float = 1e-8,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        """See the class."""
+        if not 0 <= momentum < 1:
+            raise ConfigError(f"Muon was given momentum={momentum}, but it must be at least 0 and less than 1.")
+        numbers = (("lr", lr), ("weight_decay", weight_decay), ("rest_lr", rest_lr), ("eps", eps))
+        for name, value in numbers:
+            if not isinstance(value, Tensor) and value < 0:
+                raise ConfigError(f"Muon was given {name}={value}, but it must not be negative.")
+        if iterations < 1:
+            raise ConfigError(f"Muon was given iterations={iterations}, but it needs at least 1.")
+        if rest not in RULES:
+            raise ConfigError(f"Muon was given rest={rest!r}; allowed are {' and '.join(RULES)}.")
+        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+            raise ConfigError(f"Muon was given betas={betas}, but it must be two numbers from 0 to less than 1.")
+        self._process_group = group
+        settings = {
+            "lr": lr,
+            "momentum": momentum,
+            "nesterov": nesterov,
+            "iterations": iterations,
+            "renormalise": renormalise,
+            "weight_decay": weight_decay,
+            "rest": rest,
+            "rest_lr": rest_lr,
+            "betas": tuple(betas),
+            "eps": eps,
+            "kind": None,
+        }
+        super().__init__(params, settings)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, once its `kind` is known to fit it."""
+        super().add_param_group(param_group)
+        added = self.param_groups[-1]
+        kinds = _kinds(added)
+        if len(kinds) != len(added["params"]) or not set(kinds) <= set(KINDS):
+            raise ConfigError(
+                f"Muon was given kind={added['kind']!r} for {len(added['params'])} parameters; allowed are "
+                f"{' and '.join(map(repr, KINDS))}, for the group or for each of them."
+            )
+        for param, kind in zip(added["params"], kinds, strict=True):
+            if kind == "matrix" and param.ndim < 2:
+                shape = tuple(param.shape)
+                raise ConfigError(f"Muon was given a matrix of shape {shape}; let its group have kind='rest'.")
+
+    def _update(self, group: Mapping[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
+        kind = dict(zip(group["params"], _kinds(group), strict=True))
+        for name, update in (("matrix", self._update_matrices), ("rest", self._update_rest)):
+            pairs = [pair for pair in zip(params, grads, strict=True) if kind[pair[0]] == name]
+            if pairs:
+                update(group, [p for p, _ in pairs], [g for _, g in pairs])
+
+    def _update_matrices(self, group: Mapping[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
+        directions = self._momentum(group, params, grads)
+        matrices = [_as_matrix(direction, param) for direction, param in zip(directions, params, strict=True)]
+        orthogonal = orthogonalise_all(matrices, group["iterations"], self._process_group)
+        steps = [torch.empty_like(param) for param in params]
+        torch._foreach_copy_(steps, [_like(o, param) for o, param in zip(orthogonal, params, strict=True)])
+        torch._foreach_mul_(steps, [max(1.0, m.shape[0] / m.shape[1]) ** 0.5 for m in matrices])
+        if group["renormalise"]:
+            lengths = torch.stack(
+                torch._foreach_div(torch._foreach_norm(params), [m.shape[0] ** 0.5 for m in matrices])
+            )
+            torch._foreach_mul_(params, torch.where(lengths > 0, 1 / lengths, 1.0).unbind())
+        _move(params, steps, group["lr"], group["weight_decay"])
+
+    def _update_rest(self, group: Mapping[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
+        if group["rest"] == "adamw":
+            averages, squares, steps = (list(each) for each in zip(*map(self._moments, params), strict=True))
+            directions = adam_directions(grads, averages, squares, steps, betas=group["betas"], eps=group["eps"])
+        else:
+            directions = self._momentum(group, params, grads)
+        _move(params, directions, group["rest_lr"] * group["lr"], group["weight_decay"])
+
+    def _momentum(self, group: Mapping[str, Any], params: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
+        """Update v and return n, which may be v itself."""
+        velocities = [velocity for param in params for velocity in self._zeros(param, "momentum_buffer")]
+        torch._foreach_mul_(velocities, group["momentum"])
+        torch._foreach_add_(velocities, grads)
+        if group["nesterov"]:
+            return list(torch._foreach_add(grads, velocities, alpha=group["momentum"]))
+        return velocities
+
+    def _moments(self, param: Tensor) -> list[Tensor]:
+        return [*self._zeros(param, "exp_avg", "exp_avg_sq"), self._count(param)]
+
+    def _buffers(self, group: Mapping[str, Any], param: Tensor) -> list[Tensor]:
+        kind = dict(zip(group["params"], _kinds(group), strict=True))[param]
+        is_adam = kind == "rest" and group["rest"] == "adamw"
+        return self._moments(param) if is_adam else self._zeros(param, "momentum_buffer")
+
+
+def _kinds(group: Mapping[str, Any]) -> list[str]:
+    """The kind of each parameter of a group."""
+    kind, params = group["kind"], group["params"]
+    if kind is None:
+        return ["matrix" if param.ndim >= 2 else "rest" for param in params]
+    return [kind] * len(params) if isinstance(kind, str) else list(kind)
+
+
+def _memory_order(param: Tensor) -> list[int]:
+    """The dimensions after the first as they lie in memory: columns may have any order, and this one needs no copy."""
+    strides = param.stride()
+    return sorted(range(1, param.ndim), key=lambda dimension: -strides[dimension])
+
+
+def _as_matrix(tensor: Tensor, param: Tensor) -> Tensor:
+    """A tensor of the shape of a parameter as out x everything else."""
+    return tensor.permute(0, *_memory_order(param)).reshape(len(param), -1)
+
+
+def _like(matrix: Tensor, param: Tensor) -> Tensor:
+    """The other way round."""
+    order = _memory_order(param)
+    back = sorted(range(param.ndim), key=[0, *order].__getitem__)
+    return matrix.reshape(len(param), *(param.shape[dimension] for dimension in order)).permute(back)
+
+
+def _move(params: list[Tensor], directions: list[Tensor], lr: float | Tensor, weight_decay: float) -> None:
+    """W <- (1 - lr * weight_decay) * w - lr * direction."""
+    if weight_decay:
+        torch._foreach_mul_(params, 1 - lr * weight_decay)
+    descend(params, directions, lr)
+
+
+@torch.no_grad()
+def muon_reference(
+    weight: Tensor,
+    grad: Tensor,
+    velocity: Tensor,
+    *,
+    lr: float,
+    momentum: float,
+    nesterov: bool,
+    iterations: int,
+    renormalise: bool,
+    weight_decay: float,
+) -> None:
+    """The specification of Muon for one matrix or filter bank, in the order of the equations.
+
+    >>> w, v = torch.zeros(2, 2), torch.zeros(2, 2)
+    >>> settings = dict(momentum=0.9, nesterov=False, iterations=12, renormalise=False, weight_decay=0.0)
+    >>> muon_reference(w, torch.tensor([[3.0, 0.0], [0.0, -0.1]]), v, lr=1.0, **settings)
+    >>> bool(-1.3 < w[0, 0] < -0.6), bool(0.6 < w[1, 1] < 1.3)
+    (True, True)
+    """
+    velocity.mul_(momentum).add_(grad)
+    n = (grad + momentum * velocity if nesterov else velocity).flatten(1)
+    rows, cols = n.shape
+    x = (n.T if rows > cols else n) / (n.norm() + EPS)
+    for _ in range(iterations):
+        a = x @ x.T
+        x = A * x + (B * a + C * a @ a) @ x
+    o = (x.T if rows > cols else x).reshape(weight.shape)
+    if renormalise and weight.norm() > 0:
+        weight.mul_(rows**0.5 / weight.norm())
+    weight.copy_((1 - lr * weight_decay) * weight - lr * max(1, rows / cols) ** 0.5 * o)

@@ -1,0 +1,101 @@
+"""The matrix nearest to a given one that is orthogonal, roughly and fast: products alone, many matrices at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+__all__ = ["orthogonalise", "orthogonalise_all"]
+
+A, B, C = 3.4445, -4.7750, 2.0315
+"""Jordan's coefficients: they bring singular values from far below 1 to between 0.7 and 1.2 in five iterations."""
+EPS = 1e-7
+
+
+def orthogonalise(matrices: Tensor, iterations: int) -> Tensor:
+    """Bring all singular values of n x rows x cols matrices near 1: of U S V', about U V'. rows <= cols is faster.
+
+    ::
+
+        X = G / |G|,    then each time    A = X X',    X <- a X + (b A + c A^2) X
+
+    float32 matrices on a CUDA device are multiplied in bf16, and the result is bf16; elsewhere everything stays in the
+    type of the matrices.
+
+    >>> torch.manual_seed(0)  # doctest: +ELLIPSIS
+    <...>
+    >>> singular = torch.linalg.svdvals(orthogonalise(torch.randn(1, 4, 9), iterations=5))
+    >>> bool(singular.min() > 0.6), bool(singular.max() < 1.3)
+    (True, True)
+    """
+    x: Tensor = matrices / (torch.linalg.matrix_norm(matrices, keepdim=True) + EPS)
+    x = x.to(_product_type(matrices))
+    for _ in range(iterations):
+        gram = torch.bmm(x, x.mT)
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=B, alpha=C), x, beta=A)
+    return x
+
+
+def orthogonalise_all(
+    matrices: Sequence[Tensor], iterations: int, group: dist.ProcessGroup | None = None
+) -> list[Tensor]:
+    """Orthogonalise matrices of any shapes, those of equal shape together.
+
+    Args:
+        matrices: Of one device and dtype.
+        iterations: Of each.
+        group: Ranks that hold the same matrices: each takes its share, and gets what the others found.
+
+    >>> [tuple(o.shape) for o in orthogonalise_all([torch.ones(5, 2), torch.ones(2, 5)], iterations=1)]
+    [(5, 2), (2, 5)]
+    """
+    by_shape: dict[tuple[int, int], list[int]] = {}
+    for index, matrix in enumerate(matrices):
+        rows, cols = sorted(matrix.shape)
+        by_shape.setdefault((rows, cols), []).append(index)
+    # the costliest first, so that dealing them out in turn loads all ranks alike; shapes decide, and nothing else
+    order = sorted(by_shape, key=lambda shape: -(shape[0] ** 2 * shape[1]))
+    dealt = [index for shape in order for index in by_shape[shape]]
+    rank, ranks = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
+    own = set(dealt[rank::ranks])
+    results: dict[int, Tensor] = {}
+    for shape in order:
+        indices = [index for index in by_shape[shape] if index in own]
+        if indices:
+            wide = [m if m.shape[0] <= m.shape[1] else m.mT for m in (matrices[i] for i in indices)]
+            results.update(zip(indices, orthogonalise(torch.stack(wide), iterations), strict=True))
+    if group is not None:
+        results = _gather(results, matrices, dealt, group)
+    return [
+        results[index] if matrix.shape[0] <= matrix.shape[1] else results[index].mT
+        for index, matrix in enumerate(matrices)
+    ]
+
+
+def _product_type(matrix: Tensor) -> torch.dtype:
+    return torch.bfloat16 if matrix.is_cuda and matrix.dtype == torch.float32 else matrix.dtype
+
+
+def _gather(
+    own: dict[int, Tensor], matrices: Sequence[Tensor], dealt: Sequence[int], group: dist.ProcessGroup
+) -> dict[int, Tensor]:
+    """What all ranks found, in one exchange: each sends its results one after another, padded to the longest."""
+    ranks = dist.get_world_size(group)
+    lengths = [sum(matrices[index].numel() for index in dealt[rank::ranks]) for rank in range(ranks)]
+    sent = torch.zeros(max(lengths), dtype=_product_type(matrices[0]), device=matrices[0].device)
+    if own:
+        mine = torch.cat([result.reshape(-1) for result in (own[i] for i in dealt if i in own)])
+        sent[: mine.numel()] = mine
+    received = [torch.empty_like(sent) for _ in range(ranks)]
+    dist.all_gather(received, sent, group=group)
+    found: dict[int, Tensor] = {}
+    for rank in range(ranks):
+        begin = 0
+        for index in dealt[rank::ranks]:
+            rows, cols = sorted(matrices[index].shape)
+            found[index] = received[rank][begin : begin + rows * cols].view(rows, cols)
+            begin += rows * cols
+    return found
