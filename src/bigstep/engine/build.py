@@ -191,7 +191,7 @@ def _model(config: RunConfig, ranks: Ranks, precision: Precision, own: Own, feed
     torch.manual_seed(config.seed)
     model = own.model
     if model is None:
-        model = build_model(config.model, classes=feed.num_classes, channels=feed.channels, image_size=feed.image_size)
+        model = build_model(config.model, **feed.shape)
     if own.change is not None:
         model = own.change(model)
     if config.norm.zero_gamma:
