@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from bigstep.cli import main
 from bigstep.data.catalog import open_data
 from bigstep.data.inspect import contact_sheet, describe
 from bigstep.errors import ConfigError, DataError
@@ -47,6 +48,23 @@ def test_verification_names_every_damaged_file(tmp_path: Path) -> None:
     assert [row["file"] for row in facts["train"]["corrupt"]] == [str(path) for path in damaged]
     assert facts["train"]["checked"] == 8
     assert facts["test"]["corrupt"] == []
+
+
+def test_a_corrupt_file_is_exit_status_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_folder(tmp_path)
+    ends = []
+    for damage in (False, True):
+        if damage:
+            (tmp_path / "val" / "bee" / "0.JPEG").write_bytes(b"gone")
+        for more in ([], ["--json"]):
+            monkeypatch.setattr("sys.argv", ["bigstep", "data", str(tmp_path), "--verify", *more])
+            with pytest.raises(SystemExit) as ending:
+                main()
+            ends.append(int(ending.value.code or 0))
+    assert ends == [0, 0, 1, 1]
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["test"]["corrupt"][0]["file"].endswith("bee/0.JPEG")
 
 
 def test_contact_sheet_shows_classes_and_never_overwrites_unasked(tmp_path: Path) -> None:

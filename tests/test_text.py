@@ -6,6 +6,7 @@ import gzip
 import json
 import lzma
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ import pytest
 import torch
 
 from bigstep.config import DataConfig
-from bigstep.data import TokenWindows, open_data
+from bigstep.data import DataPair, TokenWindows, open_data
+from bigstep.data.baselines import ngram_bits
 from bigstep.data.feed import Feed, Request
+from bigstep.data.inspect import describe
 from bigstep.data.names import name_of_set
 from bigstep.data.sampler import Sampler
 from bigstep.data.sources import text as source_text
@@ -333,3 +336,32 @@ def test_a_run_on_text_beats_a_guess() -> None:
         loss.backward()
         optimizer.step()
     assert loss.item() < math.log(30)  # a text of some 30 characters; 256 are possible
+
+
+def test_baselines_are_what_counts_of_tokens_and_pairs_give() -> None:
+    found = ngram_bits(DataPair(windows(TEXT, length=7), windows(TEXT[:100], length=7)))
+    targets, pairs = Counter(TEXT[1:]), Counter(zip(TEXT, TEXT[1:], strict=False))
+    before = Counter(TEXT[:-1])
+    unigram = {y: (targets[y] + 1) / (len(TEXT) - 1 + 256) for y in range(256)}
+    held = list(zip(TEXT[:99], TEXT[1:100], strict=True))
+    spent = [
+        -sum(math.log2(unigram[y]) for _, y in held) / 99,
+        -sum(math.log2((pairs[x, y] + unigram[y]) / (before[x] + 1)) for x, y in held) / 99,
+    ]
+    assert [found["unigram"], found["bigram"]] == pytest.approx(spent, abs=5e-4)  # three digits are kept
+    assert found["unit"] == "bits per byte"
+    shakespeare = describe("shakespeare")["baselines"]
+    by_words = describe("shakespeare", vocabulary="words:2000")["baselines"]
+    assert 3.5 < shakespeare["bigram"] < 3.7 < 4.7 < shakespeare["unigram"] < 4.9
+    assert by_words["bigram"] < shakespeare["bigram"]  # of the same bytes, so the two can be compared
+
+
+def test_text_is_described_in_plain_values(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_bytes(TEXT)
+    facts = describe(str(tmp_path / "text.txt"), length=10, vocabulary="chars", verify=True)
+    train, _ = divide([TEXT])
+    assert facts["train"]["tokens"] == len(train.decode())
+    assert facts["train"]["vocabulary"]["name"] == "chars"
+    assert facts["train"]["bytes_per_token"] > 1
+    assert (facts["unit"], facts["train"]["corrupt"]) == ("sequences", [])
+    json.dumps(facts)

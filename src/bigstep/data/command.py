@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from bigstep.data.catalog import open_data
 from bigstep.data.inspect import contact_sheet, describe
 from bigstep.data.names import name_of_set
-from bigstep.errors import ConfigError
 
-__all__ = ["data_command"]
+__all__ = ["data_command", "is_sound"]
 
 
-def data_command(name: str, *, sheet: Path | None, verify: bool, force: bool, quiet: bool) -> dict[str, Any]:
+def data_command(
+    name: str, *, sheet: Path | None, verify: bool, force: bool, quiet: bool, length: int, vocabulary: str
+) -> dict[str, Any]:
     """Describe a set, print it unless `quiet`, and return what `--json` prints."""
-    if sheet is not None and sheet.exists() and not force:
-        raise ConfigError(f"{sheet} is there already; add --force to replace it, or name another file.")
-    facts = describe(name, verify=verify)
+    facts = describe(name, verify=verify, length=length, vocabulary=vocabulary)
     if sheet is not None:
         contact_sheet(open_data(*name_of_set(name)), sheet, overwrite=force)
         facts["sheet"] = str(sheet)
@@ -26,21 +26,23 @@ def data_command(name: str, *, sheet: Path | None, verify: bool, force: bool, qu
     return facts
 
 
+def is_sound(facts: dict[str, Any]) -> bool:
+    """Whether no damaged sample was found."""
+    return not any(facts[split].get("corrupt") for split in ("train", "test"))
+
+
 def _print(facts: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     console = Console()
-    console.print(Text(facts["name"], style="bold"), f"· {len(facts['classes'])} classes")
+    console.print(Text(facts["name"], style="bold"), f"· {len(facts['classes'])} classes" if facts["classes"] else "")
     for split in ("train", "test"):
         part = facts[split]
-        console.print(Text(f"\n{split}: {part['count']:,} samples", style="bold"))
-        if "sizes" in part:
-            shown = ", ".join(f"{which} {width} × {height}" for which, (width, height) in part["sizes"].items())
-            console.print(f"  pixels: {shown}")
-        if "mean" in part:
-            console.print(f"  mean {part['mean']}  deviation {part['std']}")
+        console.print(Text(f"\n{split}: {part['count']:,} {facts['unit']}", style="bold"))
+        for line in _lines(part):
+            console.print(f"  {line}")
         for damaged in part.get("corrupt", []):
             console.print(Text(f"  corrupt: {damaged['file']}: {damaged['reason']}", style="red"))
         if "per_class" in part:
@@ -51,5 +53,27 @@ def _print(facts: dict[str, Any]) -> None:
             console.print(table)
             if len(part["per_class"]) > 20:
                 console.print(f"  … and {len(part['per_class']) - 20} more classes")
+    if "baselines" in facts:
+        told = facts["baselines"]
+        console.print(
+            f"\nTo beat on the test set: {told['unigram']} {told['unit']} with counts of single tokens, "
+            f"{told['bigram']} with counts of pairs."
+        )
     if "sheet" in facts:
         console.print(f"\nContact sheet: {facts['sheet']}")
+
+
+def _lines(part: dict[str, Any]) -> Iterator[str]:
+    """What a source says of itself, a line a fact."""
+    if "sizes" in part:
+        shown = ", ".join(f"{which} {width} × {height}" for which, (width, height) in part["sizes"].items())
+        yield f"pixels: {shown}"
+    if "mean" in part:
+        yield f"mean {part['mean']}  deviation {part['std']}"
+    if "item" in part:
+        yield f"an item: {part['item']}"
+    if "tokens" in part:
+        known = part["vocabulary"]
+        each = f", {part['bytes_per_token']} bytes each" if "bytes_per_token" in part else ""
+        yield f"{part['tokens']:,} tokens{each}, in windows of {part['length']:,}"
+        yield f"vocabulary {known['name']}: {known['size']:,} tokens, of which {known['seen']:,} occur"

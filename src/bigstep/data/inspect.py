@@ -1,4 +1,4 @@
-"""Look at a data set: counts, classes, sizes, statistics, damaged files, and a sheet of examples."""
+"""Look at a data set: counts, classes, sizes, statistics, damaged files, baselines, and a sheet of examples."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 
 from PIL import Image, ImageDraw, ImageFont
 
+from bigstep.data.baselines import ngram_bits
 from bigstep.data.catalog import open_data
-from bigstep.data.names import name_of_set
+from bigstep.data.names import Wanted, name_of_set
 from bigstep.data.pair import DataPair
 from bigstep.errors import ConfigError, DataError
 from bigstep.records import write_atomically
@@ -19,28 +20,39 @@ __all__ = ["contact_sheet", "describe"]
 _TILE, _LABEL_WIDTH, _MAX_CLASSES = 64, 150, 100
 
 
-def describe(name_or_path: str, *, verify: bool = False) -> dict[str, Any]:
+def describe(
+    name_or_path: str, *, verify: bool = False, length: int = Wanted.length, vocabulary: str = Wanted.vocabulary
+) -> dict[str, Any]:
     """Describe a data set as plain values.
 
     Args:
-        name_or_path: a name that `open_data` knows, a folder, or package.module:function.
-        verify: decode every file of a folder and list all that are damaged, instead of a sample of them.
+        name_or_path: a name that `open_data` knows, a file or folder, or package.module:function.
+        verify: read every sample and list all that are damaged, instead of a few of them.
+        length: tokens of a sequence, of text.
+        vocabulary: how text is divided into tokens.
 
     Returns:
-        name, classes, and for train and test: count, per_class, sizes (width and height: smallest, median, largest),
-        mean and std of each channel (0..1), checked (samples that were decoded), corrupt (file and reason of each).
+        name, unit, classes, fingerprint, and for train and test: count and what the source says of itself. Of images:
+        per_class, sizes (width and height: smallest, median, largest), mean and std of each channel (0..1), checked
+        (samples that were decoded), corrupt (file and reason of each). Of text: tokens, length, vocabulary,
+        bytes_per_token, and beside train and test `baselines`, what the simplest models reach.
 
     >>> facts = describe("embedded")
     >>> facts["train"]["count"], facts["test"]["per_class"]["Bag"], facts["train"]["mean"]
     (12000, 200, [0.2865])
     """
-    pair = open_data(*name_of_set(name_or_path))
-    return {
+    pair = open_data(*name_of_set(name_or_path), length=length, vocabulary=vocabulary)
+    facts = {
         "name": name_or_path,
+        "unit": pair.train.unit,
         "classes": list(pair.train.classes),
+        "fingerprint": pair.fingerprint(),
         "train": {"count": len(pair.train), **pair.train.describe(verify)},
         "test": {"count": len(pair.test), **pair.test.describe(verify)},
     }
+    if "length" in pair.train.inputs(0):
+        facts["baselines"] = ngram_bits(pair)
+    return facts
 
 
 def contact_sheet(pair: DataPair, path: Path, *, per_class: int = 10, overwrite: bool = False) -> Path:
