@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 
 from bigstep.config import Published, RunConfig
@@ -58,7 +58,7 @@ def load(name: str, preset: str = "mini") -> RunConfig:
     presets = _presets(_module(name))
     if preset not in presets:
         raise ConfigError(f"The recipe {name} has no preset {preset!r}: {nearest(preset, presets)}.")
-    return presets[preset]()
+    return replace(presets[preset](), recipe=name, preset=preset)
 
 
 def describe(name: str) -> Recipe:

@@ -32,16 +32,10 @@ Differs
 
 from __future__ import annotations
 
-from bigstep.config import (
-    AsynchronousConfig,
-    DataConfig,
-    LrConfig,
-    NormConfig,
-    Piece,
-    Published,
-    RunConfig,
-    WorkersConfig,
-)
+from dataclasses import replace
+
+from bigstep.config import AsynchronousConfig, LrConfig, Piece, Published, RunConfig, WorkersConfig
+from bigstep.recipes.presets import EMBEDDED
 from bigstep.tables.optimizers import AdagradSettings
 
 __all__ = ["PUBLISHED", "SUMMARY", "TECHNIQUES", "mini"]
@@ -61,15 +55,11 @@ PUBLISHED = Published(
 
 def mini() -> RunConfig:
     """The embedded data on two CPU cores."""
-    return RunConfig(
-        recipe="downpour",
-        preset="mini",
-        model="small",
-        data=DataConfig(augment="flip"),
+    return replace(
+        EMBEDDED,
         workers=WorkersConfig(count=3, local_batch=32),
         epochs=10,
         optimizer=AdagradSettings(eps=1e-8, weight_decay=5e-4),
-        lr=LrConfig(base=0.02, scaling="none", schedule=(Piece(shape="linear", until=10, start=1.0, end=0.0),)),
-        norm=NormConfig(statistics="moving", momentum=0.9, zero_gamma=True),
+        lr=LrConfig(base=0.02, scaling="none", schedule=(Piece(shape="linear", until=10, end=0.0),)),
         asynchronous=AsynchronousConfig(method="downpour", replicas=3, shards=2, warm_start=1.0),
     )

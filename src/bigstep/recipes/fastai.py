@@ -47,11 +47,12 @@ Differs
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from bigstep.config import (
     DataConfig,
     ExchangeConfig,
     LrConfig,
-    NormConfig,
     Piece,
     Published,
     Resize,
@@ -59,6 +60,7 @@ from bigstep.config import (
     Stage,
     WorkersConfig,
 )
+from bigstep.recipes.presets import CIFAR10, EMBEDDED, IMAGENET
 from bigstep.tables.optimizers import SgdSettings
 
 __all__ = ["PUBLISHED", "SUMMARY", "TECHNIQUES", "cifar10", "mini", "paper"]
@@ -78,10 +80,8 @@ PUBLISHED = Published(
 
 def paper() -> RunConfig:
     """ImageNet with 128 workers, 40 epochs, images of 128, 224 and 288 pixels."""
-    return RunConfig(
-        recipe="fastai",
-        preset="paper",
-        model="resnet50",
+    return replace(
+        IMAGENET,
         data=DataConfig(
             name="imagenet",
             image_size=288,
@@ -117,7 +117,6 @@ def paper() -> RunConfig:
                 Piece(shape="constant", until=40, start=0.001),
             ),
         ),
-        norm=NormConfig(statistics="moving", momentum=0.9, zero_gamma=True),
         exchange=ExchangeConfig(collective="ring", codec="none", bucket_mb=8.0),
         precision="fp16",
     )
@@ -125,10 +124,8 @@ def paper() -> RunConfig:
 
 def mini() -> RunConfig:
     """The embedded data on two CPU cores, images of 24, 26 and 28 pixels."""
-    return RunConfig(
-        recipe="fastai",
-        preset="mini",
-        model="small",
+    return replace(
+        EMBEDDED,
         data=DataConfig(
             augment="flip",
             sizes=(
@@ -137,13 +134,11 @@ def mini() -> RunConfig:
                 Resize(epoch=7, image_size=28),
             ),
         ),
-        workers=WorkersConfig(count=32, local_batch=32),
         plan=(
             Stage(epoch=3, count=32, local_batch=64),
             Stage(epoch=7, count=32, local_batch=32),
             Stage(epoch=14, count=32, local_batch=64),
         ),
-        epochs=20,
         optimizer=SgdSettings(momentum=0.9, weight_decay=2e-3),
         lr=LrConfig(
             base=0.4,
@@ -158,17 +153,13 @@ def mini() -> RunConfig:
                 Piece(shape="constant", until=20, start=0.01),
             ),
         ),
-        norm=NormConfig(statistics="moving", momentum=0.9, zero_gamma=True),
-        exchange=ExchangeConfig(collective="ring", codec="none"),
     )
 
 
 def cifar10() -> RunConfig:
     """CIFAR-10 on one GPU; add workers for a larger batch (--set workers.count=512)."""
-    return RunConfig(
-        recipe="fastai",
-        preset="cifar10",
-        model="resnet9",
+    return replace(
+        CIFAR10,
         data=DataConfig(
             name="cifar10",
             augment="crop_flip",
@@ -185,8 +176,6 @@ def cifar10() -> RunConfig:
             Stage(epoch=11, count=16, local_batch=16),
             Stage(epoch=21, count=16, local_batch=32),
         ),
-        epochs=30,
-        precision="fp16",
         optimizer=SgdSettings(momentum=0.9, weight_decay=5e-4),
         lr=LrConfig(
             base=0.8,
@@ -203,5 +192,4 @@ def cifar10() -> RunConfig:
                 Piece(shape="constant", until=30, start=0.01),
             ),
         ),
-        norm=NormConfig(statistics="moving", momentum=0.9, zero_gamma=True),
     )

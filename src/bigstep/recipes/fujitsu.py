@@ -46,17 +46,10 @@ Differs
 
 from __future__ import annotations
 
-from bigstep.config import (
-    DataConfig,
-    ExchangeConfig,
-    LossConfig,
-    LrConfig,
-    NormConfig,
-    Piece,
-    Published,
-    RunConfig,
-    WorkersConfig,
-)
+from dataclasses import replace
+
+from bigstep.config import ExchangeConfig, LossConfig, LrConfig, Piece, Published, RunConfig, WorkersConfig
+from bigstep.recipes.presets import CIFAR10, EMBEDDED, IMAGENET
 from bigstep.tables.optimizers import LarsSettings
 
 __all__ = ["PUBLISHED", "SUMMARY", "TECHNIQUES", "cifar10", "mini", "paper"]
@@ -75,24 +68,16 @@ PUBLISHED = Published(
 
 def paper() -> RunConfig:
     """ImageNet with 2,048 workers."""
-    return RunConfig(
-        recipe="fujitsu",
-        preset="paper",
-        model="resnet50",
-        data=DataConfig(name="imagenet", image_size=224, augment="resized_crop", loaders=8),
+    return replace(
+        IMAGENET,
         workers=WorkersConfig(count=2048, local_batch=40),
-        epochs=90,
         optimizer=LarsSettings(momentum=0.9, weight_decay=1e-4, trust_coefficient=0.001, eps=0.0),
         lr=LrConfig(
             base=41.0,
             scaling="none",
-            schedule=(
-                Piece(shape="warmup", until=16, start=0.0, end=1.0),
-                Piece(shape="polynomial", until=90, start=1.0, end=0.0, power=2.0),
-            ),
+            schedule=(Piece(shape="warmup", until=16, start=0.0), Piece(shape="polynomial", until=90, end=0.0)),
         ),
         loss=LossConfig(label_smoothing=0.1),
-        norm=NormConfig(statistics="moving", momentum=0.9, zero_gamma=True),
         exchange=ExchangeConfig(collective="torus", codec="fp16", bucket_mb=8.0),
         precision="fp16",
     )
@@ -100,50 +85,30 @@ def paper() -> RunConfig:
 
 def mini() -> RunConfig:
     """The embedded data on two CPU cores."""
-    return RunConfig(
-        recipe="fujitsu",
-        preset="mini",
-        model="small",
-        data=DataConfig(augment="flip"),
+    return replace(
+        EMBEDDED,
         workers=WorkersConfig(count=32, local_batch=40),
-        epochs=20,
         optimizer=LarsSettings(momentum=0.9, weight_decay=1e-4, trust_coefficient=0.02, eps=0.0),
         lr=LrConfig(
             base=1.0,
             scaling="none",
-            schedule=(
-                Piece(shape="warmup", until=3, start=0.0, end=1.0),
-                Piece(shape="linear", until=20, start=1.0, end=0.0),
-            ),
+            schedule=(Piece(shape="warmup", until=3, start=0.0), Piece(shape="linear", until=20, end=0.0)),
         ),
         loss=LossConfig(label_smoothing=0.1),
-        norm=NormConfig(statistics="moving", momentum=0.9, zero_gamma=True),
         exchange=ExchangeConfig(collective="torus", codec="fp16", bucket_mb=8.0),
     )
 
 
 def cifar10() -> RunConfig:
     """CIFAR-10 on one GPU; add workers for a larger batch (--set workers.count=512)."""
-    return RunConfig(
-        recipe="fujitsu",
-        preset="cifar10",
-        model="resnet9",
-        data=DataConfig(name="cifar10", augment="crop_flip", drop_last=True),
-        workers=WorkersConfig(count=16, local_batch=32),
-        epochs=30,
-        precision="fp16",
+    return replace(
+        CIFAR10,
         optimizer=LarsSettings(momentum=0.9, weight_decay=5e-4, trust_coefficient=0.005, eps=0.0),
-        lr=LrConfig(
+        lr=replace(
+            CIFAR10.lr,
             base=6.0,
-            base_batch=2048,
-            scaling="sqrt",
-            saturation=2048,
-            schedule=(
-                Piece(shape="warmup", until=5, start=0.0, end=1.0),
-                Piece(shape="linear", until=30, start=1.0, end=0.0),
-            ),
+            schedule=(Piece(shape="warmup", until=5, start=0.0), Piece(shape="linear", until=30, end=0.0)),
         ),
         loss=LossConfig(label_smoothing=0.1),
-        norm=NormConfig(statistics="moving", momentum=0.9, zero_gamma=True),
         exchange=ExchangeConfig(collective="ring", codec="fp16", bucket_mb=4.0),
     )

@@ -45,19 +45,10 @@ Differs
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 
-from bigstep.config import (
-    DataConfig,
-    ExchangeConfig,
-    LrConfig,
-    NormConfig,
-    Piece,
-    Published,
-    RunConfig,
-    Stage,
-    WorkersConfig,
-)
+from bigstep.config import ExchangeConfig, LrConfig, Piece, Published, RunConfig, Stage, WorkersConfig
+from bigstep.recipes.presets import CIFAR10, EMBEDDED, IMAGENET
 from bigstep.tables.optimizers import LarsSettings, SgdSettings
 
 __all__ = ["PUBLISHED", "SUMMARY", "TECHNIQUES", "cifar10", "mini", "paper", "paper_pod"]
@@ -77,23 +68,18 @@ PUBLISHED = Published(
 
 def paper() -> RunConfig:
     """ImageNet with 256 workers whose local batch doubles (Smith et al.)."""
-    return RunConfig(
-        recipe="google",
-        preset="paper",
-        model="resnet50",
-        data=DataConfig(name="imagenet", image_size=224, augment="resized_crop", loaders=8),
+    return replace(
+        IMAGENET,
         workers=WorkersConfig(count=256, local_batch=32),
         plan=(Stage(epoch=30, count=256, local_batch=64),),
-        epochs=90,
         optimizer=SgdSettings(momentum=0.9, nesterov=True, weight_decay=1e-4),
         lr=LrConfig(
             base=0.1,
             schedule=(
-                Piece(shape="warmup", until=5, start="base", end=1.0),
+                Piece(shape="warmup", until=5, start="base"),
                 Piece(shape="table", until=90, at=(30, 60, 80), values=(1.0, 0.2, 0.02, 0.002)),
             ),
         ),
-        norm=NormConfig(statistics="moving", momentum=0.9, zero_gamma=True),
         exchange=ExchangeConfig(collective="torus", codec="none", bucket_mb=8.0),
         precision="bf16",
     )
@@ -101,19 +87,15 @@ def paper() -> RunConfig:
 
 def paper_pod() -> RunConfig:
     """ImageNet with 1,024 workers and LARS (Ying et al.)."""
-    return dataclasses.replace(
+    return replace(
         paper(),
-        preset="paper_pod",
         workers=WorkersConfig(count=1024, local_batch=32),
         plan=(),
         optimizer=LarsSettings(momentum=0.9, weight_decay=1e-4, trust_coefficient=0.001, eps=0.0),
         lr=LrConfig(
             base=34.0,
             scaling="none",
-            schedule=(
-                Piece(shape="warmup", until=12, start=0.0, end=1.0),
-                Piece(shape="polynomial", until=90, start=1.0, end=0.0, power=2.0),
-            ),
+            schedule=(Piece(shape="warmup", until=12, start=0.0), Piece(shape="polynomial", until=90, end=0.0)),
         ),
         exchange=ExchangeConfig(collective="torus", codec="none", bucket_mb=16.0),
     )
@@ -121,38 +103,27 @@ def paper_pod() -> RunConfig:
 
 def mini() -> RunConfig:
     """The embedded data on two CPU cores."""
-    return RunConfig(
-        recipe="google",
-        preset="mini",
-        model="small",
-        data=DataConfig(augment="flip"),
-        workers=WorkersConfig(count=32, local_batch=32),
+    return replace(
+        EMBEDDED,
         plan=(Stage(epoch=7, count=32, local_batch=64),),
-        epochs=20,
         optimizer=SgdSettings(momentum=0.9, nesterov=True, weight_decay=2e-3),
         lr=LrConfig(
             base=0.2,
             schedule=(
-                Piece(shape="warmup", until=1, start="base", end=1.0),
+                Piece(shape="warmup", until=1, start="base"),
                 Piece(shape="table", until=20, at=(7, 13, 18), values=(1.0, 0.2, 0.02, 0.002)),
             ),
         ),
-        norm=NormConfig(statistics="moving", momentum=0.9, zero_gamma=True),
         exchange=ExchangeConfig(collective="torus", codec="none", bucket_mb=8.0),
     )
 
 
 def cifar10() -> RunConfig:
     """CIFAR-10 on one GPU; add workers for a larger batch (--set workers.count=512)."""
-    return RunConfig(
-        recipe="google",
-        preset="cifar10",
-        model="resnet9",
-        data=DataConfig(name="cifar10", augment="crop_flip", drop_last=True),
+    return replace(
+        CIFAR10,
         workers=WorkersConfig(count=16, local_batch=8),
         plan=(Stage(epoch=10, count=16, local_batch=16), Stage(epoch=20, count=16, local_batch=32)),
-        epochs=30,
-        precision="fp16",
         optimizer=SgdSettings(momentum=0.9, nesterov=True, weight_decay=5e-4),
         lr=LrConfig(
             base=0.4,
@@ -160,9 +131,8 @@ def cifar10() -> RunConfig:
             scaling="sqrt",
             saturation=2048,
             schedule=(
-                Piece(shape="warmup", until=2, start=0.0, end=1.0),
+                Piece(shape="warmup", until=2, start=0.0),
                 Piece(shape="table", until=30, at=(24, 28), values=(1.0, 0.2, 0.04)),
             ),
         ),
-        norm=NormConfig(statistics="moving", momentum=0.9, zero_gamma=True),
     )

@@ -38,7 +38,7 @@ Differs
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 
 from bigstep.config import AsynchronousConfig, Published, RunConfig
 from bigstep.recipes import locked
@@ -60,6 +60,4 @@ PUBLISHED = Published(
 
 def mini() -> RunConfig:
     """The embedded data on two CPU cores: the run of `locked`, without the lock."""
-    return dataclasses.replace(
-        locked.mini(), recipe="hogwild", asynchronous=AsynchronousConfig(method="hogwild", replicas=2)
-    )
+    return replace(locked.mini(), asynchronous=AsynchronousConfig(method="hogwild", replicas=2))

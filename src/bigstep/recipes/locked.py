@@ -34,16 +34,10 @@ Differs
 
 from __future__ import annotations
 
-from bigstep.config import (
-    AsynchronousConfig,
-    DataConfig,
-    LrConfig,
-    NormConfig,
-    Piece,
-    Published,
-    RunConfig,
-    WorkersConfig,
-)
+from dataclasses import replace
+
+from bigstep.config import AsynchronousConfig, LrConfig, Piece, Published, RunConfig, WorkersConfig
+from bigstep.recipes.presets import EMBEDDED
 from bigstep.tables.optimizers import SgdSettings
 
 __all__ = ["PUBLISHED", "SUMMARY", "TECHNIQUES", "mini"]
@@ -63,15 +57,11 @@ PUBLISHED = Published(
 
 def mini() -> RunConfig:
     """The embedded data on two CPU cores."""
-    return RunConfig(
-        recipe="locked",
-        preset="mini",
-        model="small",
-        data=DataConfig(augment="flip"),
+    return replace(
+        EMBEDDED,
         workers=WorkersConfig(count=2, local_batch=32),
         epochs=10,
         optimizer=SgdSettings(momentum=0.9, weight_decay=2e-3),
-        lr=LrConfig(base=0.2, schedule=(Piece(shape="linear", until=10, start=1.0, end=0.0),)),
-        norm=NormConfig(statistics="moving", momentum=0.9, zero_gamma=True),
+        lr=LrConfig(base=0.2, schedule=(Piece(shape="linear", until=10, end=0.0),)),
         asynchronous=AsynchronousConfig(method="locked", replicas=2),
     )

@@ -52,16 +52,10 @@ Differs
 
 from __future__ import annotations
 
-from bigstep.config import (
-    DataConfig,
-    ExchangeConfig,
-    LrConfig,
-    NormConfig,
-    Piece,
-    Published,
-    RunConfig,
-    WorkersConfig,
-)
+from dataclasses import replace
+
+from bigstep.config import ExchangeConfig, LrConfig, Piece, Published, RunConfig, WorkersConfig
+from bigstep.recipes.presets import CIFAR10, EMBEDDED, IMAGENET
 from bigstep.tables.optimizers import SgdSettings
 
 __all__ = ["PUBLISHED", "SUMMARY", "TECHNIQUES", "cifar10", "mini", "paper"]
@@ -81,55 +75,34 @@ PUBLISHED = Published(
 
 def paper() -> RunConfig:
     """The system of the paper on ImageNet, with 8 workers."""
-    return RunConfig(
-        recipe="onebit",
-        preset="paper",
-        model="resnet50",
-        data=DataConfig(name="imagenet", image_size=224, augment="resized_crop", loaders=8),
+    return replace(
+        IMAGENET,
         workers=WorkersConfig(count=8, local_batch=180),
-        epochs=90,
         optimizer=SgdSettings(adagrad="after", momentum=0.9, weight_decay=1e-4, eps=1e-8),
-        lr=LrConfig(base=0.002, scaling="none", schedule=(Piece(shape="linear", until=90, start=1.0, end=0.0),)),
-        norm=NormConfig(statistics="moving", momentum=0.9, zero_gamma=True),
+        lr=LrConfig(base=0.002, scaling="none", schedule=(Piece(shape="linear", until=90, end=0.0),)),
         exchange=ExchangeConfig(collective="gather", codec="onebit", warmup_steps=69, double_buffer=True),
-        precision="float32",
     )
 
 
 def mini() -> RunConfig:
     """The embedded data on two CPU cores; start at least two ranks to see codes."""
-    return RunConfig(
-        recipe="onebit",
-        preset="mini",
-        model="small",
-        data=DataConfig(augment="flip"),
-        workers=WorkersConfig(count=32, local_batch=32),
-        epochs=20,
+    return replace(
+        EMBEDDED,
         optimizer=SgdSettings(adagrad="after", momentum=0.0, weight_decay=2e-3, eps=1e-8),
-        lr=LrConfig(base=0.06, scaling="none", schedule=(Piece(shape="linear", until=20, start=1.0, end=0.0),)),
-        norm=NormConfig(statistics="moving", momentum=0.9, zero_gamma=True),
+        lr=LrConfig(base=0.06, scaling="none", schedule=(Piece(shape="linear", until=20, end=0.0),)),
         exchange=ExchangeConfig(collective="gather", codec="onebit", warmup_steps=24),
     )
 
 
 def cifar10() -> RunConfig:
     """CIFAR-10 on one GPU; add workers for a larger batch (--set workers.count=512)."""
-    return RunConfig(
-        recipe="onebit",
-        preset="cifar10",
-        model="resnet9",
-        data=DataConfig(name="cifar10", augment="crop_flip", drop_last=True),
-        workers=WorkersConfig(count=16, local_batch=32),
-        epochs=30,
-        precision="fp16",
+    return replace(
+        CIFAR10,
         optimizer=SgdSettings(adagrad="after", momentum=0.0, weight_decay=5e-4, eps=1e-8),
-        lr=LrConfig(
+        lr=replace(
+            CIFAR10.lr,
             base=0.03,
-            base_batch=2048,
-            scaling="sqrt",
-            saturation=2048,
-            schedule=(Piece(shape="linear", until=30, start=1.0, end=0.0),),
+            schedule=(Piece(shape="linear", until=30, end=0.0),),
         ),
-        norm=NormConfig(statistics="moving", momentum=0.9, zero_gamma=True),
         exchange=ExchangeConfig(collective="gather", codec="onebit", warmup_steps=24),
     )

@@ -40,17 +40,10 @@ Differs
 
 from __future__ import annotations
 
-from bigstep.config import (
-    DataConfig,
-    ExchangeConfig,
-    LossConfig,
-    LrConfig,
-    NormConfig,
-    Piece,
-    Published,
-    RunConfig,
-    WorkersConfig,
-)
+from dataclasses import replace
+
+from bigstep.config import LossConfig, LrConfig, Piece, Published, RunConfig, WorkersConfig
+from bigstep.recipes.presets import CIFAR10, EMBEDDED, IMAGENET
 from bigstep.tables.optimizers import SgdSettings
 
 __all__ = ["PUBLISHED", "SUMMARY", "TECHNIQUES", "cifar10", "mini", "paper"]
@@ -70,65 +63,36 @@ PUBLISHED = Published(
 
 def paper() -> RunConfig:
     """ImageNet with the small batch that the large ones are compared to."""
-    return RunConfig(
-        recipe="plain",
-        preset="paper",
-        model="resnet50",
-        data=DataConfig(name="imagenet", image_size=224, augment="resized_crop", loaders=8),
+    return replace(
+        IMAGENET,
         workers=WorkersConfig(count=8, local_batch=32),
-        epochs=90,
         optimizer=SgdSettings(momentum=0.9, nesterov=True, weight_decay=1e-4),
         lr=LrConfig(base=0.1, schedule=(Piece(shape="step", until=90, at=(30, 60, 80), factor=0.1),)),
-        norm=NormConfig(statistics="moving", momentum=0.9, zero_gamma=True),
-        exchange=ExchangeConfig(collective="ring", codec="none"),
-        precision="float32",
     )
 
 
 def mini() -> RunConfig:
     """The embedded data on two CPU cores."""
-    return RunConfig(
-        recipe="plain",
-        preset="mini",
-        model="small",
-        data=DataConfig(augment="flip"),
-        workers=WorkersConfig(count=32, local_batch=32),
-        epochs=20,
+    return replace(
+        EMBEDDED,
         optimizer=SgdSettings(momentum=0.9, nesterov=True, weight_decay=2e-3),
         lr=LrConfig(
             base=0.2,
-            schedule=(
-                Piece(shape="warmup", until=3, start="base", end=1.0),
-                Piece(shape="linear", until=20, start=1.0, end=0.0),
-            ),
+            schedule=(Piece(shape="warmup", until=3, start="base"), Piece(shape="linear", until=20, end=0.0)),
         ),
-        norm=NormConfig(statistics="moving", momentum=0.9, zero_gamma=True),
-        exchange=ExchangeConfig(collective="ring", codec="none"),
     )
 
 
 def cifar10() -> RunConfig:
     """CIFAR-10 on one GPU; add workers for a larger batch (--set workers.count=512)."""
-    return RunConfig(
-        recipe="plain",
-        preset="cifar10",
-        model="resnet9",
-        data=DataConfig(name="cifar10", augment="crop_flip", drop_last=True),
-        workers=WorkersConfig(count=16, local_batch=32),
-        epochs=30,
-        precision="fp16",
+    return replace(
+        CIFAR10,
         optimizer=SgdSettings(momentum=0.9, nesterov=True, weight_decay=5e-4),
-        lr=LrConfig(
+        lr=replace(
+            CIFAR10.lr,
             base=1.6,
-            base_batch=2048,
-            scaling="sqrt",
-            saturation=2048,
             warmup_batch=8192,
-            schedule=(
-                Piece(shape="warmup", until=5, start=0.0, end=1.0),
-                Piece(shape="linear", until=30, start=1.0, end=0.0),
-            ),
+            schedule=(Piece(shape="warmup", until=5, start=0.0), Piece(shape="linear", until=30, end=0.0)),
         ),
         loss=LossConfig(label_smoothing=0.1),
-        norm=NormConfig(statistics="moving", momentum=0.9, zero_gamma=True),
     )

@@ -50,10 +50,9 @@ Differs
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 
 from bigstep.config import (
-    DataConfig,
     ExchangeConfig,
     LossConfig,
     LrConfig,
@@ -64,6 +63,7 @@ from bigstep.config import (
     Stage,
     WorkersConfig,
 )
+from bigstep.recipes.presets import CIFAR10, EMBEDDED, IMAGENET
 from bigstep.tables.optimizers import LarsSettings
 
 __all__ = ["PUBLISHED", "SUMMARY", "TECHNIQUES", "cifar10", "mini", "paper", "paper_v1"]
@@ -83,21 +83,14 @@ PUBLISHED = Published(
 
 def paper() -> RunConfig:
     """ImageNet with 3,456 workers and a constant batch (version 2)."""
-    return RunConfig(
-        recipe="sony",
-        preset="paper",
-        model="resnet50",
-        data=DataConfig(name="imagenet", image_size=224, augment="resized_crop", loaders=8),
+    return replace(
+        IMAGENET,
         workers=WorkersConfig(count=3456, local_batch=16),
-        epochs=90,
         optimizer=LarsSettings(momentum=0.9, weight_decay=5e-5, trust_coefficient=0.01, eps=1e-6),
         lr=LrConfig(
             base=29.0,
             scaling="none",
-            schedule=(
-                Piece(shape="warmup", until=5, start=0.0, end=1.0),
-                Piece(shape="polynomial", until=90, start=1.0, end=0.0, power=2.0),
-            ),
+            schedule=(Piece(shape="warmup", until=5, start=0.0), Piece(shape="polynomial", until=90, end=0.0)),
         ),
         loss=LossConfig(label_smoothing=0.1),
         norm=NormConfig(statistics="last_batch", zero_gamma=True),
@@ -108,9 +101,8 @@ def paper() -> RunConfig:
 
 def paper_v1() -> RunConfig:
     """ImageNet with 2,176 workers whose local batch doubles (version 1)."""
-    return dataclasses.replace(
+    return replace(
         paper(),
-        preset="paper_v1",
         workers=WorkersConfig(count=2176, local_batch=16),
         plan=(Stage(epoch=30, count=2176, local_batch=32),),
         loss=LossConfig(label_smoothing=0.0),
@@ -119,22 +111,14 @@ def paper_v1() -> RunConfig:
 
 def mini() -> RunConfig:
     """The embedded data on two CPU cores."""
-    return RunConfig(
-        recipe="sony",
-        preset="mini",
-        model="small",
-        data=DataConfig(augment="flip"),
-        workers=WorkersConfig(count=32, local_batch=32),
+    return replace(
+        EMBEDDED,
         plan=(Stage(epoch=7, count=32, local_batch=64),),
-        epochs=20,
         optimizer=LarsSettings(momentum=0.9, weight_decay=5e-5, trust_coefficient=0.005, eps=1e-6),
         lr=LrConfig(
             base=8.0,
             scaling="none",
-            schedule=(
-                Piece(shape="warmup", until=3, start=0.0, end=1.0),
-                Piece(shape="polynomial", until=20, start=1.0, end=0.0, power=2.0),
-            ),
+            schedule=(Piece(shape="warmup", until=3, start=0.0), Piece(shape="polynomial", until=20, end=0.0)),
         ),
         loss=LossConfig(label_smoothing=0.1),
         norm=NormConfig(statistics="last_batch", zero_gamma=True),
@@ -144,25 +128,17 @@ def mini() -> RunConfig:
 
 def cifar10() -> RunConfig:
     """CIFAR-10 on one GPU; add workers for a larger batch (--set workers.count=512)."""
-    return RunConfig(
-        recipe="sony",
-        preset="cifar10",
-        model="resnet9",
-        data=DataConfig(name="cifar10", augment="crop_flip", drop_last=True),
+    return replace(
+        CIFAR10,
         workers=WorkersConfig(count=16, local_batch=8),
         plan=(Stage(epoch=14, count=16, local_batch=16), Stage(epoch=24, count=16, local_batch=32)),
-        epochs=30,
-        precision="fp16",
         optimizer=LarsSettings(momentum=0.9, weight_decay=5e-4, trust_coefficient=0.005, eps=1e-6),
         lr=LrConfig(
             base=1.5,
             base_batch=128,
             scaling="sqrt",
             saturation=2048,
-            schedule=(
-                Piece(shape="warmup", until=5, start=0.0, end=1.0),
-                Piece(shape="polynomial", until=30, start=1.0, end=0.0, power=2.0),
-            ),
+            schedule=(Piece(shape="warmup", until=5, start=0.0), Piece(shape="polynomial", until=30, end=0.0)),
         ),
         loss=LossConfig(label_smoothing=0.1),
         norm=NormConfig(statistics="last_batch", zero_gamma=True),

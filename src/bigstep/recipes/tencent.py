@@ -42,18 +42,10 @@ Differs
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 
-from bigstep.config import (
-    DataConfig,
-    ExchangeConfig,
-    LrConfig,
-    NormConfig,
-    Piece,
-    Published,
-    RunConfig,
-    WorkersConfig,
-)
+from bigstep.config import ExchangeConfig, LrConfig, NormConfig, Piece, Published, RunConfig, WorkersConfig
+from bigstep.recipes.presets import CIFAR10, EMBEDDED, IMAGENET
 from bigstep.tables.optimizers import LarsSettings
 
 __all__ = ["PUBLISHED", "SUMMARY", "TECHNIQUES", "cifar10", "mini", "paper", "paper_alexnet"]
@@ -73,23 +65,15 @@ PUBLISHED = Published(
 
 def paper() -> RunConfig:
     """ResNet-50 on ImageNet with 2,048 workers."""
-    return RunConfig(
-        recipe="tencent",
-        preset="paper",
-        model="resnet50",
-        data=DataConfig(name="imagenet", image_size=224, augment="resized_crop", loaders=8),
+    return replace(
+        IMAGENET,
         workers=WorkersConfig(count=2048, local_batch=32),
-        epochs=90,
         optimizer=LarsSettings(momentum=0.9, weight_decay=1e-4, trust_coefficient=0.001, eps=0.0),
         lr=LrConfig(
             base=41.0,
             scaling="none",
-            schedule=(
-                Piece(shape="warmup", until=16, start=0.0, end=1.0),
-                Piece(shape="polynomial", until=90, start=1.0, end=0.0, power=2.0),
-            ),
+            schedule=(Piece(shape="warmup", until=16, start=0.0), Piece(shape="polynomial", until=90, end=0.0)),
         ),
-        norm=NormConfig(statistics="moving", momentum=0.9, zero_gamma=True),
         exchange=ExchangeConfig(collective="hierarchical", codec="fp16", bucket_mb=4.0),
         precision="fp16",
     )
@@ -99,62 +83,40 @@ def paper_alexnet() -> RunConfig:
     """AlexNet with batch norm on ImageNet with 1,024 workers."""
     base = paper()
     warm_up, decay = base.lr.schedule
-    return dataclasses.replace(
+    return replace(
         base,
-        preset="paper_alexnet",
         model="alexnet",
         workers=WorkersConfig(count=1024, local_batch=64),
         epochs=95,
-        optimizer=dataclasses.replace(base.optimizer, weight_decay=5e-4),
-        lr=dataclasses.replace(base.lr, schedule=(warm_up, dataclasses.replace(decay, until=95))),
+        optimizer=replace(base.optimizer, weight_decay=5e-4),
+        lr=replace(base.lr, schedule=(warm_up, replace(decay, until=95))),
         norm=NormConfig(statistics="moving", momentum=0.9),
     )
 
 
 def mini() -> RunConfig:
     """The embedded data on two CPU cores."""
-    return RunConfig(
-        recipe="tencent",
-        preset="mini",
-        model="small",
-        data=DataConfig(augment="flip"),
-        workers=WorkersConfig(count=32, local_batch=32),
-        epochs=20,
+    return replace(
+        EMBEDDED,
         optimizer=LarsSettings(momentum=0.9, weight_decay=1e-4, trust_coefficient=0.02, eps=0.0),
         lr=LrConfig(
             base=4.0,
             scaling="none",
-            schedule=(
-                Piece(shape="warmup", until=3.5, start=0.0, end=1.0),
-                Piece(shape="polynomial", until=20, start=1.0, end=0.0, power=2.0),
-            ),
+            schedule=(Piece(shape="warmup", until=3.5, start=0.0), Piece(shape="polynomial", until=20, end=0.0)),
         ),
-        norm=NormConfig(statistics="moving", momentum=0.9, zero_gamma=True),
         exchange=ExchangeConfig(collective="hierarchical", codec="fp16", bucket_mb=4.0),
     )
 
 
 def cifar10() -> RunConfig:
     """CIFAR-10 on one GPU; add workers for a larger batch (--set workers.count=512)."""
-    return RunConfig(
-        recipe="tencent",
-        preset="cifar10",
-        model="resnet9",
-        data=DataConfig(name="cifar10", augment="crop_flip", drop_last=True),
-        workers=WorkersConfig(count=16, local_batch=32),
-        epochs=30,
-        precision="fp16",
+    return replace(
+        CIFAR10,
         optimizer=LarsSettings(momentum=0.9, weight_decay=5e-4, trust_coefficient=0.005, eps=0.0),
-        lr=LrConfig(
+        lr=replace(
+            CIFAR10.lr,
             base=6.0,
-            base_batch=2048,
-            scaling="sqrt",
-            saturation=2048,
-            schedule=(
-                Piece(shape="warmup", until=5, start=0.0, end=1.0),
-                Piece(shape="polynomial", until=30, start=1.0, end=0.0, power=2.0),
-            ),
+            schedule=(Piece(shape="warmup", until=5, start=0.0), Piece(shape="polynomial", until=30, end=0.0)),
         ),
-        norm=NormConfig(statistics="moving", momentum=0.9, zero_gamma=True),
         exchange=ExchangeConfig(collective="hierarchical", codec="fp16", bucket_mb=4.0),
     )
