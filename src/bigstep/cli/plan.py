@@ -26,6 +26,8 @@ def plan(
     runs: Annotated[
         list[Path] | None, typer.Option(help="Own runs, or the folder of a suite, to fit epochs against batch to.")
     ] = None,
+    price: Annotated[float, typer.Option(help="Of a device hour: adds prices, and the cheapest way.")] = 0.0,
+    lifetime: Annotated[float, typer.Option(help="Hours until a device is lost, on average (spot machines).")] = 0.0,
     validate: Annotated[bool, typer.Option("--validate", help="Show published rows beside predictions.")] = False,
     validate_local: Annotated[
         bool, typer.Option("--validate-local", help="Measure real runs on shaped links and compare (root, minutes).")
@@ -40,6 +42,7 @@ def plan(
     \b
     bigstep plan --gpus 2048                                  # ResNet-50 on ABCI
     bigstep plan --cluster dgx_h100 --gpus 512 --target 75.9 --html plan.html
+    bigstep plan --model gpt-124m --cluster dgx_h200 --gpus 64 --price 2.5 --lifetime 100
     bigstep plan --cluster my.yaml --model my_model.yaml      # files that `bigstep probe` wrote
     """
     require(
@@ -65,6 +68,8 @@ def plan(
             codec=codec,
             sweep=sweep,
             law_runs=runs or (),
+            price=price,
+            lifetime_hours=lifetime,
             validate=validate,
         )
     if html is not None:

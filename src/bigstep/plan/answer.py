@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,9 @@ from bigstep.errors import ConfigError
 from bigstep.plan.accuracy import LAWS, ConvergenceLaw, law_from_runs
 from bigstep.plan.cluster import Cluster
 from bigstep.plan.crossover import find_crossover
-from bigstep.plan.search import Choice, candidate_schemes, explain, fewest_devices, rank, suggest_recipe
+from bigstep.plan.search import Choice, candidate_schemes, explain, fewest_devices, prefer, rank, suggest_recipe
 from bigstep.plan.validate import as_dict, check_rows, summarise
+from bigstep.plan.ways import Way, cheapest, compare_ways, recommend
 from bigstep.plan.workload import Workload
 from bigstep.tables import find
 from bigstep.tables.codecs import CODECS
@@ -33,6 +36,8 @@ def cli_result(
     codec: str = "",
     sweep: str = "",
     law_runs: Sequence[Path] = (),
+    price: float = 0.0,
+    lifetime_hours: float = 0.0,
     validate: bool = False,
 ) -> dict[str, Any]:
     """Answer `bigstep plan` with plain dicts and lists.
@@ -48,6 +53,8 @@ def cli_result(
         codec: Only this one; empty for all.
         sweep: As gpus=1..4096, for curves.
         law_runs: Own run folders to fit epochs against batch to.
+        price: Of a device hour; with it the cheapest number of devices is looked for.
+        lifetime_hours: Mean time until a device is lost, as spot machines are; 0 for never.
         validate: Return the published rows beside their predictions instead of a plan.
 
     Returns:
@@ -64,7 +71,13 @@ def cli_result(
         find(CODECS, "codec", codec)
     if collective:
         find(COLLECTIVES, "collective", collective)
-    for name, number in (("gpus", gpus), ("batch", batch), ("budget", budget_minutes)):
+    for name, number in (
+        ("gpus", gpus),
+        ("batch", batch),
+        ("budget", budget_minutes),
+        ("price", price),
+        ("lifetime", lifetime_hours),
+    ):
         if number < 0:
             raise ConfigError(f"{name} is {number:g}, but it must not be negative.")
     workload, machine = Workload.load(model), Cluster.load(cluster)
@@ -78,7 +91,7 @@ def cli_result(
         gpus = chosen.prediction.devices
     gpus = gpus or (max(counts) if counts else machine.devices)
     choices = rank(workload, machine, gpus, batch=batch, law=law, collective=collective, codec=codec)
-    best = choices[0]
+    best = prefer(choices)
     result |= {
         "gpus": gpus,
         "target": law.target if law else None,
@@ -91,6 +104,12 @@ def cli_result(
         "sweep": [_facts(rank(workload, machine, n, batch=batch, law=_reachable(law, n), collective=collective,
                               codec=codec)[0]) for n in counts if not batch or n <= batch],
     }  # fmt: skip
+    lifetime = lifetime_hours or math.inf
+    result |= _ways(compare_ways(workload, machine, best, price=price, lifetime_h=lifetime))
+    if price:
+        sizes = [2**power for power in range(21) if 2**power <= machine.devices]
+        found = cheapest(workload, machine, sizes, price=price, law=law, lifetime_h=lifetime, batch=batch)
+        result["cheapest"] = asdict(found)
     if law is None:
         result["warnings"].append(
             f"no law of epochs against batch is known for {workload.name}, so the ranking is by samples a second; "
@@ -183,6 +202,7 @@ def _facts(choice: Choice) -> dict[str, Any]:
         "local_batch": prediction.local_batch,
         "step_ms": prediction.step_s * 1e3,
         "samples_per_s": prediction.samples_s,
+        "tokens_per_s": prediction.samples_s * choice.tokens if choice.tokens else None,
         "efficiency": prediction.efficiency,
         "epochs": choice.epochs,
         "minutes": choice.minutes,
@@ -191,6 +211,11 @@ def _facts(choice: Choice) -> dict[str, Any]:
         "megabytes_sent": prediction.bytes_sent / 1e6,
         "rounds": prediction.rounds,
     }
+
+
+def _ways(ways: Sequence[Way]) -> dict[str, Any]:
+    way, why = recommend(ways)
+    return {"ways": [asdict(way) for way in ways], "recommended": {"method": way.method, "why": why}}
 
 
 def _law_facts(law: ConvergenceLaw | None) -> dict[str, Any] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from bigstep.errors import ConfigError
@@ -13,11 +14,15 @@ from bigstep.plan.workload import Workload
 from bigstep.tables.codecs import CODECS, check_pair, collectives_for
 from bigstep.tables.collectives import COLLECTIVES, choose_grid
 
-__all__ = ["Choice", "candidate_schemes", "explain", "fewest_devices", "rank", "suggest_recipe"]
+__all__ = ["Choice", "candidate_schemes", "explain", "fewest_devices", "prefer", "rank", "suggest_recipe"]
 
 BUCKETS_MB = (1.0, 4.0, 16.0, 64.0)
 LOCAL_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 DEFAULT_LOCAL_BATCH = 32
+WORTH_A_CHANGE = 0.05
+"""What a codec that carries its losses from step to step must save of the time."""
+LARGE_TOKEN_BATCH = 2**22
+"""Tokens of a step from which on LAMB, made for large batches, is proposed in place of AdamW."""
 BEYOND_LAW = 1.25
 """How far above the largest batch of a law a plan may go: Fujitsu's 81,920 stands that far above MLPerf's 67,456."""
 
@@ -29,6 +34,8 @@ class Choice:
     prediction: Prediction
     law: ConvergenceLaw | None
     samples: int
+    tokens: int = 0
+    """Of a sample; 0 for images."""
 
     @property
     def epochs(self) -> float | None:
@@ -144,7 +151,7 @@ def _choose(
     workload: Workload, cluster: Cluster, devices: int, local: float, scheme: Scheme, law: ConvergenceLaw | None
 ) -> Choice:
     prediction = predict(workload, cluster, devices=devices, local_batch=local, scheme=scheme)
-    return Choice(prediction, law, workload.samples)
+    return Choice(prediction, law, workload.samples, workload.tokens)
 
 
 def _best_batch(workload: Workload, cluster: Cluster, choice: Choice, law: ConvergenceLaw) -> Choice:
@@ -157,9 +164,18 @@ def _best_batch(workload: Workload, cluster: Cluster, choice: Choice, law: Conve
     return min(tried, key=lambda choice: choice.cost)
 
 
+def prefer(choices: Sequence[Choice]) -> Choice:
+    """The first of ranked choices, but one that changes the path of training only where it saves `WORTH_A_CHANGE`."""
+    steady = [choice for choice in choices if CODECS[choice.prediction.scheme.codec].loses != "carried"]
+    first = choices[0]
+    return steady[0] if steady and steady[0].cost <= first.cost * (1 + WORTH_A_CHANGE) else first
+
+
 def suggest_recipe(choice: Choice) -> str:
     """The recipe whose optimisation fits the batch, and whose exchange fits the scheme."""
     scheme, batch = choice.prediction.scheme, choice.prediction.batch
+    if choice.tokens:
+        return "adamw" if batch * choice.tokens <= LARGE_TOKEN_BATCH else "lamb"
     if scheme.codec == "onebit":
         return "onebit"
     if batch <= 32768:

@@ -29,17 +29,19 @@ def _render_plan(result: dict[str, Any], console: Console, limit: int) -> None:
     best = result["best"]
     grid = f" {best['grid'][0]}x{best['grid'][1]}" if best["grid"] else ""
     goal = f"{result['target']} % in {spoken_minutes(best['minutes'])}" if best["minutes"] else "by samples a second"
+    tokens = f"{best['tokens_per_s']:,.0f} tokens/s, " if best["tokens_per_s"] else ""
     console.print(
         f"[bold]{result['model']} on {best['gpus']:,} devices of {result['cluster']}: {goal}[/bold]\n"
         f"recipe {best['recipe']}, batch {best['batch']:,} ({best['local_batch']:g} a device), "
         f"{best['collective']}{grid}, codec {best['codec']}, buckets of {best['bucket_mb']:g} MB: "
-        f"{best['step_ms']:.2f} ms a step, {best['samples_per_s']:,.0f} samples/s, "
+        f"{best['step_ms']:.2f} ms a step, {best['samples_per_s']:,.0f} samples/s, {tokens}"
         f"efficiency {100 * best['efficiency']:.1f} %"
     )
     console.print(_choices(Table(box=None, pad_edge=False), result["ranking"][:limit], with_gpus=False))
     for sentence in result["why"]:
         console.print(sentence)
     console.print(crossover_sentence(result))
+    _render_ways(result, console)
     if law := result["law"]:
         console.print(f"Epochs: {law['source']}; critical batch {law['critical_batch']:,.0f}.")
     sure = result["sure"]
@@ -51,6 +53,31 @@ def _render_plan(result: dict[str, Any], console: Console, limit: int) -> None:
         console.print(f"[yellow]Note: {warning}.[/yellow]")
     if result["sweep"]:
         console.print(_choices(Table(box=None, pad_edge=False, title="sweep"), result["sweep"], with_gpus=True))
+
+
+def _render_ways(result: dict[str, Any], console: Console) -> None:
+    """Synchronous, islands and a parameter server beside one another, and what the cheapest number of devices is."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("way", "how", "k/s", "time", "price"):
+        table.add_column(name, justify="left" if name in ("way", "how") else "right", no_wrap=name != "how")
+    for way in result["ways"]:
+        table.add_row(
+            way["method"],
+            way["label"],
+            f"{way['samples_s'] / 1e3:,.1f}",
+            spoken_minutes(way["minutes"]) if way["minutes"] else "-",
+            f"{way['price']:,.2f}" if way["price"] else "-",
+        )
+    console.print(table)
+    console.print(f"Way to go: {result['recommended']['method']}, since {result['recommended']['why']}.")
+    if found := result.get("cheapest"):
+        unit = f"in {spoken_minutes(found['minutes'])}" if found["minutes"] else "a million samples"
+        console.print(
+            f"Cheapest: {found['devices']:,} device{'' if found['devices'] == 1 else 's'}, "
+            f"{found['price']:,.2f} {unit} ({found['label']})."
+        )
 
 
 def _choices(table: Any, rows: list[dict[str, Any]], *, with_gpus: bool) -> Any:

@@ -1,0 +1,153 @@
+"""Islands: groups of devices that take H steps by themselves and then exchange what they have moved.
+
+    step = t + max(0, T / F - o t) F / H + w        t  an island's own synchronous step
+                                                    T  one exchange of all parameters between islands
+                                                    F  fragments that meet in turn, o  steps that one may travel
+                                                    w  waiting for the slowest island, which averages out over H steps
+
+Reference: Douillard et al., DiLoCo, 2023, and Streaming DiLoCo, 2025 (fragments, overlap).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from bigstep.errors import ConfigError
+from bigstep.plan.cluster import Cluster
+from bigstep.plan.cost import exchange_phases
+from bigstep.plan.scheme import Scheme
+from bigstep.plan.simulate import Prediction, expected_maximum, predict
+from bigstep.plan.workload import Workload
+from bigstep.tables.codecs import encoded_bytes
+
+__all__ = ["IslandPlan", "IslandPrediction", "fewest_steps_between", "predict_islands"]
+
+LONGEST = 1000
+"""Most steps between two meetings that are proposed: what was published reaches as far."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class IslandPlan:
+    """How islands meet; the fields are those of `islands` in a configuration."""
+
+    count: int
+    every: int = 1
+    fragments: int = 1
+    overlap: int = 0
+    codec: str = "none"
+    two_levels: bool = True
+    """Each device of an island exchanges its share with its like on other islands; else one ring runs over all."""
+
+
+@dataclass(frozen=True)
+class IslandPrediction:
+    """What a step takes on average, meetings included."""
+
+    plan: IslandPlan
+    inner: Prediction
+    """A step of one island."""
+    meeting_s: float
+    """One exchange of all parameters between islands, hidden or not."""
+    meeting_bytes: float
+    """What the busiest device sends in it."""
+    exposed_s: float
+    """Of a step, on average: what of meetings is not hidden."""
+    waiting_s: float
+    """Of a step, on average: waiting for the slowest island."""
+
+    @property
+    def devices(self) -> int:
+        """Of all islands."""
+        return self.plan.count * self.inner.devices
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step."""
+        return self.inner.step_s + self.exposed_s + self.waiting_s
+
+    @property
+    def samples_s(self) -> float:
+        """Samples a second of all islands."""
+        return self.devices * self.inner.local_batch / self.step_s
+
+    @property
+    def label(self) -> str:
+        """A few words for tables."""
+        parts = f", {self.plan.fragments} fragments" if self.plan.fragments > 1 else ""
+        hidden = f", {self.plan.overlap} steps on the way" if self.plan.overlap else ""
+        return f"{self.plan.count} islands, H = {self.plan.every}, {self.plan.codec}{parts}{hidden}"
+
+
+def predict_islands(
+    workload: Workload,
+    cluster: Cluster,
+    *,
+    devices: int,
+    local_batch: float,
+    plan: IslandPlan,
+    scheme: Scheme | None = None,
+) -> IslandPrediction:
+    """Predict training on islands: time only, since what H costs in epochs is no matter of links.
+
+    Args:
+        workload: The model.
+        cluster: Where it runs; islands fill its nodes in order.
+        devices: Of all islands together.
+        local_batch: Samples of one device in one step.
+        plan: How the islands meet.
+        scheme: The exchange inside an island, in every step.
+
+    Example:
+        Over 1 Gbit/s an exchange in every step leaves little of eight nodes; one in every hundred most of them.
+
+        >>> slow = Cluster.load("dgx_h200").with_bandwidth(125e6)
+        >>> gpt = Workload.load("gpt-124m")
+        >>> def efficiency(every):
+        ...     plan = IslandPlan(count=8, every=every)
+        ...     found = predict_islands(gpt, slow, devices=64, local_batch=32, plan=plan)
+        ...     return found.inner.single_s / found.step_s
+        >>> efficiency(1) < 0.2, efficiency(100) > 0.9
+        (True, True)
+    """
+    size, left = divmod(devices, plan.count)
+    if not size or left:
+        raise ConfigError(f"{devices} devices do not make {plan.count} equal islands; change one of the two.")
+    inner = predict(workload, cluster, devices=size, local_batch=local_batch, scheme=scheme)
+    nbytes = encoded_bytes(plan.codec, workload.shapes) / plan.fragments
+    grid = (size, plan.count)
+    phases = exchange_phases(
+        "torus" if plan.two_levels else "ring", nbytes, cluster, devices, grid if plan.two_levels else None
+    )
+    fragment_s = sum(phase.seconds for phase in phases)
+    exposed = max(0.0, fragment_s - plan.overlap * inner.step_s) * plan.fragments / plan.every
+    compute = inner.split["forward"] + inner.split["backward"]
+    return IslandPrediction(
+        plan=plan,
+        inner=inner,
+        meeting_s=fragment_s * plan.fragments,
+        meeting_bytes=sum(phase.bytes_sent for phase in phases) * plan.fragments,
+        exposed_s=exposed,
+        waiting_s=compute * cluster.jitter * expected_maximum(plan.count) / math.sqrt(plan.every),
+    )
+
+
+def fewest_steps_between(
+    workload: Workload,
+    cluster: Cluster,
+    *,
+    devices: int,
+    local_batch: float,
+    plan: IslandPlan,
+    scheme: Scheme | None = None,
+    share: float = 0.1,
+) -> IslandPrediction:
+    """The smallest H with which meetings take at most `share` of the time: a larger one costs accuracy for little.
+
+    Where even the longest H does not do, its prediction is returned.
+    """
+    once = predict_islands(workload, cluster, devices=devices, local_batch=local_batch, plan=plan, scheme=scheme)
+    lost = once.exposed_s * plan.every
+    every = math.ceil(lost * (1 - share) / (share * once.inner.step_s)) if lost else 1
+    plan = replace(plan, every=min(LONGEST, max(every, plan.overlap + 1)))
+    return predict_islands(workload, cluster, devices=devices, local_batch=local_batch, plan=plan, scheme=scheme)

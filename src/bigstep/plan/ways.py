@@ -1,0 +1,174 @@
+"""Which way to go: synchronous, islands or a parameter server, by time and by price, on machines that may be lost.
+
+A device is lost once in `lifetime` hours on average. With N devices, losses an hour are N / lifetime, and each costs
+
+    synchronous   all devices the restart and half of what was computed since the last checkpoint
+    islands       one island the restart and half of the steps since the last meeting
+    server        one replica the restart
+
+Checkpoints of a synchronous run are as far apart as costs least, sqrt(2 save / losses).
+
+Reference: Young, A First Order Approximation to the Optimum Checkpoint Interval, 1974.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bigstep.plan.accuracy import ConvergenceLaw
+from bigstep.plan.cluster import Cluster
+from bigstep.plan.islands import IslandPlan, fewest_steps_between
+from bigstep.plan.search import BEYOND_LAW, Choice, rank
+from bigstep.plan.server import predict_server
+from bigstep.plan.workload import Workload
+
+__all__ = ["Way", "cheapest", "compare_ways", "lost_share", "recommend"]
+
+RESTART_S = 60.0
+"""Until a lost process is replaced and the others go on: an assumption."""
+SAVE_S = 5.0
+"""What a checkpoint holds a step up: an assumption; bigstep writes it in the background."""
+ISLAND_OVERLAP = 1
+"""Steps that a meeting may travel in the islands that are proposed."""
+MOST_ISLANDS = 64
+"""The largest number of islands with a published result."""
+WORTH = 1.5
+"""How many times faster a way must be to be worth more epochs than the synchronous one takes."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """One method on some devices, predicted."""
+
+    method: str
+    """synchronous, islands or downpour."""
+    label: str
+    devices: int
+    samples_s: float
+    """What is left of losses."""
+    minutes: float | None
+    """To the target; None where no law of epochs is known. Only the synchronous one is measured: see `caveat`."""
+    price: float | None
+    """Of the run; of a million samples where no law is known; None without a price of an hour."""
+    caveat: str = ""
+
+
+def lost_share(method: str, devices: int, lifetime_h: float, *, islands: int = 1, between_s: float = 0.0) -> float:
+    """The share of a run's time that losses and precautions take.
+
+    Args:
+        method: synchronous, islands or downpour.
+        devices: How many take part.
+        lifetime_h: Mean hours until a device is lost; infinite for none.
+        islands: How many there are.
+        between_s: Seconds between two meetings of islands.
+
+    >>> round(lost_share("synchronous", 64, math.inf), 3), round(lost_share("synchronous", 64, 10), 3)
+    (0.0, 0.251)
+    >>> round(lost_share("islands", 64, 10, islands=8, between_s=10), 3)
+    0.014
+    """
+    losses = devices / lifetime_h / 3600  # a second
+    if not losses:
+        return 0.0
+    if method == "synchronous":
+        apart = math.sqrt(2 * SAVE_S / losses)
+        extra = SAVE_S / apart + losses * (RESTART_S + apart / 2)
+    elif method == "islands":
+        extra = losses * (RESTART_S + between_s / 2) / islands
+    else:
+        extra = losses * RESTART_S / devices
+    return extra / (1 + extra)
+
+
+def compare_ways(
+    workload: Workload,
+    cluster: Cluster,
+    best: Choice,
+    *,
+    price: float = 0.0,
+    lifetime_h: float = math.inf,
+) -> list[Way]:
+    """The best synchronous way beside islands and a parameter server on the same devices, fastest first."""
+    devices, local = best.prediction.devices, best.prediction.local_batch
+    ways = [_way(workload, best, "synchronous", best.prediction.scheme.label, best.prediction.samples_s,
+                 lost_share("synchronous", devices, lifetime_h), price)]  # fmt: skip
+    nodes, left = divmod(devices, cluster.devices_per_node)
+    count = nodes if nodes > 1 and not left else devices
+    if 1 < count <= MOST_ISLANDS:
+        plan = IslandPlan(count=count, overlap=ISLAND_OVERLAP)
+        found = fewest_steps_between(
+            workload, cluster, devices=devices, local_batch=local, plan=plan, scheme=best.prediction.scheme
+        )
+        lost = lost_share("islands", devices, lifetime_h, islands=count, between_s=found.plan.every * found.step_s)
+        ways.append(_way(workload, best, "islands", found.label, found.samples_s, lost, price, ISLANDS_CAVEAT))
+    if devices > 1:
+        server = predict_server(workload, cluster, workers=devices, local_batch=local, servers=nodes or 1, rounds=10)
+        label = f"{nodes or 1} servers, {server.staleness:.0f} updates stale, limited by {server.bottleneck}"
+        lost = lost_share("downpour", devices, lifetime_h)
+        ways.append(_way(workload, best, "downpour", label, server.samples_s, lost, price, SERVER_CAVEAT))
+    return sorted(ways, key=lambda way: -way.samples_s)
+
+
+ISLANDS_CAVEAT = "if it took no more epochs; short runs on islands do take more"
+SERVER_CAVEAT = "if it took no more epochs; stale gradients do take more"
+
+
+def _way(
+    workload: Workload, best: Choice, method: str, label: str, samples_s: float, lost: float, price: float,
+    caveat: str = "",
+) -> Way:  # fmt: skip
+    left = samples_s * (1 - lost)
+    devices = best.prediction.devices
+    minutes = best.epochs * workload.samples / left / 60 if best.epochs is not None and workload.samples else None
+    hours = minutes / 60 if minutes is not None else 1e6 / left / 3600
+    return Way(method, label, devices, left, minutes, hours * devices * price if price else None, caveat)
+
+
+def recommend(ways: Sequence[Way]) -> tuple[Way, str]:
+    """The way to go, and why: the synchronous one, unless another is `WORTH` times as fast.
+
+    Others take more epochs by an amount that no law here predicts, so that a small gain a second is none in the end.
+    """
+    synchronous = next(way for way in ways if way.method == "synchronous")
+    fastest = max(ways, key=lambda way: way.samples_s)
+    gain = fastest.samples_s / synchronous.samples_s
+    if fastest is synchronous:
+        return synchronous, "it is the fastest, and the only one whose epochs are known"
+    if gain < WORTH:
+        return synchronous, f"{fastest.method} would be {gain:.2f} times as fast, too little for the epochs it may cost"
+    return fastest, f"it is {gain:.1f} times as fast as the synchronous way, {fastest.caveat}"
+
+
+def cheapest(
+    workload: Workload,
+    cluster: Cluster,
+    counts: Sequence[int],
+    *,
+    price: float,
+    law: ConvergenceLaw | None,
+    lifetime_h: float = math.inf,
+    batch: int = 0,
+) -> Way:
+    """The number of devices on which the synchronous way costs least; of equal ones the fastest.
+
+    Args:
+        workload: The model.
+        cluster: Where it runs.
+        counts: Numbers of devices to try.
+        price: Of a device hour.
+        law: Epochs against batch; without it the price is that of a million samples.
+        lifetime_h: Mean hours until a device is lost.
+        batch: Global batch; 0 lets the search choose.
+    """
+    ways = []
+    for devices in counts:
+        if (batch and devices > batch) or (law and devices > law.largest_batch * BEYOND_LAW):
+            continue
+        best = rank(workload, cluster, devices, batch=batch, law=law)[0]
+        lost = lost_share("synchronous", devices, lifetime_h)
+        prediction = best.prediction
+        ways.append(_way(workload, best, "synchronous", prediction.scheme.label, prediction.samples_s, lost, price))
+    return min(ways, key=lambda way: (way.price or 0.0, -way.samples_s))

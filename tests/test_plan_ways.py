@@ -1,0 +1,138 @@
+"""Islands, prices and machines that are lost: closed forms, limits, and what is recommended."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from bigstep.errors import ConfigError
+from bigstep.plan import Cluster, Scheme, Workload, cli_result, predict
+from bigstep.plan.cost import exchange_seconds
+from bigstep.plan.islands import IslandPlan, fewest_steps_between, predict_islands
+from bigstep.plan.search import prefer, rank
+from bigstep.plan.simulate import expected_maximum
+from bigstep.plan.ways import RESTART_S, SAVE_S, cheapest, compare_ways, lost_share, recommend
+from bigstep.plan.workload import workload_names
+
+GPT = Workload.load("gpt-124m")
+STEADY = replace(Cluster.load("dgx_h200"), jitter=0.0)
+SLOW = STEADY.with_bandwidth(125e6)  # 1 Gbit/s an adapter
+COMMON = {"devices": 64, "local_batch": 8, "scheme": Scheme(optimizer="adamw")}
+
+
+@pytest.mark.parametrize("every, fragments, overlap", [(1, 1, 0), (30, 1, 0), (30, 4, 0), (30, 4, 2), (30, 1, 29)])
+def test_a_step_on_islands_is_its_closed_form(every: int, fragments: int, overlap: int) -> None:
+    plan = IslandPlan(count=8, every=every, fragments=fragments, overlap=overlap)
+    found = predict_islands(GPT, SLOW, plan=plan, **COMMON)
+    own = predict(GPT, SLOW, devices=8, local_batch=8, scheme=COMMON["scheme"]).step_s
+    part = exchange_seconds("torus", 4 * GPT.parameters / fragments, SLOW, 64, (8, 8))
+    assert found.inner.step_s == own
+    assert found.step_s == pytest.approx(own + max(0.0, part - overlap * own) * fragments / every)
+    assert found.meeting_s == pytest.approx(part * fragments)
+
+
+def test_one_island_is_the_synchronous_step() -> None:
+    synchronous = predict(GPT, SLOW, **COMMON)
+    found = predict_islands(GPT, SLOW, plan=IslandPlan(count=1, every=30, two_levels=False), **COMMON)
+    assert found.inner == synchronous
+    assert found.waiting_s == 0.0
+
+
+def test_more_steps_between_meetings_more_fragments_in_flight_and_smaller_codes_never_cost_time() -> None:
+    def step(**changes: object) -> float:
+        return predict_islands(GPT, SLOW, plan=replace(IslandPlan(count=8, every=20), **changes), **COMMON).step_s
+
+    assert step(every=40) < step() < step(every=10)
+    assert step(fragments=4, overlap=2) < step(overlap=2) < step()
+    assert step(codec="fp16") < step()
+
+
+def test_waiting_for_the_slowest_island_averages_out() -> None:
+    noisy = replace(STEADY, jitter=0.05)
+    waits = [predict_islands(GPT, noisy, plan=IslandPlan(count=8, every=h), **COMMON) for h in (1, 100)]
+    compute = sum(waits[0].inner.split[part] for part in ("forward", "backward"))
+    assert waits[0].waiting_s == pytest.approx(0.05 * expected_maximum(8) * compute)
+    assert waits[1].waiting_s == pytest.approx(waits[0].waiting_s / 10)
+
+
+def test_the_proposed_number_of_steps_is_the_smallest_that_keeps_meetings_to_their_share() -> None:
+    found = fewest_steps_between(GPT, SLOW, plan=IslandPlan(count=8), share=0.1, **COMMON)
+    assert found.exposed_s <= 0.1 * (found.inner.step_s + found.exposed_s)
+    fewer = predict_islands(GPT, SLOW, plan=replace(found.plan, every=found.plan.every - 1), **COMMON)
+    assert fewer.exposed_s > 0.1 * (fewer.inner.step_s + fewer.exposed_s)
+
+
+def test_islands_must_be_equal() -> None:
+    with pytest.raises(ConfigError, match="64 devices do not make 7 equal islands"):
+        predict_islands(GPT, SLOW, plan=IslandPlan(count=7), **COMMON)
+
+
+def test_losses_cost_a_synchronous_run_all_devices_and_islands_one() -> None:
+    lifetime, devices = 20.0, 128
+    losses = devices / lifetime / 3600
+    apart = math.sqrt(2 * SAVE_S / losses)
+    extra = SAVE_S / apart + losses * (RESTART_S + apart / 2)
+    assert lost_share("synchronous", devices, lifetime) == pytest.approx(extra / (1 + extra))
+    islands = lost_share("islands", devices, lifetime, islands=16, between_s=30)
+    assert islands < lost_share("synchronous", devices, lifetime) / 10
+    for method in ("synchronous", "islands", "downpour"):
+        assert lost_share(method, devices, math.inf) == 0.0
+        assert lost_share(method, devices, 1.0) > lost_share(method, devices, 10.0)
+
+
+def test_a_slow_network_and_dying_machines_ask_for_islands_and_a_fast_one_does_not() -> None:
+    cluster = Cluster.load("dgx_h200")
+    ways = compare_ways(GPT, cluster, rank(GPT, cluster, 64)[0], price=2.5)
+    assert recommend(ways)[0].method == "synchronous"
+    very_slow = cluster.with_bandwidth(12.5e6)
+    dense = rank(GPT, very_slow, 64, codec="none")[0]
+    way, why = recommend(compare_ways(GPT, very_slow, dense, price=2.5, lifetime_h=20))
+    assert way.method == "islands"
+    assert "epochs" in why
+
+
+def test_the_cheapest_number_of_devices_is_that_of_the_lowest_price() -> None:
+    resnet, cluster = Workload.load("resnet50"), Cluster.load("dgx_h100")
+    counts = [1, 8, 64, 512]
+    from bigstep.plan.accuracy import LAWS
+
+    found = cheapest(resnet, cluster, counts, price=2.5, law=LAWS["resnet50"])
+    prices = {}
+    for devices in counts:
+        best = rank(resnet, cluster, devices, law=LAWS["resnet50"])[0]
+        prices[devices] = best.minutes / 60 * devices * 2.5
+    assert found.price == pytest.approx(min(prices.values()))
+    assert found.devices == min(prices, key=lambda devices: prices[devices])
+
+
+def test_codes_that_change_the_path_are_chosen_only_where_they_pay() -> None:
+    fast = Cluster.load("dgx_h200")
+    assert prefer(rank(GPT, fast, 64)).prediction.scheme.codec in ("none", "fp16")
+    slow = fast.with_bandwidth(125e6)
+    assert prefer(rank(GPT, slow, 64)).prediction.scheme.codec in ("onebit", "powersgd")
+
+
+@pytest.mark.parametrize("name", workload_names())
+def test_every_model_that_ships_can_be_planned(name: str) -> None:
+    answer = cli_result(model=name, cluster="dgx_h200", gpus=16, price=2.5, lifetime_hours=50)
+    assert {way["method"] for way in answer["ways"]} == {"synchronous", "islands", "downpour"}
+    assert answer["cheapest"]["price"] > 0
+    assert (answer["best"]["tokens_per_s"] is not None) == bool(Workload.load(name).tokens)
+    assert answer["best"]["recipe"] in ("adamw", "lamb") or not Workload.load(name).tokens
+
+
+def test_the_command_takes_a_price_and_refuses_a_negative_one() -> None:
+    from bigstep.cli.app import app
+
+    runner = CliRunner()
+    shown = runner.invoke(
+        app, ["plan", "--model", "gpt-124m", "--cluster", "dgx_h200", "--gpus", "64", "--price", "2.5"]
+    )
+    assert shown.exit_code == 0
+    for words in ("tokens/s", "Way to go: synchronous", "Cheapest: "):
+        assert words in shown.output
+    with pytest.raises(ConfigError, match="price is -1"):
+        cli_result(price=-1)
