@@ -259,7 +259,7 @@ class Exchange:
             return [load(entry.home)(world, self.settings, self.warmup_steps, self.error_feedback)]
         codec, collective = load(entry.home)(self.settings), load(COLLECTIVES[self.collective].home)(world)
         if entry.blocks is None:
-            return [Summed(world, collective, codec, agrees=entry.agrees)]
+            return [Summed(world, collective, codec, agrees=0 < entry.agree_from <= world.size)]
         settings = {name: self.settings[name] for name in entry.settings}
         shapes = {name: parameter.shape for parameter, name in self._names.items()}
         return [

@@ -81,8 +81,8 @@ class CodecEntry:
     """Of a code that cannot be summed."""
     own_rounds: bool = False
     """Brings its own all-reduces, which take a ring's rounds."""
-    agrees: bool = False
-    """Ranks first agree on a power of two, by the maximum of a few integers."""
+    agree_from: int = 0
+    """So many ranks or more first agree on powers of two, by a small all-reduce that a plan leaves out; 0 for never."""
     settings: Settings = field(default_factory=dict)
     """Its own settings and their defaults; fields of the configuration's exchange have the same names."""
     encode_traffic: float = 0.0
@@ -231,10 +231,11 @@ CODECS = {
         offered=True,
     ),
     "fp16": CodecEntry(
-        "half precision",
+        "half precision; many ranks agree on a scale",
         home="bigstep.exchange.codecs.dense:Half",
         loses="rounding",
         bytes_per_value=2,
+        agree_from=17,
         encode_traffic=6.0,
         decode_traffic=6.0,
         offered=True,

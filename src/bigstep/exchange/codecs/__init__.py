@@ -27,7 +27,7 @@ class SummableCodec(Protocol):
         Args:
             flat: Gradients of some parameters, one behind the other.
             sizes: Values of each parameter.
-            agreed: The maximum over ranks of what `measure` returned.
+            agreed: The maximum over ranks of what `measure` returned; None where they did not need to agree.
             ranks: How many add.
         """
 
