@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
-from bigstep.config import DataConfig, LrConfig, RunConfig, WorkersConfig
+from bigstep.config import CheckpointConfig, DataConfig, LrConfig, RunConfig, WorkersConfig
 from bigstep.data import DataPair, Source, TensorImages, as_pair, as_source, open_data
 from bigstep.data.feed import Feed, Request
 from bigstep.data.sources.folder import open_folder
@@ -222,3 +223,31 @@ def test_every_named_set_has_an_entry_that_opens(tmp_path: Path) -> None:
             with pytest.raises(DataError, match=rf"{name} needs data\.path"):
                 open_data(name)
     assert all(isinstance(part, Source) for part in (open_data("embedded").train, open_data("embedded").test))
+
+
+def test_a_run_refuses_to_go_on_with_other_data_and_says_which(tmp_path: Path) -> None:
+    x, y = torch.randn(16, 3), torch.randn(16, 1)
+    config = tiny_config(checkpoint=CheckpointConfig(every=0.5))
+    model = nn.Linear(3, 1)
+
+    def go_on(x: Tensor, y: Tensor, *, resume: bool = True, steps: int = 2) -> int:
+        return fit(
+            config, model, ((x, y), (x, y)), nn.functional.mse_loss,
+            out=tmp_path / "run", resume=resume, max_steps=steps, device="cpu",
+        ).steps  # fmt: skip
+
+    assert go_on(x, y, resume=False, steps=1) == 1
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["data_fingerprint"]
+    for changed in ((x + 1, y), (x, -y), (x[:12], y[:12])):
+        with pytest.raises(DataError, match=r"data set has changed since the run was started.*--out"):
+            go_on(*changed)
+    assert go_on(x.clone(), y.clone()) == 2
+
+
+def test_own_data_that_changes_from_reading_to_reading_still_has_one_fingerprint() -> None:
+    class Noisy(Items):
+        def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+            return self.x[index], self.y[index] + np.random.default_rng().integers(0, 2**62)
+
+    noisy = as_source(Noisy(pictures(), torch.arange(40)))
+    assert noisy.fingerprint() == noisy.fingerprint()

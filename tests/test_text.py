@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from bigstep.config import DataConfig
+from bigstep.config import DataConfig, LrConfig, RunConfig, WorkersConfig
 from bigstep.data import DataPair, TokenWindows, open_data
 from bigstep.data.baselines import ngram_bits
 from bigstep.data.feed import Feed, Request
@@ -28,6 +28,7 @@ from bigstep.data.tokens import read_tokens, write_tokens
 from bigstep.data.vocabulary import FILE, load_vocabulary, make_vocabulary
 from bigstep.errors import ConfigError, DataError
 from bigstep.schedules import BatchPlan, BatchStage
+from bigstep.train import fit
 
 TEXT = "Wär' ich, so wär' ich: to be, or not to be — that is the question.\n".encode() * 20
 
@@ -365,3 +366,15 @@ def test_text_is_described_in_plain_values(tmp_path: Path) -> None:
     assert facts["train"]["bytes_per_token"] > 1
     assert (facts["unit"], facts["train"]["corrupt"]) == ("sequences", [])
     json.dumps(facts)
+
+
+def test_a_run_keeps_the_vocabulary_that_it_built(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_bytes(TEXT)
+    data = DataConfig(name="text", path=str(tmp_path / "text.txt"), length=16, vocabulary="words:300")
+    workers, rate = WorkersConfig(count=2, local_batch=2), LrConfig(base=0.01, scaling="none")
+    config = RunConfig(workers=workers, epochs=1, lr=rate, data=data, model="gpt-mini")
+    result = fit(config, out=tmp_path / "run", max_steps=2, device="cpu")
+    assert result.steps == 2
+    kept = load_vocabulary(tmp_path / "run")
+    assert kept.size == open_data("text", data.path, vocabulary=data.vocabulary).train.num_classes < 300
+    assert kept.decode(kept.encode(TEXT, "here").tolist()) == TEXT

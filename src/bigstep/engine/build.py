@@ -12,6 +12,7 @@ from torch import nn
 from bigstep.config import RunConfig, require
 from bigstep.data.catalog import open_data
 from bigstep.data.feed import Feed, Request
+from bigstep.data.pair import DataPair
 from bigstep.data.sampler import Sampler, Step, hosted_workers
 from bigstep.data.sources.given import as_pair
 from bigstep.engine.checkpoint import weights_hash
@@ -27,7 +28,7 @@ from bigstep.engine.methods.synchronous import Pass, Synchronous
 from bigstep.engine.precision import Precision
 from bigstep.engine.ranks import Ranks
 from bigstep.engine.rates import Rates, batch_plan, learning_rate
-from bigstep.engine.state import State
+from bigstep.engine.state import Identity, State
 from bigstep.errors import ConfigError
 from bigstep.gpu.loss_scale import LossScale
 from bigstep.losses import CrossEntropy
@@ -135,7 +136,8 @@ def build(
         skip, clip = config.nonfinite == "skip", config.optimizer.clip
         passes = Eager(learner, ranks, precision, scale, parallel, skip_nonfinite=skip, clip=clip)
     method = Synchronous(learner, passes, forwards, ranks, config.seed)
-    state.register(**method.parts())
+    data = DataPair(train_feed.source, test_feed.source)
+    state.register(**method.parts(), data=Identity("The data set", data.fingerprint()))
     rates = Rates(config, sampler, learner.optimizer, learning_rate(config.lr, config.batch, config.plan))
     evaluator = Evaluator(test_feed, own.loss or _loss(test_feed), ranks, precision)
     model.train()

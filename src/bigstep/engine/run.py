@@ -171,8 +171,10 @@ def _opened_records(order: Order, built: Run) -> Iterator[RunWriter | None]:
         keep_until_step=built.state.position.step,
         ranks=built.ranks.size,
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        data_fingerprint=built.state.parts["data"].state_dict(),
         **order.facts,
     )
+    built.train_feed.source.keep(order.folder)
     with contextlib.closing(writer):
         yield writer
 
@@ -209,6 +211,8 @@ def _restore(built: Run, saved: dict[str, Any], checkpoints: Path) -> None:
     """Restore, or say that the checkpoint is of another run, however that shows."""
     try:
         built.state.restore(saved, built.sampler.size)
+    except DataError:
+        raise
     except Exception as error:  # a state of other names, shapes or types can raise nearly anything
         reason = (str(error).strip().splitlines() or [""])[0]
         raise DataError(

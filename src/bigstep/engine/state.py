@@ -14,8 +14,9 @@ from torch import nn
 from bigstep.config import RunConfig
 from bigstep.config.text import config_to_mapping
 from bigstep.data.sampler import Position
+from bigstep.errors import DataError
 
-__all__ = ["Carried", "Count", "State", "Weights"]
+__all__ = ["Carried", "Count", "Identity", "State", "Weights"]
 
 
 class Carried(Protocol):
@@ -56,6 +57,26 @@ class Weights:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take them over."""
         self.model.load_state_dict(state)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a run must be given again when it is resumed, known by its fingerprint."""
+
+    what: str
+    fingerprint: str
+
+    def state_dict(self) -> str:
+        """Return the fingerprint."""
+        return self.fingerprint
+
+    def load_state_dict(self, state: str) -> None:
+        """Refuse another one."""
+        if state != self.fingerprint:
+            raise DataError(
+                f"{self.what} has changed since the run was started (its fingerprint is {self.fingerprint}, and was "
+                f"{state!s:.40}); bring it back, or start a new run with another --out."
+            )
 
 
 @dataclass
