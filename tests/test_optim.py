@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from bigstep.errors import ConfigError
 from bigstep.gpu.lamb import LambSettings, lamb_twin
 from bigstep.gpu.lars import LarsSettings, lars_twin
-from bigstep.optim import LAMB, LARS, RMSpropWarmup, parameter_groups
+from bigstep.optim import LAMB, LARS, Muon, RMSpropWarmup, parameter_groups
 from bigstep.optim.lamb import lamb
 from bigstep.optim.lars import lars
 from bigstep.optim.rmsprop_warmup import rmsprop_warmup, rmsprop_warmup_reference
@@ -54,6 +54,8 @@ OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
     "lars_nesterov": lambda params: make_lars(params, nesterov=True),
     "rmsprop_warmup": make_rmsprop,
     "lamb": lambda params: LAMB(params, lr=0.7, weight_decay=0.01),
+    "muon": lambda params: Muon(params, lr=0.7, weight_decay=0.01),
+    "muon_sgd": lambda params: Muon(params, lr=0.7, weight_decay=0.01, rest="sgd", renormalise=True),
 }
 
 

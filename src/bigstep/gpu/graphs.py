@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -193,7 +193,7 @@ class GraphedStep:
         """Run forward and backward of the newest graph once more without it, and leave no trace: for a profile."""
         captured = next(reversed(self._captured.values()), None)
         if captured is not None:
-            with _untouched(self.model.buffers()):
+            with self._untouched():
                 self._forward_backward(captured.inputs, captured.targets)
 
     @torch.no_grad()
@@ -262,6 +262,15 @@ class GraphedStep:
         order = torch.channels_last if images else torch.contiguous_format
         return torch.empty(inputs.shape, dtype=dtype, device=self.device, memory_format=order).copy_(inputs)
 
+    @contextlib.contextmanager
+    def _untouched(self) -> Iterator[None]:
+        """Leave no trace in running statistics and random numbers."""
+        kept = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
+        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+            yield
+        for buffer, before in kept:
+            buffer.copy_(before)
+
     def _capture(self, inputs: Tensor, targets: Tensor) -> _Captured:
         inputs, targets = self._static_copy(inputs), targets.to(self.device, copy=True)
         update = self._make_update()
@@ -279,7 +288,7 @@ class GraphedStep:
                 self._apply(update, gradients)
             return loss, gradients
 
-        with _untouched(self.model.buffers()):  # no trace in the running statistics
+        with self._untouched():
             self._graph_maker.warm_up(rehearse)
             graph, (loss, gradients) = self._graph_maker.capture(run)
         update.bind(gradients)  # only now are their addresses known; the graph reads them when it runs
@@ -298,21 +307,12 @@ class GraphedStep:
     def _look_at(self, gradients: list[Tensor]) -> None:
         """Set the factor that unscales and clips, and whether to skip: gradients are finite if their norm is."""
         norm = global_norm(gradients, self._factor.dtype)
-        self._factor.copy_(self.scale.reciprocal())
+        self._factor.copy_(self.scale).reciprocal_()
         if self.loss_scale.enabled:
-            self.skipped.copy_(~norm.isfinite())
+            self.skipped.copy_(norm - norm != 0)  # 0 if it is finite, else nan
         if self.clip is not None:
             # as torch.nn.utils.clip_grad_norm_ does
             self._factor.mul_((self.clip / (norm * self._factor + 1e-6)).clamp(max=1.0))
-
-
-@contextlib.contextmanager
-def _untouched(buffers: Iterable[Tensor]) -> Iterator[None]:
-    """Put buffers back afterwards."""
-    kept = [(buffer, buffer.clone()) for buffer in buffers]
-    yield
-    for buffer, before in kept:
-        buffer.copy_(before)
 
 
 def _laid_out(gradient: Tensor, param: Tensor) -> Tensor:

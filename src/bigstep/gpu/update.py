@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from bigstep.gpu.loss_scale import decides_on_device, step_unless
+from bigstep.gpu.tensor_lists import by_device_and_dtype
 
 __all__ = ["GraphUpdate", "GroupSettings", "StepUpdate", "make_update"]
 
@@ -103,7 +104,8 @@ class StepUpdate:
     ) -> None:
         """See `GraphUpdate`."""
         wide = [torch.empty_like(param) for param in self.params]
-        torch._foreach_copy_(wide, list(gradients))
+        for alike, places in by_device_and_dtype(gradients, wide):  # of one type each, else it is a launch a tensor
+            torch._foreach_copy_(places, alike)
         if factor is not None:
             torch._foreach_mul_(wide, factor)
         for param, gradient in zip(self.params, wide, strict=True):

@@ -12,7 +12,6 @@ from torch.optim.optimizer import ParamsT
 from bigstep.errors import ConfigError
 from bigstep.gpu.chunks import why_not_kernels
 from bigstep.gpu.lamb import LambKernels, LambSettings
-from bigstep.optim.moments import adam_directions
 from bigstep.optim.multi_tensor import MultiTensorOptimizer
 
 __all__ = ["LAMB", "lamb"]
@@ -117,7 +116,16 @@ def lamb(
     >>> w
     tensor([0.7500, 0.7500, 0.7500, 0.7500])
     """
-    updates = adam_directions(grads, averages, squares, steps, betas=betas, eps=eps)
+    torch._foreach_add_(steps, 1)
+    torch._foreach_lerp_(averages, grads, 1 - betas[0])
+    torch._foreach_mul_(squares, betas[1])
+    torch._foreach_addcmul_(squares, grads, grads, value=1 - betas[1])
+    count = torch.stack(steps).double()  # beta^t is near 1 at first: in fp32 the difference would have four digits
+    first, second = ((1 - beta**count).to(averages[0].dtype).unbind() for beta in betas)
+    updates = list(torch._foreach_div(averages, first))
+    roots = torch._foreach_sqrt(torch._foreach_div(squares, second))
+    torch._foreach_add_(roots, eps)
+    torch._foreach_div_(updates, roots)
     torch._foreach_add_(updates, params, alpha=weight_decay)
     if adapt:
         weight_norms = torch.stack(torch._foreach_norm(params))

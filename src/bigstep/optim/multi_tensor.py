@@ -75,8 +75,9 @@ class MultiTensorOptimizer(Optimizer):
         """How many steps a parameter has taken: on its device, so that a graph can count."""
         state = self.state[param]
         if "step" not in state:
-            state["step"] = torch.zeros((), dtype=param.dtype if param.dtype == torch.float64 else torch.float32)
-        state["step"] = state["step"].to(param.device)  # torch leaves it where a state dict had it
+            state["step"] = torch.zeros((), dtype=torch.float32, device=param.device)
+        elif state["step"].device != param.device:  # torch leaves it where a state dict had it
+            state["step"] = state["step"].to(param.device)
         count: Tensor = state["step"]
         return count
 

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from bigstep.errors import ConfigError
-from bigstep.optim.moments import adam_directions
 from bigstep.optim.multi_tensor import MultiTensorOptimizer, descend
 from bigstep.optim.orthogonal import EPS, A, B, C, orthogonalise_all
 
@@ -156,12 +155,27 @@ class Muon(MultiTensorOptimizer):
         _move(params, steps, group["lr"], group["weight_decay"])
 
     def _update_rest(self, group: Mapping[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
-        if group["rest"] == "adamw":
-            averages, squares, steps = (list(each) for each in zip(*map(self._moments, params), strict=True))
-            directions = adam_directions(grads, averages, squares, steps, betas=group["betas"], eps=group["eps"])
-        else:
-            directions = self._momentum(group, params, grads)
-        _move(params, directions, group["rest_lr"] * group["lr"], group["weight_decay"])
+        lr, decay = group["rest_lr"] * group["lr"], group["weight_decay"]
+        if group["rest"] == "sgd":
+            _move(params, self._momentum(group, params, grads), lr, decay)
+            return
+        averages, squares, steps = (list(each) for each in zip(*map(self._moments, params), strict=True))
+        torch._foreach_add_(steps, 1)
+        torch._fused_adamw_(
+            params,
+            grads,
+            averages,
+            squares,
+            [],
+            steps,
+            lr=lr,
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            weight_decay=decay,
+            eps=group["eps"],
+            amsgrad=False,
+            maximize=False,
+        )
 
     def _momentum(self, group: Mapping[str, Any], params: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
         """Update v and return n, which may be v itself."""
