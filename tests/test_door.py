@@ -285,3 +285,36 @@ def test_copies_that_run_side_by_side_are_told(tmp_path: Path) -> None:
     ]
     told = [twin.communicate(timeout=100)[1] for twin in twins]
     assert any("2 copies of this command run side by side" in err for err in told), told
+
+
+def test_a_run_that_steps_end_is_described_by_them(bigstep: Bigstep) -> None:
+    status, _, err = bigstep("train", *QUICK, "--steps", "2", "--epochs", "1")
+    assert status == 0
+    assert "at most 2 steps of 1 epoch · 1 rank ·" in err
+    assert "step 2/2" in err
+    assert " left" not in err.splitlines()[-1]
+
+
+def test_help_is_quick_and_leaves_room_for_what_options_mean(bigstep: Bigstep, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    status, out, _ = bigstep("train", "--help")
+    assert status == 0
+    options = out.partition("Options:")[2].splitlines()[1:]
+    assert all(len(line) <= 80 for line in options)
+    described = [line for line in options if line.strip().startswith("--")]
+    assert all(len(line) - len(line[26:].lstrip()) <= 28 for line in described), "descriptions begin far to the right"
+    names = [line.split()[0] for line in described]
+    assert names[:7] == ["--lr", "--batch", "--workers", "--epochs", "--seed", "--model", "--data"]
+
+
+def test_recipes_and_fields_are_completed(bigstep: Bigstep, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("_BIGSTEP_COMPLETE", "complete_bash")
+
+    def completed(line: str) -> list[str]:
+        monkeypatch.setenv("COMP_WORDS", line)
+        monkeypatch.setenv("COMP_CWORD", str(len(line.split(" ")) - 1))
+        return bigstep()[1].split()
+
+    assert completed("bigstep train so") == ["sony"]
+    assert completed("bigstep train --set optimizer.mo") == ["optimizer.momentum="]
+    assert "check" in completed("bigstep ch")

@@ -41,7 +41,7 @@ FORMAT = 1
 
 FILES = (
     "run.json", "metrics.jsonl", "checkpoints", "model.safetensors", "report.html", "tensorboard", "profile.json",
-    "profile.md", "trace.json.gz", ".lock",
+    "wandb", "mlflow.db", "profile.md", "trace.json.gz", ".lock",
 )  # fmt: skip
 """What a run leaves in its folder, besides error-rank-N.txt; whoever clears a folder removes nothing else."""
 

@@ -42,7 +42,7 @@ def run_asynchronously(
         elsewhere: Shards and replicas that other machines bring.
     """
     require_runnable(order.config, ranks, resume=order.resume)
-    with keep_folder(order.folder):
+    with keep_folder(order.folder, fresh=not order.resume):
         return _run(order, ranks, observers, own, listen, elsewhere)
 
 

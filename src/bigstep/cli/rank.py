@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from bigstep.cli.imports import collector_off
 from bigstep.cli.options import print_json
+from bigstep.config.text import config_to_mapping
+from bigstep.report.outcome import flatten
 
 if TYPE_CHECKING:
     from bigstep.engine.job import Job
@@ -40,7 +42,7 @@ def train_as_rank(job: Job) -> None:
         if not ranks.first:
             run(order, ranks)
             return
-        with Progress(order.config.recipe, order.config.epochs) as progress:
+        with Progress(order.config.recipe, order.config.epochs, steps=job.steps) as progress:
             result = run(order, ranks, _observers(job, progress))
     if job.report:
         show_report(order.folder, quiet=job.as_json)
@@ -52,12 +54,12 @@ def train_as_rank(job: Job) -> None:
 
 def _observers(job: Job, progress: Observer) -> list[Observer]:
     """Return who hears of the run besides its records."""
-    observers = [progress]
-    if "tensorboard" in job.trackers:
-        from bigstep.engine.observers.tensorboard import TensorBoard
+    if not job.trackers:
+        return [progress]
+    from bigstep.engine.observers.trackers import TRACKERS
 
-        observers.append(TensorBoard(job.folder))
-    return observers
+    config = dict(flatten(config_to_mapping(job.config)))
+    return [progress, *(TRACKERS[name](job.folder, config, job.facts) for name in job.trackers)]
 
 
 def _profile(folder: Path, *, quiet: bool) -> dict[str, Any]:

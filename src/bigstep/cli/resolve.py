@@ -60,7 +60,7 @@ def job_of(options: Train, *, launched: bool) -> Job:
         facts=_facts(options, config),
         device=options.device,
         timeout_s=options.timeout,
-        trackers=("tensorboard",) if options.tensorboard else (),
+        trackers=tuple(name for name in ("tensorboard", "wandb", "mlflow") if getattr(options, name)),
         report=options.report,
         as_json=options.as_json,
     )

@@ -24,14 +24,14 @@ SETTINGS: dict[str, Callable[[str], Any]] = {
 """What --set takes here."""
 
 
-def is_sparse_file(data: str | None) -> bool:
-    """Whether --data names a LIBSVM file.
+def is_sparse_file(data: str | None, recipe: str | None) -> bool:
+    """Whether --data names a LIBSVM file; one that is called .txt is text to other recipes.
 
-    >>> is_sparse_file("news20.svm.gz"), is_sparse_file("cifar10"), is_sparse_file(None)
-    (True, False, False)
+    >>> is_sparse_file("news20.svm.gz", None), is_sparse_file("news20.txt", "hogwild"), is_sparse_file("my.txt", "sony")
+    (True, True, False)
     """
     name = (data or "").removesuffix(".gz")
-    return name.endswith((".svm", ".libsvm", ".txt"))
+    return name.endswith((".svm", ".libsvm")) or (name.endswith(".txt") and recipe in ("hogwild", "locked"))
 
 
 def train_sparse_file(options: Train) -> None:

@@ -61,6 +61,8 @@ class Train:
         int | None, typer.Option(metavar="STEPS", help="Profile so many steps: a trace and a table, kernel by kernel.")
     ] = None
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard events too.")] = False
+    wandb: Annotated[bool, typer.Option("--wandb", help="Tell Weights & Biases of every row too.")] = False
+    mlflow: Annotated[bool, typer.Option("--mlflow", help="Tell MLflow of every row too.")] = False
     report: Annotated[
         bool, typer.Option("--report/--no-report", help="Show the result and write report.html at the end.")
     ] = True
@@ -74,7 +76,7 @@ def train(options: Train) -> None:
     from bigstep.engine import launch
     from bigstep.engine.launchers import adopt_launcher, copies_alone
 
-    if is_sparse_file(options.data):
+    if is_sparse_file(options.data, options.recipe):
         train_sparse_file(options)
         return
     place = adopt_launcher()

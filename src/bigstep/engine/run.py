@@ -60,7 +60,7 @@ def run(order: Order, ranks: Ranks, observers: Iterable[Observer] = (), own: Own
         own: A user's model, data and loss.
     """
     with contextlib.ExitStack() as stack:
-        _keep_folder(order.folder, ranks, stack)
+        _keep_folder(order, ranks, stack)
         stop = stack.enter_context(listening())
         heartbeat = stack.enter_context(beating(ranks))
         try:
@@ -85,12 +85,12 @@ def run(order: Order, ranks: Ranks, observers: Iterable[Observer] = (), own: Own
             ) from error
 
 
-def _keep_folder(folder: Path, ranks: Ranks, stack: contextlib.ExitStack) -> None:
+def _keep_folder(order: Order, ranks: Ranks, stack: contextlib.ExitStack) -> None:
     """Lock the folder on rank 0; all ranks leave with its sentence if another run has it."""
     refusal: str | None = None
     if ranks.first:
         try:
-            stack.enter_context(locked(folder))
+            stack.enter_context(locked(order.folder, fresh=not order.resume))
         except ConfigError as error:
             refusal = str(error)
     refusal = ranks.from_first(refusal)
@@ -245,9 +245,12 @@ def _announcement(order: Order, ranks: Ranks) -> str:
     config = order.config
     stages = [(stage.workers, stage.local_batch) for stage in batch_plan(config).stages]
     batches = " → ".join(f"{count * local:,} ({count} × {local})" for count, local in stages)
+    length = f"{config.epochs:g} epoch{'' if config.epochs == 1 else 's'}"
+    if order.max_steps is not None:
+        length = f"at most {order.max_steps:,} step{'' if order.max_steps == 1 else 's'} of {length}"
     plural = "" if ranks.size == 1 else "s"
     return (
-        f"{config.recipe} · {config.model} on {config.data.name} · batch {batches} · {config.epochs:g} epochs · "
+        f"{config.recipe} · {config.model} on {config.data.name} · batch {batches} · {length} · "
         f"{ranks.size} rank{plural} · {order.folder}"
     )
 

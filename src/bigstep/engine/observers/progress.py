@@ -45,6 +45,7 @@ class Progress(Observer):
     Args:
         title: What is being trained, in a word or two.
         epochs: Where the run ends.
+        steps: Where it ends sooner, if it does.
         stream: Where lines go; by default standard error, so that standard output stays free for results.
         live: One line that is redrawn in place; None asks the stream whether it is a terminal.
 
@@ -54,9 +55,17 @@ class Progress(Observer):
     plain  epoch 1.00/2  accuracy 87.1 %  loss 0.5000  400 images/s  0:30 gone  compute 90 % exchange 0 % data 10 %
     """
 
-    def __init__(self, title: str, epochs: float, stream: TextIO | None = None, live: bool | None = None):
+    def __init__(
+        self,
+        title: str,
+        epochs: float,
+        stream: TextIO | None = None,
+        live: bool | None = None,
+        *,
+        steps: int | None = None,
+    ):
         self._title = _printable(title)
-        self._epochs = epochs
+        self._epochs, self._steps = epochs, steps
         self._stream = sys.stderr if stream is None else stream
         self._row: dict[str, Any] = {}
         self._accuracy: float | None = None
@@ -81,7 +90,7 @@ class Progress(Observer):
         for part in PARTS:
             self._spent[part] += row.get(part) or 0.0
         if self._first is None:
-            self._first = (row.get("epoch", 0.0), row.get("seconds", 0.0))
+            self._first = (self._done(), row.get("seconds", 0.0))
         now = time.monotonic()
         if now < self._due:
             return
@@ -131,8 +140,9 @@ class Progress(Observer):
     def _facts(self) -> dict[str, str]:
         """What there is to tell, in the order it is shown."""
         row, facts = self._row, {}
-        epoch = row.get("epoch", 0.0)
-        facts["epoch"] = f"epoch {epoch:.2f}/{self._epochs:g}"
+        facts["epoch"] = f"epoch {row.get('epoch', 0.0):.2f}/{self._epochs:g}"
+        if self._steps is not None:
+            facts["epoch"] = f"step {row.get('step', 0)}/{self._steps}"
         if self._accuracy is not None:
             facts["accuracy"] = f"accuracy {100 * self._accuracy:.1f} %"
         if "loss" in row:
@@ -142,8 +152,9 @@ class Progress(Observer):
             facts["rate"] = f"{row['images_per_s']:,.0f} images/s"
         seconds = row.get("seconds", 0.0)
         begun, since = self._first or (0.0, 0.0)
-        if epoch > begun and seconds > since:  # a resumed run does not start at epoch 0
-            left = (seconds - since) / (epoch - begun) * max(0.0, self._epochs - epoch)
+        done = self._done()
+        if done > begun and seconds > since:  # a resumed run does not start at epoch 0
+            left = (seconds - since) / (done - begun) * (1.0 - done)
             facts["time"] = f"{clock(left)} left" if left else f"{clock(seconds)} in all"
         elif seconds:
             facts["time"] = f"{clock(seconds)} gone"
@@ -154,6 +165,13 @@ class Progress(Observer):
         if row.get("slowest_rank") is not None:
             facts["slowest"] = f"slowest rank {row['slowest_rank']}"
         return facts
+
+    def _done(self) -> float:
+        """The part of the run that is over, by epochs, or by steps where those end it sooner."""
+        over = self._row.get("epoch", 0.0) / self._epochs
+        if self._steps is not None:
+            over = max(over, self._row.get("step", 0) / self._steps)
+        return min(1.0, max(0.0, over))
 
     def _line(self, width: int) -> Text:
         """One line that fits: on a narrow terminal the least needed facts are left out, nothing wraps."""
@@ -166,7 +184,7 @@ class Progress(Observer):
                 break
             facts.pop(name, None)
         bar = min(30, max(0, room - sum(len(text) + 2 for text in facts.values())))
-        done = round(bar * min(1.0, max(0.0, self._row.get("epoch", 0.0) / self._epochs)))
+        done = round(bar * self._done())
         line = Text(no_wrap=True, overflow="crop", end="")
         if "title" in facts:
             line.append(facts.pop("title") + "  ", style="bold")
