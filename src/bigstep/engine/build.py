@@ -11,26 +11,21 @@ from torch import nn
 
 from bigstep.config import RunConfig, require
 from bigstep.data.catalog import open_data
-from bigstep.data.feed import Feed, Request
+from bigstep.data.feed import Feed
 from bigstep.data.pair import DataPair
-from bigstep.data.sampler import Sampler, Step, hosted_workers
+from bigstep.data.sampler import Sampler
 from bigstep.data.sources.given import as_pair
 from bigstep.engine.checkpoint import weights_hash
 from bigstep.engine.evaluate import Evaluation, Evaluator
-from bigstep.engine.fusing import Kernels, fuse, why_plain
+from bigstep.engine.fusing import Kernels, fuse
 from bigstep.engine.learner import Learner, Loss, WorkerLoss
 from bigstep.engine.methods.base import Method
-from bigstep.engine.methods.eager import Eager
-from bigstep.engine.methods.forwards import Forwards
-from bigstep.engine.methods.graphed import Graphed
-from bigstep.engine.methods.parallel import Parallel
-from bigstep.engine.methods.synchronous import Pass, Synchronous
+from bigstep.engine.methods.build import Emulation, Setting, make_method
 from bigstep.engine.precision import Precision
 from bigstep.engine.ranks import Ranks
 from bigstep.engine.rates import Rates, batch_plan, learning_rate
 from bigstep.engine.state import Identity, State
 from bigstep.errors import ConfigError
-from bigstep.gpu.loss_scale import LossScale
 from bigstep.losses import CrossEntropy
 from bigstep.models import build_model
 from bigstep.norm import WorkerStatistics, ghost_batch_norm, zero_gamma
@@ -44,8 +39,6 @@ GPU_SAMPLES_PER_FORWARD = 8192
 """Workers are joined into one forward up to this many samples on a GPU; larger forwards gain nothing there."""
 GPU_BYTES_PER_PIXEL = 4096
 """Memory of a forward and backward for each pixel of its images: ResNets take 1.5 to 2.1 kB in half precision."""
-_EXAMPLE = 8
-"""Samples of a forward that is thrown away."""
 
 
 @dataclass(frozen=True)
@@ -60,16 +53,6 @@ class Own:
     """Makes an optimizer of the model's parameters; its rate is set at every step."""
     change: Callable[[nn.Module], nn.Module] | None = None
     """Changes the model before anything is built around it."""
-
-
-@dataclass(frozen=True)
-class Emulation:
-    """What a machine without a GPU stands in for, so that it can be proved there."""
-
-    graphs: bool = False
-    """Steps as graphs, on a tape."""
-    loss_scale: bool = False
-    """Scale the loss as fp16 does, whatever the precision; a power of two changes nothing else."""
 
 
 @dataclass(frozen=True)
@@ -126,16 +109,12 @@ def build(
     learner = _learner(config, ranks, model, own, train_feed)
     sampler = Sampler(len(train_feed), config.seed, plan, config.data.drop_last)
     state = State(config)
-    targets = train_feed.source.targets
-    forwards = Forwards(sampler, lambda step: _hosted(step, ranks), samples_per_forward, targets)
-    scale = LossScale(ranks.device, enabled=precision.scales_loss or emulation.loss_scale)
-    if _graphs(config, ranks, learner, kernels, own_model=own.model is not None) or emulation.graphs:
-        passes: Pass = Graphed(learner, config.precision, scale, clip=config.optimizer.clip, emulate=emulation.graphs)
-    else:
-        parallel = _parallel(config, ranks, precision, learner, state, train_feed)
-        skip, clip = config.nonfinite == "skip", config.optimizer.clip
-        passes = Eager(learner, ranks, precision, scale, parallel, skip_nonfinite=skip, clip=clip)
-    method = Synchronous(learner, passes, forwards, ranks, config.seed)
+    method = make_method(
+        Setting(
+            config, ranks, precision, learner, sampler, train_feed, state, samples_per_forward, kernels,
+            own_model=own.model is not None, emulation=emulation,
+        )
+    )  # fmt: skip
     data = DataPair(train_feed.source, test_feed.source)
     state.register(**method.parts(), data=Identity("The data set", data.fingerprint()))
     rates = Rates(config, sampler, learner.optimizer, learning_rate(config.lr, config.batch, config.plan))
@@ -259,40 +238,3 @@ def _learner(config: RunConfig, ranks: Ranks, model: nn.Module, own: Own, feed: 
         WorkerStatistics(model, 0.0 if config.norm.statistics == "last_batch" else config.norm.momentum),
         scaling,
     )
-
-
-def _hosted(step: Step, ranks: Ranks) -> Iterable[int]:
-    return hosted_workers(step.workers, ranks.rank, ranks.size)
-
-
-def _graphs(config: RunConfig, ranks: Ranks, learner: Learner, kernels: Kernels | None, *, own_model: bool) -> bool:
-    """Whether a GPU has whole steps to itself, so that each can be a graph; note what hinders it."""
-    if kernels is None or why_plain(config, own=own_model) is not None:
-        return False
-    reason = _why_no_graphs(config, ranks, learner)
-    kernels.graphs = reason is None
-    if reason is not None:
-        kernels.reasons.append(f"no graphs, since {reason}")
-    return kernels.graphs
-
-
-def _why_no_graphs(config: RunConfig, ranks: Ranks, learner: Learner) -> str | None:
-    if ranks.size > 1:
-        return "several ranks exchange gradients within a step"
-    if config.asynchronous.method != "none":
-        return "gradients go elsewhere before they update weights"
-    if config.nonfinite == "skip":
-        return "nonfinite=skip looks at every gradient"
-    if learner.rank_adagrad is not None:
-        return "something is done to gradients between backward and update"
-    return None
-
-
-def _parallel(
-    config: RunConfig, ranks: Ranks, precision: Precision, learner: Learner, state: State, feed: Feed
-) -> Parallel | None:
-    """Let several ranks exchange gradients."""
-    if ranks.size == 1:
-        return None
-    example = next(iter(feed([Request(0, torch.arange(min(_EXAMPLE, len(feed))))])))
-    return Parallel(learner, ranks, precision, config.exchange, example, lambda: state.position.step)

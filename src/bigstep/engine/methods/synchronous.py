@@ -127,10 +127,16 @@ class Synchronous:
         forwards: Which samples go through together.
         ranks: Those that share the workers of this learner.
         seed: Of the run.
+        measure: Measure the noise scale on the way.
     """
 
-    def __init__(self, learner: Learner, passes: Pass, forwards: Forwards, ranks: Ranks, seed: int):
+    def __init__(
+        self, learner: Learner, passes: Pass, forwards: Forwards, ranks: Ranks, seed: int, *, measure: bool = True
+    ):
         self.learner, self.passes, self.forwards, self.ranks = learner, passes, forwards, ranks
+        self.first_worker = 0
+        """The number of the first worker of the steps to come, among all workers of the run."""
+        self._measure = measure
         self.skipped = Count()
         """Steps that were dropped because their gradient was not finite."""
         self._seed = seed
@@ -182,7 +188,7 @@ class Synchronous:
 
         It cannot be where all samples are one worker's, nor where the exchange hands out something else than the mean.
         """
-        if step.active < 2 or not self.passes.gives_mean:
+        if not self._measure or step.active < 2 or not self.passes.gives_mean:
             return False
         batch, every = step.workers * step.local_batch, _MEASURE_EVERY
         if self.ranks.size == 1 and batch <= self.forwards.max_samples:
@@ -238,7 +244,7 @@ class Synchronous:
         The generators are seeded directly: `torch.manual_seed` also prepares devices that are not there, at a cost
         that shows beside a small forward.
         """
-        seed = (self._seed * 1_000_003 + step.position.step) * 1_000_003 + forward.first_worker
+        seed = (self._seed * 1_000_003 + step.position.step) * 1_000_003 + self.first_worker + forward.first_worker
         torch.default_generator.manual_seed(seed)
         if self.ranks.device.type == "cuda":
             torch.cuda.manual_seed(seed)

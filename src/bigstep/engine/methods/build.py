@@ -1,0 +1,175 @@
+"""From a configuration to the method of a run: which pass computes, who exchanges with whom, on how many islands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+import torch.distributed as dist
+
+from bigstep.config import RunConfig, require
+from bigstep.data.feed import Feed, Request
+from bigstep.data.sampler import Sampler, hosted_workers
+from bigstep.engine.fusing import Kernels, why_plain
+from bigstep.engine.learner import Learner
+from bigstep.engine.methods.base import Method
+from bigstep.engine.methods.eager import Eager
+from bigstep.engine.methods.forwards import Forwards
+from bigstep.engine.methods.graphed import Graphed
+from bigstep.engine.methods.islands import Islands
+from bigstep.engine.methods.meeting import Transport
+from bigstep.engine.methods.parallel import Parallel
+from bigstep.engine.methods.synchronous import Pass, Synchronous
+from bigstep.engine.precision import Precision
+from bigstep.engine.ranks import Ranks
+from bigstep.engine.state import State
+from bigstep.gpu.loss_scale import LossScale
+from bigstep.norm import WorkerStatistics
+
+__all__ = ["Emulation", "Setting", "make_method"]
+
+_EXAMPLE = 8
+"""Samples of a forward that is thrown away."""
+
+
+@dataclass(frozen=True)
+class Emulation:
+    """What a machine without a GPU stands in for, so that it can be proved there."""
+
+    graphs: bool = False
+    """Steps as graphs, on a tape."""
+    loss_scale: bool = False
+    """Scale the loss as fp16 does, whatever the precision; a power of two changes nothing else."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a method is made from."""
+
+    config: RunConfig
+    ranks: Ranks
+    precision: Precision
+    learner: Learner
+    sampler: Sampler
+    feed: Feed
+    state: State
+    samples_per_forward: int
+    kernels: Kernels | None
+    own_model: bool
+    emulation: Emulation
+
+    def forwards(self, ranks: Ranks) -> Forwards:
+        """Return the forwards of steps that some ranks share."""
+        return Forwards(
+            self.sampler,
+            lambda step: hosted_workers(step.workers, ranks.rank, ranks.size),
+            self.samples_per_forward,
+            self.feed.source.targets,
+        )
+
+
+def make_method(setting: Setting) -> Method:
+    """Return the method that the configuration asks for; every rank must call this."""
+    islands = setting.config.islands
+    if islands.count == 1 and islands.outer.name == "average":
+        return _synchronous(setting, setting.ranks)
+    return _islands(setting)
+
+
+def _synchronous(setting: Setting, ranks: Ranks, *, measure: bool = True) -> Synchronous:
+    """Return the method of workers that some ranks share and that wait for one another."""
+    config, learner = setting.config, setting.learner
+    enabled = setting.precision.scales_loss or setting.emulation.loss_scale
+    scale, clip = LossScale(ranks.device, enabled=enabled), config.optimizer.clip
+    if _takes_graphs(setting, ranks) or setting.emulation.graphs:
+        emulate = setting.emulation.graphs
+        passes: Pass = Graphed(learner, config.precision, scale, clip=clip, emulate=emulate)
+    else:
+        skip = config.nonfinite == "skip"
+        parallel = _parallel(setting, ranks)
+        passes = Eager(learner, ranks, setting.precision, scale, parallel, skip_nonfinite=skip, clip=clip)
+    return Synchronous(learner, passes, setting.forwards(ranks), ranks, config.seed, measure=measure)
+
+
+def _takes_graphs(setting: Setting, ranks: Ranks) -> bool:
+    """Whether a GPU has whole steps to itself, so that each can be a graph; note what hinders it."""
+    kernels = setting.kernels
+    if kernels is None or why_plain(setting.config, own=setting.own_model) is not None:
+        return False
+    reason = _why_no_graphs(setting.config, ranks, setting.learner)
+    kernels.graphs = reason is None
+    if reason is not None and (said := f"no graphs, since {reason}") not in kernels.reasons:
+        kernels.reasons.append(said)
+    return kernels.graphs
+
+
+def _why_no_graphs(config: RunConfig, ranks: Ranks, learner: Learner) -> str | None:
+    if ranks.size > 1:
+        return "several ranks exchange gradients within a step"
+    if config.asynchronous.method != "none":
+        return "gradients go elsewhere before they update weights"
+    if config.nonfinite == "skip":
+        return "nonfinite=skip looks at every gradient"
+    if learner.rank_adagrad is not None:
+        return "something is done to gradients between backward and update"
+    return None
+
+
+def _parallel(setting: Setting, ranks: Ranks) -> Parallel | None:
+    """Let several ranks exchange gradients."""
+    if ranks.size == 1:
+        return None
+    feed, state = setting.feed, setting.state
+    example = next(iter(feed([Request(0, torch.arange(min(_EXAMPLE, len(feed))))])))
+    return Parallel(
+        setting.learner, ranks, setting.precision, setting.config.exchange, example, lambda: state.position.step
+    )
+
+
+def _islands(setting: Setting) -> Islands:
+    config, ranks = setting.config, setting.ranks
+    count = config.islands.count
+    inside, outer = _divide(count, ranks)
+    hosted = hosted_workers(count, outer.rank, outer.size)
+    keep = setting.learner.statistics.keep
+
+    def make_island(number: int) -> Synchronous:
+        learner = replace(setting.learner, statistics=WorkerStatistics(setting.learner.model, keep))
+        return _synchronous(replace(setting, learner=learner), inside, measure=False)
+
+    return Islands(
+        config.islands,
+        setting.learner,
+        make_island,
+        {number: setting.forwards(inside) for number in hosted},
+        _synchronous(setting, ranks) if config.islands.begin else None,
+        Transport(count, outer, config.exchange, config.islands.codec),
+        ranks,
+        outer,
+        setting.sampler,
+        config.seed,
+    )
+
+
+def _divide(count: int, ranks: Ranks) -> tuple[Ranks, Ranks]:
+    """Return the ranks of this rank's island, and the ranks that it meets: those with its place in other islands.
+
+    Up to one rank an island, a rank hosts whole islands and meets everybody; beyond, an island spans several ranks.
+    """
+    if ranks.size <= count:
+        alone = replace(ranks, rank=0, size=1, group=None)
+        group = dist.new_group(list(range(ranks.size))) if ranks.size > 1 else None
+        return alone, replace(ranks, group=group)
+    require(
+        ranks.size % count == 0,
+        f"{ranks.size} ranks were started for {count} islands, but each island needs the same number of ranks: start "
+        f"{count * (ranks.size // count)} ranks, or at most {count}.",
+    )
+    span = ranks.size // count
+    within = [dist.new_group(list(range(first, first + span))) for first in range(0, ranks.size, span)]
+    across = [dist.new_group(list(range(place, ranks.size, span))) for place in range(span)]
+    island, place = divmod(ranks.rank, span)
+    return (
+        replace(ranks, rank=place, size=span, group=within[island]),
+        replace(ranks, rank=island, size=count, group=across[place]),
+    )

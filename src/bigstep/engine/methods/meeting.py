@@ -1,0 +1,178 @@
+"""How what islands have moved comes together: as a sum where nothing is lost, else as the codes of all islands.
+
+A lossy code is written for each island by itself and decoded in the order of islands, and what it misses is kept for
+that island: so a meeting gives the same, whichever ranks host the islands.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bigstep.config import ExchangeConfig
+from bigstep.data.sampler import hosted_workers
+from bigstep.engine.ranks import Ranks
+from bigstep.exchange.codecs import BlockCodec, Blocks
+from bigstep.exchange.collectives.phases import Collective, all_gather
+from bigstep.exchange.line import Line, Steps
+from bigstep.exchange.world import World
+from bigstep.tables import load
+from bigstep.tables.codecs import CODECS, BlockCode, fill_settings
+from bigstep.tables.collectives import COLLECTIVES
+
+__all__ = ["Meeting", "Transport"]
+
+_HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+class Meeting:
+    """A mean that may still be on its way."""
+
+    def __init__(self, steps: Steps, mean: Tensor, line: Line):
+        self._mean = mean
+        self._error: BaseException | None = None
+        self._there = threading.Event()
+        line.submit(steps, self._arrive)
+
+    def _arrive(self, error: BaseException | None) -> None:
+        self._error = error
+        self._there.set()
+
+    def wait(self) -> Tensor:
+        """Return the mean over islands, weighted as they were."""
+        self._there.wait()
+        if self._error is not None:
+            raise self._error
+        return self._mean
+
+
+class Transport:
+    """Carries meetings between ranks that host different islands.
+
+    Args:
+        count: Islands in all.
+        ranks: Those that meet: one for each island, or fewer that host several each.
+        config: Names the collective of what can be summed.
+        codec: How what an island has moved is written.
+    """
+
+    def __init__(self, count: int, ranks: Ranks, config: ExchangeConfig, codec: str):
+        self._count, self._ranks, self._codec = count, ranks, codec
+        self._line = Line()
+        self._turn = 0
+        self._kept: dict[int, dict[int, Tensor]] = {}  # island -> fragment -> what its code has missed so far
+        self._layouts: dict[int, tuple[Blocks, int]] = {}
+        self._world: World | None = None
+        self._sum: Collective | None = None
+        self.bytes_sent = 0.0
+        self.loses = codec != "none"
+        """Whether something is lost or kept back on the way."""
+        if ranks.size > 1:
+            assert ranks.group is not None
+            self._world = World.join(ranks.group)
+            self._gathers = self._world.new_group(self._world.everyone())
+            name = config.collective if COLLECTIVES[config.collective].sums else "ring"
+            self._sum = load(COLLECTIVES[name].home)(self._world)
+
+    def start(
+        self, number: int, shapes: Sequence[torch.Size], moved: Mapping[int, Tensor], present: Mapping[int, bool]
+    ) -> Meeting:
+        """Send off what the islands of this rank have moved in a fragment, each by its own share of the mean."""
+        first = next(iter(moved.values()))
+        mean = torch.zeros_like(first)
+        if self._codec == "none":
+            return Meeting(self._summed(list(moved.values()), mean), mean, self._line)
+        messages = [self._write(number, shapes, island, flat, present[island]) for island, flat in moved.items()]
+        return Meeting(self._gathered(number, torch.stack(messages), mean), mean, self._line)
+
+    def _summed(self, moved: Sequence[Tensor], mean: Tensor) -> Steps:
+        for flat in moved:
+            mean.add_(flat)
+        if self._sum is not None:
+            self.bytes_sent += self._sum.bytes_sent(mean)
+            yield from self._sum.start(mean)
+
+    def _gathered(self, number: int, messages: Tensor, mean: Tensor) -> Steps:
+        world = self._world
+        if world is not None:
+            most = -(-self._count // world.size)  # islands of the rank that hosts the most
+            length = messages.shape[1]
+            mine = messages.new_zeros(most, length)
+            mine[: len(messages)] = messages
+            whole = messages.new_empty(world.size * most * length)
+            self._turn += 1
+            yield all_gather(whole, mine.view(-1), world, world.everyone(), self._gathers, self._turn)
+            self.bytes_sent += (world.size - 1) * mine.numel()
+            per_rank = whole.view(world.size, most, length)
+            hosted = [len(hosted_workers(self._count, rank, world.size)) for rank in range(world.size)]
+            messages = torch.cat([per_rank[rank, :islands] for rank, islands in enumerate(hosted)])
+        self._read(number, messages.contiguous(), mean)
+
+    def _write(self, number: int, shapes: Sequence[torch.Size], island: int, flat: Tensor, present: bool) -> Tensor:
+        """Return an island's message; one that misses the meeting sends zeros and keeps all."""
+        if self._codec in _HALF:
+            return flat.to(_HALF[self._codec]).view(torch.uint8)
+        blocks, length = self._layout(number, shapes, flat.device)
+        kept = self._kept.setdefault(island, {}).setdefault(number, torch.zeros_like(flat))
+        message = torch.zeros(length, dtype=torch.uint8, device=flat.device)
+        if present:
+            settings = fill_settings({})
+            kept.mul_(settings["decay"] if "decay" in CODECS[self._codec].settings else 1.0)
+            self._block_codec().encode(flat, kept, blocks, message)
+        return message
+
+    def _read(self, number: int, messages: Tensor, mean: Tensor) -> None:
+        """Add up the messages of all islands, in their order."""
+        if self._codec in _HALF:
+            for message in messages:
+                mean.add_(message.view(_HALF[self._codec]).to(mean.dtype))
+            return
+        blocks, length = self._layouts[number]
+        self._block_codec().decode(messages.view(-1), blocks, mean, copies=len(messages), stride=length)
+
+    def _block_codec(self) -> BlockCodec:
+        codec: BlockCodec = load(CODECS[self._codec].home)()
+        return codec
+
+    def _layout(self, number: int, shapes: Sequence[torch.Size], device: torch.device) -> tuple[Blocks, int]:
+        if number not in self._layouts:
+            code = CODECS[self._codec].blocks
+            assert code is not None
+            self._layouts[number] = _lay_out(code, shapes, device)
+        return self._layouts[number]
+
+    def close(self) -> None:
+        """End the threads."""
+        self._line.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the codes of all islands have missed, by island."""
+        mine = {str(island): {str(n): kept for n, kept in by_part.items()} for island, by_part in self._kept.items()}
+        return {name: kept for states in self._ranks.gather(mine) for name, kept in states.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what belongs to the islands of this rank."""
+        hosted = set(hosted_workers(self._count, self._ranks.rank, self._ranks.size))
+        self._kept = {
+            int(island): {int(n): kept.to(self._ranks.device, copy=True) for n, kept in by_part.items()}
+            for island, by_part in state.items()
+            if int(island) in hosted
+        }
+
+
+def _lay_out(code: BlockCode, shapes: Sequence[torch.Size], device: torch.device) -> tuple[Blocks, int]:
+    """Return where the blocks of some parameters lie in one message, and the length of that."""
+    settings = fill_settings({})
+    lengths = [length for shape in shapes for length in code.cut(shape).lengths]
+    starts = list(itertools.accumulate(lengths, initial=0))
+    heads = [index * (code.head_bytes // 4) for index in range(len(lengths))]
+    sizes = [code.body_bytes(length, settings) for length in lengths]
+    bodies = list(itertools.accumulate(sizes, initial=code.head_bytes * len(lengths)))
+    columns = (starts[:-1], lengths, heads, bodies[:-1])
+    blocks = Blocks(*(torch.tensor(column, dtype=torch.int64, device=device) for column in columns))
+    return blocks, -(-bodies[-1] // 4) * 4
