@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
-import importlib.util
 import inspect
 import json
 import pickle
@@ -14,8 +14,11 @@ import pytest
 import torch
 from torch import nn
 
+import bigstep
+from bigstep import recipes
 from bigstep.config import OptimizerConfig
 from bigstep.config.edit import find_change, flatten
+from bigstep.config.reference import KINDS, reference
 from bigstep.config.text import apply_settings, config_from_mapping, config_to_mapping, config_to_yaml
 from bigstep.data.sampler import Sampler
 from bigstep.engine.rates import Rates, batch_plan, learning_rate
@@ -40,16 +43,12 @@ HOMES = {
 
 @pytest.mark.parametrize("home", HOMES.values(), ids=HOMES)
 def test_every_home_is_there(home: str) -> None:
-    if home.endswith("transformers") or importlib.util.find_spec(home.partition(":")[0]) is None:
-        pytest.skip(f"{home} is not written yet")
     assert callable(load(home))
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_optimizer_is_built_from_its_settings_alone_and_takes_a_step(name: str) -> None:
     settings = OptimizerConfig(name=name, weight_decay=1e-4)
-    if importlib.util.find_spec(settings.home.partition(":")[0]) is None:
-        pytest.skip(f"{settings.home} is not written yet")
     model = nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3))
     optimizer = load(settings.home)(parameter_groups(model, settings.weight_decay), lr=1.0, **settings.arguments())
     changing = load(settings.entry.changing)(settings, 3.0, 0.1) if settings.entry.changing else {}
@@ -178,3 +177,37 @@ def test_the_yaml_of_a_configuration_lists_the_names_of_the_tables() -> None:
     for names in (OPTIMIZERS, model_names()):
         assert ", ".join(names) in text
     assert "{" not in "".join(line.partition("#")[2] for line in text.splitlines() if "optimizers" in line)
+
+
+def test_the_reference_in_the_documents_is_up_to_date() -> None:
+    file = Path(__file__).parents[1] / "docs" / "configuration.md"
+    assert file.read_text() == reference(), "run: python -m bigstep.config.reference > docs/configuration.md"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_entry_says_in_one_line_what_its_name_means(kind: str) -> None:
+    _, table = KINDS[kind]
+    for name, entry in table.items():
+        assert 3 < len(entry.about) < 160, name
+        assert "\n" not in entry.about, name
+
+
+TYPED = {name for _, table in KINDS.values() for name in table} - {"none", "tokens", "text", "words", "bytes"}
+
+
+@pytest.mark.parametrize("path", sorted(Path(bigstep.__file__).parent.rglob("*.py")), ids=lambda path: path.name)
+def test_no_annotation_types_the_names_of_a_table_again(path: Path) -> None:
+    """A `Literal` with three names of a table is a list that the next entry would have to be added to."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id == "Literal":
+            names = {leaf.value for leaf in ast.walk(node.slice) if isinstance(leaf, ast.Constant)}
+            for kind, (_, table) in KINDS.items():
+                assert len(names & TYPED & set(table)) < 3, f"{path.name}:{node.lineno} lists names of {kind}"
+
+
+def test_every_recipe_stands_in_the_readme_and_in_the_table_of_papers() -> None:
+    root = Path(__file__).parents[1]
+    readme, papers = (root / "README.md").read_text(), (root / "docs" / "papers.md").read_text()
+    assert [name for name in recipes.NAMES if f"`{name}`" not in readme] == []
+    published = [name for name in recipes.SYNCHRONOUS if "paper" in recipes.describe(name).presets]
+    assert [name for name in published if f"| `{name}` |" not in papers] == []

@@ -22,6 +22,7 @@ from bigstep.errors import ConfigError, nearest, require
 __all__ = [
     "FRACTION", "NOT_NEGATIVE", "POSITIVE", "Count", "Fraction", "NotNegative", "Positive", "Range", "WholeNotNegative",
     "build", "check_range", "check_ranges", "convert", "require_name",
+    "speak",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -105,7 +106,7 @@ def convert(hint: Any, value: Any, path: str) -> Any:
         for alternative in arguments:
             with contextlib.suppress(ConfigError):
                 return convert(alternative, value, path)
-        raise ConfigError(f"{path} takes {' or '.join(map(_speak, arguments))} (got {value!r:.60}).")
+        raise ConfigError(f"{path} takes {speak(hint)} (got {value!r:.60}).")
     if hint in (dict, list, types.NoneType) and isinstance(value, hint):
         return value
     return _scalar(hint, value, path)
@@ -175,15 +176,24 @@ def _scalar(hint: Any, value: Any, path: str) -> Any:
         return float(value)
     if hint is str and isinstance(value, (str, int, float)) and not isinstance(value, bool):
         return str(value)
-    raise ConfigError(f"{path} takes {_speak(hint)} (got {value!r:.60}).")
+    raise ConfigError(f"{path} takes {speak(hint)} (got {value!r:.60}).")
 
 
-def _speak(hint: Any) -> str:
+def speak(hint: Any) -> str:
+    """Say what a field takes.
+
+    >>> speak(Literal["auto"] | Positive)
+    'auto or a number'
+    """
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
-        return _speak(arguments[0])
+        return speak(arguments[0])
     if origin is Literal:
         return " or ".join(map(str, arguments))
     if origin is tuple:
         return "a list"
+    if dataclasses.is_dataclass(hint):
+        return "a mapping"
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(map(speak, arguments))
     return _WORDS.get(hint, str(hint))

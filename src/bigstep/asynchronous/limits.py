@@ -5,7 +5,7 @@ from __future__ import annotations
 from bigstep.config import RunConfig, require
 from bigstep.engine.ranks import Ranks
 from bigstep.errors import ConfigError
-from bigstep.tables.methods import METHODS
+from bigstep.tables.methods import ASYNCHRONOUS, METHODS
 from bigstep.tables.optimizers import OPTIMIZERS, SgdSettings
 
 __all__ = ["require_runnable"]
@@ -15,7 +15,7 @@ def require_runnable(config: RunConfig, ranks: Ranks, *, resume: bool) -> None:
     """Refuse, in one sentence, what only the synchronous loop does."""
     method = config.asynchronous.method
     if method == "none":
-        raise ConfigError("asynchronous.method is none; set it to locked, hogwild or downpour.")
+        raise ConfigError(f"asynchronous.method is none; set it to one of {', '.join(ASYNCHRONOUS)}.")
     require(
         ranks.size == 1,
         f"A {method} run starts its own processes: leave out --procs and torchrun, and set asynchronous.replicas.",

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import tempfile
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 
@@ -211,7 +211,7 @@ def serve_downpour(address: str, folder: Path | str, *, timeout_s: float = 30.0)
     offer_shard(address, Path(folder), timeout_s)
 
 
-def _with_method(config: RunConfig, method: Literal["locked", "hogwild", "downpour"]) -> RunConfig:
+def _with_method(config: RunConfig, method: str) -> RunConfig:
     return dataclasses.replace(config, asynchronous=dataclasses.replace(config.asynchronous, method=method))
 
 

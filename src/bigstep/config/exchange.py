@@ -16,9 +16,9 @@ class ExchangeConfig:
     """How gradients travel between ranks: a collective and a codec."""
 
     collective: str = "ring"
-    """ring (the backend's own), hierarchical, torus, halving, or gather for codes that cannot be summed."""
+    """How gradients are summed, one of {collectives}; gather is for codes that cannot be summed."""
     codec: str = "none"
-    """How a gradient is written on the wire: none, fp16, bf16, onebit or powersgd."""
+    """How a gradient is written on the wire, one of {codecs}."""
     grid: Literal["auto"] | tuple[int, ...] = "auto"
     """The torus as [X, Y]; auto takes it from nodes and ranks."""
     bucket_mb: Literal["auto"] | float = 4.0

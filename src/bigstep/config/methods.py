@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from bigstep.errors import require
-from bigstep.validate import Count, Fraction, NotNegative, Positive, WholeNotNegative, check_ranges
+from bigstep.tables.codecs import CODECS
+from bigstep.tables.methods import ASYNCHRONOUS
+from bigstep.validate import Count, Fraction, NotNegative, Positive, WholeNotNegative, check_ranges, require_name
 
 __all__ = ["AsynchronousConfig", "IslandsConfig", "OuterConfig"]
 
@@ -46,7 +48,7 @@ class IslandsConfig:
     overlap: WholeNotNegative = 0
     """Steps that a meeting may travel while the islands compute on."""
     codec: str = "none"
-    """How what an island has moved is written on the wire."""
+    """How what an island has moved is written on the wire, one of {codecs}."""
     begin: NotNegative = 0.0
     """The epoch until which all workers are one island (post-local SGD)."""
     drop: Fraction = 0.0
@@ -54,6 +56,7 @@ class IslandsConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self, "islands")
+        require_name(self.codec, CODECS, "islands.codec")
         require(
             self.overlap < self.every or self.count == 1,
             f"islands.overlap is {self.overlap}, but a meeting must have arrived before the next, {self.every} steps "
@@ -65,8 +68,8 @@ class IslandsConfig:
 class AsynchronousConfig:
     """Updates that wait for nobody: processes that share the weights, or replicas around a parameter server."""
 
-    method: Literal["none", "locked", "hogwild", "downpour"] = "none"
-    """none (synchronous), locked and hogwild (one machine, shared weights) or downpour (a parameter server)."""
+    method: str = "none"
+    """none (all workers take a step together), or one of {asynchronous}."""
     replicas: Count = 2
     """Processes that compute gradients, each of one worker's share at a time."""
     shards: Count = 1
@@ -84,3 +87,4 @@ class AsynchronousConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self, "asynchronous")
+        require_name(self.method, ("none", *ASYNCHRONOUS), "asynchronous.method")

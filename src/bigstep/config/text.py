@@ -5,12 +5,7 @@ An unknown field names its nearest neighbour; a value of the wrong kind names th
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import functools
-import inspect
-import textwrap
-import typing
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -19,25 +14,15 @@ import yaml
 
 from bigstep.config.edit import follow_workers
 from bigstep.config.schema import RunConfig, WorkersConfig, config_from_mapping, config_to_mapping
+from bigstep.config.sentences import sentences_of
 from bigstep.errors import ConfigError, nearest, require
-from bigstep.tables.models import model_names
-from bigstep.tables.optimizers import OPTIMIZERS, rules_with
-from bigstep.tables.precisions import PRECISIONS
-from bigstep.tables.schedules import SHAPES
+from bigstep.tables.optimizers import rules_with
 from bigstep.validate import build
 
 __all__ = [
-    "apply_settings", "config_from_mapping", "config_from_yaml", "config_to_mapping", "config_to_yaml", "parse_yaml",
-    "read_yaml",
+    "apply_settings", "config_from_mapping", "config_from_yaml", "config_to_mapping", "config_to_yaml", "in_one_line",
+    "parse_yaml", "read_yaml",
 ]  # fmt: skip
-
-NAMES: dict[str, Iterable[str]] = {
-    "optimizers": OPTIMIZERS,
-    "shapes": SHAPES,
-    "models": model_names(),
-    "precisions": PRECISIONS,
-}
-"""What stands for `{optimizers}` and the like in the sentence of a field."""
 
 
 def config_from_yaml(text: str, origin: str) -> RunConfig:
@@ -130,30 +115,23 @@ def read_yaml(file: Path) -> Any:
         raise ConfigError(f"{file} is not a text file in UTF-8.") from None
 
 
-@functools.cache
-def _sentences(cls: type) -> dict[str, str]:
-    """The string under each field, read from the source of the class and its parents, with names from the tables."""
-    sentences = {}
-    for parent in reversed(cls.__mro__[:-1]):
-        body = typing.cast(ast.ClassDef, ast.parse(textwrap.dedent(inspect.getsource(parent))).body[0]).body
-        for statement, follower in zip(body, body[1:], strict=False):
-            if isinstance(statement, ast.AnnAssign) and isinstance(follower, ast.Expr):
-                name = typing.cast(ast.Name, statement.target).id
-                sentences[name] = str(typing.cast(ast.Constant, follower.value).value)
-    for name, sentence in sentences.items():
-        for table, names in NAMES.items():
-            sentences[name] = sentence = sentence.replace(f"{{{table}}}", ", ".join(names))
-    return sentences
+def in_one_line(value: Any) -> str:
+    """Write a plain value as YAML, on one line.
+
+    >>> in_one_line((1, "two"))
+    '[1, two]'
+    """
+    plain = list(value) if isinstance(value, tuple) else value
+    return yaml.safe_dump(plain, default_flow_style=True, width=10_000).removesuffix("...\n").strip()
 
 
 def _yaml_lines(config: Any, mapping: dict[str, Any], indent: int) -> list[str]:
     lines, space = [], " " * indent
-    sentences: dict[str, str] = _sentences(type(config))  # type: ignore[arg-type]  # a class is hashable
+    sentences = sentences_of(type(config))
     for name, value in mapping.items():
         if dataclasses.is_dataclass(getattr(config, name)):
             lines += ["", f"{space}# {sentences[name]}", f"{space}{name}:"]
             lines += _yaml_lines(getattr(config, name), value, indent + 2)
         else:
-            text = yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("...\n").strip()
-            lines.append(f"{space}{name}: {text}".ljust(46) + f"  # {sentences[name]}")
+            lines.append(f"{space}{name}: {in_one_line(value)}".ljust(46) + f"  # {sentences[name]}")
     return lines

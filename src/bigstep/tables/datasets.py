@@ -12,7 +12,7 @@ __all__ = ["DATASETS", "DataSet"]
 class DataSet:
     """A data set, or a kind of files that a person brings."""
 
-    sentence: str
+    about: str
     """What it is."""
     input: Literal["images", "tokens"]
     """What a model has to take."""
@@ -26,58 +26,58 @@ class DataSet:
 
 DATASETS: dict[str, DataSet] = {
     "embedded": DataSet(
-        sentence="Part of Fashion-MNIST that ships with the package.",
+        about="Part of Fashion-MNIST that ships with the package.",
         input="images",
         size="12,000 + 2,000 grey images of 28 x 28, 10 classes",
         home="bigstep.data.catalog:open_embedded_set",
     ),
     "fashion-mnist": DataSet(
-        sentence="Articles of clothing (Xiao et al., 2017); fetched once.",
+        about="Articles of clothing (Xiao et al., 2017); fetched once.",
         input="images",
         size="60,000 + 10,000 grey images of 28 x 28, 10 classes",
         home="bigstep.data.catalog:open_idx_set",
     ),
     "mnist": DataSet(
-        sentence="Handwritten digits (LeCun et al., 1998); fetched once.",
+        about="Handwritten digits (LeCun et al., 1998); fetched once.",
         input="images",
         size="60,000 + 10,000 grey images of 28 x 28, 10 classes",
         home="bigstep.data.catalog:open_idx_set",
     ),
     "cifar10": DataSet(
-        sentence="Small colour photographs (Krizhevsky, 2009); fetched once.",
+        about="Small colour photographs (Krizhevsky, 2009); fetched once.",
         input="images",
         size="50,000 + 10,000 colour images of 32 x 32, 10 classes",
         home="bigstep.data.catalog:open_cifar_set",
     ),
     "imagenet": DataSet(
-        sentence="ImageNet (ILSVRC 2012) as a folder: train/CLASS/*.JPEG and val/CLASS/*.JPEG.",
+        about="ImageNet (ILSVRC 2012) as a folder: train/CLASS/*.JPEG and val/CLASS/*.JPEG.",
         input="images",
         size="1,281,167 + 50,000 colour photographs, 1,000 classes",
         home="bigstep.data.catalog:open_folder_set",
         needs_path=True,
     ),
     "folder": DataSet(
-        sentence="Any folder of images like ImageNet's: train/CLASS/* and val/CLASS/*.",
+        about="Any folder of images like ImageNet's: train/CLASS/* and val/CLASS/*.",
         input="images",
         size="as many images and classes as it holds",
         home="bigstep.data.catalog:open_folder_set",
         needs_path=True,
     ),
     "shakespeare": DataSet(
-        sentence="Plays of Shakespeare, a text that ships with the package.",
+        about="Plays of Shakespeare, a text that ships with the package.",
         input="tokens",
         size="1,003,854 + 111,540 bytes of text",
         home="bigstep.data.text:open_shakespeare",
     ),
     "text": DataSet(
-        sentence="Any text: a file (plain, .gz or .xz) or a folder of files.",
+        about="Any text: a file (plain, .gz or .xz) or a folder of files.",
         input="tokens",
         size="as much text as it holds; a tenth of it is the test set",
         home="bigstep.data.text:open_text",
         needs_path=True,
     ),
     "tokens": DataSet(
-        sentence="A packed file of tokens (.tokens or .npy), read from disk as it is needed.",
+        about="A packed file of tokens (.tokens or .npy), read from disk as it is needed.",
         input="tokens",
         size="as many tokens as it holds",
         home="bigstep.data.text:open_tokens",

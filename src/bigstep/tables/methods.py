@@ -11,7 +11,7 @@ __all__ = ["ASYNCHRONOUS", "METHODS", "Method"]
 class Method:
     """What there is to know of a method besides the optimizers that go with it, which `tables.optimizers` lists."""
 
-    meaning: str
+    about: str
     """One sentence, for help and documents."""
     waits: bool = True
     """Whether all workers take a step together."""
@@ -22,18 +22,18 @@ class Method:
 
 
 METHODS: dict[str, Method] = {
-    "synchronous": Method(meaning="all workers' gradients are averaged in every step"),
-    "islands": Method(meaning="workers live on islands with weights of their own, which meet every H steps"),
+    "synchronous": Method(about="all workers' gradients are averaged in every step"),
+    "islands": Method(about="workers live on islands with weights of their own, which meet every H steps"),
     "locked": Method(
-        meaning="processes of one machine update shared weights, one at a time", waits=False, same_path=False,
+        about="processes of one machine update shared weights, one at a time", waits=False, same_path=False,
         resumes=False,
     ),
     "hogwild": Method(
-        meaning="processes of one machine update shared weights without locks (Niu et al. 2011)", waits=False,
+        about="processes of one machine update shared weights without locks (Niu et al. 2011)", waits=False,
         same_path=False, resumes=False,
     ),
     "downpour": Method(
-        meaning="replicas push gradients to a parameter server and fetch weights from it (Dean et al. 2012)",
+        about="replicas push gradients to a parameter server and fetch weights from it (Dean et al. 2012)",
         waits=False, same_path=False,
     ),
 }  # fmt: skip

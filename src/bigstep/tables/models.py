@@ -16,7 +16,7 @@ Input = Literal["images", "tokens", "any"]
 class Model:
     """One network, or one place to take networks from."""
 
-    meaning: str
+    about: str
     """One sentence, for help and documents."""
     home: str
     """Where the function is that builds it: from the shape of the data, and for a form from the name too."""
@@ -25,17 +25,17 @@ class Model:
 
 
 MODELS: dict[str, Model] = {
-    "small": Model(meaning="a small residual network for 28 x 28 images", home="bigstep.models.small:small"),
-    "mlp": Model(meaning="fully connected layers: many weights, little arithmetic", home="bigstep.models.small:mlp"),
-    "resnet9": Model(meaning="nine layers for CIFAR-10", home="bigstep.models.small:resnet9"),
-    "resnet18": Model(meaning="ResNet-18", home="bigstep.models.resnet:resnet18"),
-    "resnet34": Model(meaning="ResNet-34", home="bigstep.models.resnet:resnet34"),
-    "resnet50": Model(meaning="ResNet-50, which the large-batch papers trained", home="bigstep.models.resnet:resnet50"),
-    "alexnet": Model(meaning="AlexNet with batch norm", home="bigstep.models.alexnet:alexnet"),
-    "vgg16": Model(meaning="VGG-16: many weights in its last layers", home="bigstep.models.vgg:vgg16"),
+    "small": Model(about="a small residual network for 28 x 28 images", home="bigstep.models.small:small"),
+    "mlp": Model(about="fully connected layers: many weights, little arithmetic", home="bigstep.models.small:mlp"),
+    "resnet9": Model(about="nine layers for CIFAR-10", home="bigstep.models.small:resnet9"),
+    "resnet18": Model(about="ResNet-18", home="bigstep.models.resnet:resnet18"),
+    "resnet34": Model(about="ResNet-34", home="bigstep.models.resnet:resnet34"),
+    "resnet50": Model(about="ResNet-50, which the large-batch papers trained", home="bigstep.models.resnet:resnet50"),
+    "alexnet": Model(about="AlexNet with batch norm", home="bigstep.models.alexnet:alexnet"),
+    "vgg16": Model(about="VGG-16: many weights in its last layers", home="bigstep.models.vgg:vgg16"),
     **{
         f"gpt-{size}{ending}": Model(
-            meaning=f"a transformer {words}{', with a matrix of its own for the output' if ending else ''}",
+            about=f"a transformer {words}{', with a matrix of its own for the output' if ending else ''}",
             home=f"bigstep.models.gpt:gpt_{size}{ending.replace('-', '_')}",
             input="tokens",
         )
@@ -47,18 +47,18 @@ MODELS: dict[str, Model] = {
             "124m": "of GPT-2's size",
         }.items()
     },
-    "lstm": Model(meaning="a recurrent network for text", home="bigstep.models.lstm:lstm", input="tokens"),
-    "lstm-mini": Model(meaning="the same for two CPU cores", home="bigstep.models.lstm:lstm_mini", input="tokens"),
+    "lstm": Model(about="a recurrent network for text", home="bigstep.models.lstm:lstm", input="tokens"),
+    "lstm-mini": Model(about="the same for two CPU cores", home="bigstep.models.lstm:lstm_mini", input="tokens"),
 }
 
 FORMS: dict[str, Model] = {
-    "timm:NAME": Model(meaning="a network of the timm library", home="bigstep.models.imported:model_from_timm"),
+    "timm:NAME": Model(about="a network of the timm library", home="bigstep.models.imported:model_from_timm"),
     "hf:NAME": Model(
-        meaning="a causal language model of the transformers library",
+        about="a causal language model of the transformers library",
         home="bigstep.models.imported:model_from_transformers",
         input="tokens",
     ),
-    "package.module:function": Model(meaning="your own", home="bigstep.models.imported:model_from_path", input="any"),
+    "package.module:function": Model(about="your own", home="bigstep.models.imported:model_from_path", input="any"),
 }
 """Names with a colon: what stands before it says where the network comes from."""
 

@@ -268,7 +268,7 @@ class MuonSettings(OptimizerConfig):
 class Optimizer:
     """What there is to know of an update rule."""
 
-    meaning: str
+    about: str
     """One sentence, for help and documents."""
     home: str
     """Where its class is."""
@@ -292,7 +292,7 @@ EVERYWHERE = ("synchronous", "islands", "locked", "hogwild", "downpour")
 
 OPTIMIZERS: dict[str, Optimizer] = {
     "sgd": Optimizer(
-        meaning="SGD with momentum",
+        about="SGD with momentum",
         home="torch.optim:SGD",
         settings=SgdSettings,
         batch_rule="linear",
@@ -302,7 +302,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
         traffic=20.0,
     ),
     "lars": Optimizer(
-        meaning="momentum SGD with a rate for each layer, from the norms of its weights and gradient (You et al. 2017)",
+        about="momentum SGD with a rate for each layer, from the norms of its weights and gradient (You et al. 2017)",
         home="bigstep.optim.lars:LARS",
         settings=LarsSettings,
         batch_rule="sqrt",
@@ -311,7 +311,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
         traffic=28.0,  # weights and gradients are read once more for the norms
     ),
     "rmsprop_warmup": Optimizer(
-        meaning="RMSprop that turns into momentum SGD (Akiba et al. 2017)",
+        about="RMSprop that turns into momentum SGD (Akiba et al. 2017)",
         home="bigstep.optim.rmsprop_warmup:RMSpropWarmup",
         settings=RMSpropWarmupSettings,
         batch_rule="linear",
@@ -320,7 +320,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
         traffic=28.0,
     ),
     "adagrad": Optimizer(
-        meaning="torch's AdaGrad, without momentum",
+        about="torch's AdaGrad, without momentum",
         home="torch.optim:Adagrad",
         settings=AdagradSettings,
         batch_rule="sqrt",
@@ -329,7 +329,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
         traffic=20.0,
     ),
     "adamw": Optimizer(
-        meaning="Adam with decay apart from the gradient (Loshchilov, Hutter 2017)",
+        about="Adam with decay apart from the gradient (Loshchilov, Hutter 2017)",
         home="torch.optim:AdamW",
         settings=AdamWSettings,
         batch_rule="sqrt",
@@ -338,7 +338,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
         traffic=28.0,
     ),
     "lamb": Optimizer(
-        meaning="Adam's direction with a length for each layer (You et al. 2019)",
+        about="Adam's direction with a length for each layer (You et al. 2019)",
         home="bigstep.optim.lamb:LAMB",
         settings=LambSettings,
         batch_rule="sqrt",
@@ -346,7 +346,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
         traffic=40.0,  # the update is written, measured and read again
     ),
     "muon": Optimizer(
-        meaning="momentum, orthogonalised for matrices and filters (Jordan 2024)",
+        about="momentum, orthogonalised for matrices and filters (Jordan 2024)",
         home="bigstep.optim.muon:Muon",
         settings=MuonSettings,
         batch_rule="sqrt",

@@ -13,7 +13,7 @@ __all__ = ["PRECISIONS", "Precision", "find_precision"]
 class Precision:
     """One way to compute; types are named as torch names them."""
 
-    meaning: str
+    about: str
     """One sentence, for help and documents."""
     weights: str = "float32"
     """Type of weights, optimizer state and batch-norm statistics."""
@@ -33,11 +33,11 @@ class Precision:
 
 
 PRECISIONS: dict[str, Precision] = {
-    "float64": Precision(meaning="double throughout, for proofs", weights="float64", products="float64"),
-    "float32": Precision(meaning="single throughout"),
-    "bf16": Precision(meaning="products in bfloat16, which has float32's range", products="bfloat16"),
+    "float64": Precision(about="double throughout, for proofs", weights="float64", products="float64"),
+    "float32": Precision(about="single throughout"),
+    "bf16": Precision(about="products in bfloat16, which has float32's range", products="bfloat16"),
     "fp16": Precision(
-        meaning="products in float16, with a scaled loss",
+        about="products in float16, with a scaled loss",
         products="float16",
         # torch's own start of 65,536 overflows at first, and large batches have few steps to waste
         loss_scale=1024.0,

@@ -16,7 +16,7 @@ __all__ = ["SHAPES", "Shape", "make_schedule"]
 class Shape:
     """One curve."""
 
-    meaning: str
+    about: str
     """One sentence, for help and documents."""
     home: str
     """Where the function is that gives the schedule."""
@@ -27,27 +27,27 @@ class Shape:
 _CURVE = {"start": "start", "end": "end", "begin": "begin", "until": "until"}
 
 SHAPES: dict[str, Shape] = {
-    "constant": Shape(meaning="start throughout", home="bigstep.schedules:constant", takes={"value": "start"}),
-    "warmup": Shape(meaning="a straight line up from start to end", home="bigstep.schedules:warmup", takes=_CURVE),
-    "linear": Shape(meaning="a straight line from start to end", home="bigstep.schedules:linear", takes=_CURVE),
+    "constant": Shape(about="start throughout", home="bigstep.schedules:constant", takes={"value": "start"}),
+    "warmup": Shape(about="a straight line up from start to end", home="bigstep.schedules:warmup", takes=_CURVE),
+    "linear": Shape(about="a straight line from start to end", home="bigstep.schedules:linear", takes=_CURVE),
     "polynomial": Shape(
-        meaning="end + (start - end) * (1 - t)**power",
+        about="end + (start - end) * (1 - t)**power",
         home="bigstep.schedules:polynomial",
         takes={**_CURVE, "power": "power"},
     ),
-    "cosine": Shape(meaning="half a cosine from start to end", home="bigstep.schedules:cosine", takes=_CURVE),
+    "cosine": Shape(about="half a cosine from start to end", home="bigstep.schedules:cosine", takes=_CURVE),
     "step": Shape(
-        meaning="start, multiplied by factor at each epoch of `at`",
+        about="start, multiplied by factor at each epoch of `at`",
         home="bigstep.schedules:step_decay",
         takes={"value": "start", "at": "at", "factor": "factor"},
     ),
     "table": Shape(
-        meaning="the next of `values` from each epoch of `at` on",
+        about="the next of `values` from each epoch of `at` on",
         home="bigstep.schedules:table",
         takes={"at": "at", "values": "values"},
     ),
     "slow_start": Shape(
-        meaning="what follows the RMSprop warm-up: half of start for long, then three steep drops (Akiba et al. 2017)",
+        about="what follows the RMSprop warm-up: half of start for long, then three steep drops (Akiba et al. 2017)",
         home="bigstep.schedules:slow_start",
         takes={"peak": "start", "epochs": "until"},
     ),

@@ -11,7 +11,7 @@ __all__ = ["VOCABULARIES", "VocabularyKind"]
 class VocabularyKind:
     """A way to divide text into tokens."""
 
-    sentence: str
+    about: str
     """What a token is."""
     home: str
     """The function that makes it: (what follows the colon, training text, test text) -> Vocabulary."""
@@ -23,27 +23,27 @@ class VocabularyKind:
 
 VOCABULARIES: dict[str, VocabularyKind] = {
     "bytes": VocabularyKind(
-        sentence="The 256 bytes: any file at all.",
+        about="The 256 bytes: any file at all.",
         home="bigstep.data.vocabulary:make_bytes",
     ),
     "chars": VocabularyKind(
-        sentence="The characters that occur in the text.",
+        about="The characters that occur in the text.",
         home="bigstep.data.vocabulary:make_chars",
     ),
     "words": VocabularyKind(
-        sentence="The most frequent words of the training text, 8,192 tokens in all unless a number says otherwise; "
+        about="The most frequent words of the training text, 8,192 tokens in all unless a number says otherwise; "
         "what is rarer is spelled in bytes.",
         home="bigstep.data.vocabulary:make_words",
         after="SIZE",
     ),
     "tiktoken": VocabularyKind(
-        sentence="An encoding of the package tiktoken, such as gpt2.",
+        about="An encoding of the package tiktoken, such as gpt2.",
         home="bigstep.data.vocabulary:make_tiktoken",
         after="NAME",
         required=True,
     ),
     "tokenizers": VocabularyKind(
-        sentence="A tokenizer.json file, read by the package tokenizers.",
+        about="A tokenizer.json file, read by the package tokenizers.",
         home="bigstep.data.vocabulary:make_tokenizers",
         after="PATH",
         required=True,
