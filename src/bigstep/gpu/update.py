@@ -103,11 +103,7 @@ class StepUpdate:
         skipped: Tensor | None = None,
     ) -> None:
         """See `GraphUpdate`."""
-        wide = [torch.empty_like(param) for param in self.params]
-        for alike, places in by_device_and_dtype(gradients, wide):  # of one type each, else it is a launch a tensor
-            torch._foreach_copy_(places, alike)
-        if factor is not None:
-            torch._foreach_mul_(wide, factor)
+        wide = self._widened(gradients, factor)
         for param, gradient in zip(self.params, wide, strict=True):
             param.grad = gradient
         try:
@@ -121,6 +117,20 @@ class StepUpdate:
         if self.copied:
             copies, params = zip(*self.copied, strict=True)
             torch._foreach_copy_(copies, params)
+
+    def _widened(self, gradients: Sequence[Tensor], factor: Tensor | None) -> list[Tensor]:
+        """`factor` times the gradients in the types of the parameters; those that need no change are not copied."""
+        wide = [
+            g if factor is None and g.dtype == p.dtype else torch.empty_like(p)
+            for g, p in zip(gradients, self.params, strict=True)
+        ]
+        made = [(g, w) for g, w in zip(gradients, wide, strict=True) if w is not g]
+        # lists of one type each, else it would be a launch a tensor
+        for alike, places in by_device_and_dtype([g for g, _ in made], [w for _, w in made]):
+            torch._foreach_copy_(places, alike)
+        if factor is not None:
+            torch._foreach_mul_(wide, factor)
+        return wide
 
     def _step_on_device(self, settings: Mapping[str, Tensor], skipped: Tensor | None) -> None:
         with self._settings_on_device(settings):
