@@ -6,21 +6,22 @@ import pytest
 import torch
 from torch import Tensor
 
+from bigstep.exchange.codecs import Sum
 from bigstep.exchange.codecs.dense import Half
 from bigstep.exchange.codecs.powers import find_exponents, make_power
 
 
 def exchange(parts: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
     """The mean as ranks would get it from a ring, which adds one after another in float16; and what each sent."""
-    codec, ranks = Half(), len(parts)
+    codec, rule = Half(), Sum(len(parts), divide_by=len(parts))
     sizes = [parts[0].numel()]
     agreed = torch.stack([codec.measure(part, sizes) for part in parts]).amax(0)
-    sent = [codec.encode(part.clone(), sizes, agreed, ranks) for part in parts]
+    sent = [codec.encode(part.clone(), sizes, agreed, rule) for part in parts]
     total = sent[0].clone()
     for wire in sent[1:]:
         total += wire
     out = torch.empty_like(parts[0])
-    codec.decode(total, out, sizes, agreed, ranks)
+    codec.decode(total, out, sizes, agreed, rule)
     return out, sent
 
 

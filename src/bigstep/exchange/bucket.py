@@ -26,6 +26,8 @@ class Bucket:
     """Of the parameters, in order."""
     step: int
     """How many backward passes ended before this one."""
+    held: tuple[Tensor, ...] = ()
+    """More parts of the sum, laid out as `flat`: gradients of other workers of this rank."""
 
     @property
     def sizes(self) -> list[int]:

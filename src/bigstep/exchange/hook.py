@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from bigstep.errors import ConfigError, RunError
+from bigstep.errors import ConfigError, RunError, require
 from bigstep.exchange.bucket import Bucket, Transport
 from bigstep.exchange.clock import Clock, Meter
 from bigstep.exchange.codecs.dense import Whole
@@ -54,6 +54,8 @@ class Exchange:
         timeout: Seconds after which a collective that does not end is an error.
         prepare: Called with each parameter and this rank's gradient of it, which it may change in place before anything
             is sent (`bigstep.optim.RankAdaGrad`, say); what it carries is for the caller to save.
+        parts: How many parts the sum has in all, where ranks add several (`hold`); the result is then their sum, and
+            not the mean over ranks. With codec exact that sum has the same bits however its parts lie on ranks.
         **settings: Of the codec, by the names in its table: `rank` of the approximation (powersgd).
 
     Example:
@@ -83,10 +85,15 @@ class Exchange:
         ranks_per_node: int = 0,
         timeout: float = 300.0,
         prepare: Callable[[Tensor, Tensor], None] | None = None,
+        parts: int = 0,
         **settings: float,
     ) -> None:
         collective = collectives_for(codec)[0] if collective is None else collective
         check_pair(collective, codec, double_buffer=double_buffer)
+        require(
+            not parts or CODECS[codec].loses == "nothing",
+            f"A sum of {parts} parts goes with a codec that loses nothing: use codec=exact (got {codec}).",
+        )
         self.collective, self.codec, self.grid = collective, codec, grid
         self.warmup_steps, self.ranks_per_node = warmup_steps, ranks_per_node
         self.error_feedback, self.settings = error_feedback, fill_settings(settings)
@@ -97,7 +104,9 @@ class Exchange:
         """What ended the exchange, once something has."""
         self.steps = 0
         """Backward passes so far; they decide when the warm-up ends."""
+        self.parts = parts
         self._prepare = prepare
+        self._held: list[dict[str, Tensor]] = []  # gradients of other workers, to be added in the next exchange
         self._line = Line()
         self._busy, self._exposed = Meter(), Meter()
         self._backward: list[Future[Tensor]] = []  # the buckets of the backward under way
@@ -211,6 +220,22 @@ class Exchange:
         kept, self._kept = self._kept or {}, None
         return {parameter: _shape_as(parameter, flat) for parameter, flat in kept.items()}
 
+    def hold(self) -> None:
+        """Set aside the gradients now in `.grad` as one part of the next exchange's sum, and clear them.
+
+        For a rank that computes several workers one after another (under `no_sync`): the backward that is exchanged
+        adds the last part. Each part is written as an integer by itself, so that it does not matter which rank had it.
+        """
+        require(self.parts > 0, "Only an Exchange with parts=N adds up parts: say how many there are in all.")
+        part = {}
+        for parameter, name in self._names.items():
+            flat = torch.zeros_like(parameter, requires_grad=False).as_strided((parameter.numel(),), (1,))
+            if parameter.grad is not None:
+                _shape_as(parameter, flat).copy_(parameter.grad)
+                parameter.grad.zero_()
+            part[name] = flat
+        self._held.append(part)
+
     def rescale(self, factor: float) -> None:
         """Multiply everything carried: for a loss scaler that changes its scale by this factor."""
         for transport in self._transports:
@@ -259,7 +284,8 @@ class Exchange:
             return [load(entry.home)(world, self.settings, self.warmup_steps, self.error_feedback)]
         codec, collective = load(entry.home)(self.settings), load(COLLECTIVES[self.collective].home)(world)
         if entry.blocks is None:
-            return [Summed(world, collective, codec, agrees=0 < entry.agree_from <= world.size)]
+            agrees = 0 < entry.agree_from <= (self.parts or world.size)
+            return [Summed(world, collective, codec, agrees=agrees, parts=self.parts)]
         settings = {name: self.settings[name] for name in entry.settings}
         shapes = {name: parameter.shape for parameter, name in self._names.items()}
         return [
@@ -272,11 +298,13 @@ class Exchange:
         if self.failure is not None:
             raise self.failure
         parameters = grad_bucket.parameters()
+        names = tuple(self._names[parameter] for parameter in parameters)
         bucket = Bucket(
             flat=grad_bucket.buffer(),
-            names=tuple(self._names[parameter] for parameter in parameters),
+            names=names,
             shapes=tuple(parameter.shape for parameter in parameters),
             step=self.steps,
+            held=tuple(torch.cat([part.pop(name) for name in names]) for part in self._held),
         )
         if self._kept is not None:
             self._kept.update(zip(parameters, bucket.flat.clone().split_with_sizes(bucket.sizes), strict=True))
@@ -289,7 +317,7 @@ class Exchange:
         if grad_bucket.is_last():
             self.steps += 1
             self._note_exposed(self._backward)
-            self._backward = []
+            self._backward, self._held = [], []
         return future
 
     def _start(self, bucket: Bucket) -> Future[Tensor]:

@@ -248,6 +248,15 @@ CODECS = {
         encode_traffic=6.0,
         decode_traffic=6.0,
     ),
+    "exact": CodecEntry(
+        "64-bit integers on scales that ranks agree on: the same sum in any order",
+        home="bigstep.exchange.codecs.exact:Exact",
+        loses="nothing",
+        bytes_per_value=8,
+        agree_from=1,
+        encode_traffic=16.0,
+        decode_traffic=12.0,
+    ),
     "onebit": CodecEntry(
         "the sign of each value and two means a block",
         home="bigstep.exchange.codecs.onebit:OneBit",

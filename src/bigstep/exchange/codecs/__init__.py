@@ -12,27 +12,34 @@ from typing import Protocol
 
 from torch import Tensor
 
-__all__ = ["BlockCodec", "Blocks", "SummableCodec"]
+__all__ = ["BlockCodec", "Blocks", "Sum", "SummableCodec"]
+
+
+@dataclass(frozen=True)
+class Sum:
+    """What becomes of codes that are added."""
+
+    parts: int
+    """How many are added in all; a rank may add several."""
+    divide_by: int = 1
+    """By what the sum is divided: the number of ranks for a mean over ranks."""
 
 
 class SummableCodec(Protocol):
-    """A code whose sum over ranks is the code of the sum."""
+    """A code whose sum over ranks is the code of the sum.
+
+    Everywhere `flat` holds gradients of some parameters, one behind the other, `sizes` their numbers of values, and
+    `agreed` is the maximum, over all parts, of what `measure` returned (None where nobody needs to agree).
+    """
 
     def measure(self, flat: Tensor, sizes: Sequence[int]) -> Tensor:
         """A few integers of which all ranks need the maximum; asked for only where the table says that ranks agree."""
 
-    def encode(self, flat: Tensor, sizes: Sequence[int], agreed: Tensor | None, ranks: int) -> Tensor:
-        """What this rank adds to the sum, one-dimensional and contiguous; may be `flat` itself, changed in place.
+    def encode(self, flat: Tensor, sizes: Sequence[int], agreed: Tensor | None, rule: Sum) -> Tensor:
+        """What is added to the sum, one-dimensional and contiguous; may be `flat` itself, changed in place."""
 
-        Args:
-            flat: Gradients of some parameters, one behind the other.
-            sizes: Values of each parameter.
-            agreed: The maximum over ranks of what `measure` returned; None where they did not need to agree.
-            ranks: How many add.
-        """
-
-    def decode(self, wire: Tensor, flat: Tensor, sizes: Sequence[int], agreed: Tensor | None, ranks: int) -> None:
-        """Write the mean over ranks, out of the sum of their codes, into `flat`."""
+    def decode(self, wire: Tensor, flat: Tensor, sizes: Sequence[int], agreed: Tensor | None, rule: Sum) -> None:
+        """Write the sum that was added up in `wire`, divided, into `flat`."""
 
 
 @dataclass(frozen=True)

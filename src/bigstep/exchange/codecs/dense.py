@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from bigstep.exchange.codecs import Sum
 from bigstep.exchange.codecs.powers import find_exponents, make_power, spare_bits
 
 __all__ = ["BrainHalf", "Half", "Whole"]
 
 
 class Whole:
-    """The gradients themselves, divided by the number of ranks before the sum."""
+    """The gradients themselves, divided before the sum."""
 
     def __init__(self, settings: Mapping[str, float] | None = None) -> None:
         """Nothing can be set."""
@@ -22,11 +23,11 @@ class Whole:
         """Nothing to agree on."""
         raise NotImplementedError
 
-    def encode(self, flat: Tensor, sizes: Sequence[int], agreed: Tensor | None, ranks: int) -> Tensor:
+    def encode(self, flat: Tensor, sizes: Sequence[int], agreed: Tensor | None, rule: Sum) -> Tensor:
         """Divide in place."""
-        return flat.div_(ranks)
+        return flat.div_(rule.divide_by)
 
-    def decode(self, wire: Tensor, flat: Tensor, sizes: Sequence[int], agreed: Tensor | None, ranks: int) -> None:
+    def decode(self, wire: Tensor, flat: Tensor, sizes: Sequence[int], agreed: Tensor | None, rule: Sum) -> None:
         """The sum was taken in place."""
 
 
@@ -35,11 +36,11 @@ class BrainHalf(Whole):
 
     dtype = torch.bfloat16
 
-    def encode(self, flat: Tensor, sizes: Sequence[int], agreed: Tensor | None, ranks: int) -> Tensor:
+    def encode(self, flat: Tensor, sizes: Sequence[int], agreed: Tensor | None, rule: Sum) -> Tensor:
         """Divide in place, then round."""
-        return flat.div_(ranks).to(self.dtype)
+        return flat.div_(rule.divide_by).to(self.dtype)
 
-    def decode(self, wire: Tensor, flat: Tensor, sizes: Sequence[int], agreed: Tensor | None, ranks: int) -> None:
+    def decode(self, wire: Tensor, flat: Tensor, sizes: Sequence[int], agreed: Tensor | None, rule: Sum) -> None:
         """Widen."""
         if wire.data_ptr() != flat.data_ptr():
             flat.copy_(wire)
@@ -69,19 +70,19 @@ class Half(BrainHalf):
         """The exponent of the largest value."""
         return find_exponents([flat])
 
-    def encode(self, flat: Tensor, sizes: Sequence[int], agreed: Tensor | None, ranks: int) -> Tensor:
+    def encode(self, flat: Tensor, sizes: Sequence[int], agreed: Tensor | None, rule: Sum) -> Tensor:
         """Scale in place, then round."""
         if agreed is None:
-            return super().encode(flat, sizes, agreed, ranks)
+            return super().encode(flat, sizes, agreed, rule)
         wide = flat if flat.dtype in _LARGEST_SHIFT else flat.float()
-        return wide.mul_(make_power(_shift(agreed, ranks, wide.dtype), wide.dtype)).half()
+        return wide.mul_(make_power(_shift(agreed, rule.parts, wide.dtype), wide.dtype)).half()
 
-    def decode(self, wire: Tensor, flat: Tensor, sizes: Sequence[int], agreed: Tensor | None, ranks: int) -> None:
+    def decode(self, wire: Tensor, flat: Tensor, sizes: Sequence[int], agreed: Tensor | None, rule: Sum) -> None:
         """Widen, scale back and divide."""
         if agreed is None:
-            return super().decode(wire, flat, sizes, agreed, ranks)
+            return super().decode(wire, flat, sizes, agreed, rule)
         wide = flat.copy_(wire) if flat.dtype in _LARGEST_SHIFT else wire.float()
-        wide.mul_(make_power(-_shift(agreed, ranks, wide.dtype), wide.dtype) / ranks)
+        wide.mul_(make_power(-_shift(agreed, rule.parts, wide.dtype), wide.dtype) / rule.divide_by)
         if wide.data_ptr() != flat.data_ptr():
             flat.copy_(wide)
 
@@ -90,6 +91,6 @@ class Half(BrainHalf):
 _LARGEST_SHIFT = {torch.float32: 126, torch.float64: 1000}
 
 
-def _shift(agreed: Tensor, ranks: int, dtype: torch.dtype) -> Tensor:
+def _shift(agreed: Tensor, parts: int, dtype: torch.dtype) -> Tensor:
     """k; what is not finite stays so under any scale."""
-    return (15 - spare_bits(ranks) - agreed).clamp(-_LARGEST_SHIFT[dtype], _LARGEST_SHIFT[dtype])
+    return (15 - spare_bits(parts) - agreed).clamp(-_LARGEST_SHIFT[dtype], _LARGEST_SHIFT[dtype])

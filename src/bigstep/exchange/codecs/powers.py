@@ -5,15 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["find_exponents", "make_power", "spare_bits"]
+__all__ = ["NOT_FINITE", "find_exponents", "make_power", "spare_bits"]
+
+NOT_FINITE = 2000
+"""Stands for the exponent of what is not finite: above all others, so that it wins a maximum."""
 
 _INTEGERS = {torch.float32: (torch.int32, 127, 23), torch.float64: (torch.int64, 1023, 52)}
 
 
 def find_exponents(pieces: list[Tensor]) -> Tensor:
-    """For each tensor the smallest e with all |values| < 2^e, as int32; for one that is not finite 2000.
+    """For each tensor the smallest e with all |values| < 2^e, as int32; `NOT_FINITE` if one of them is not.
 
-    A tensor of zeros, or of nothing, gives -2000: it asks for no room.
+    A tensor of zeros, or of nothing, gives -2000, and so asks for no room.
 
     >>> find_exponents([torch.tensor([0.75, -3.0]), torch.zeros(2), torch.tensor([1.0, torch.inf])]).tolist()
     [2, -2000, 2000]
@@ -21,7 +24,7 @@ def find_exponents(pieces: list[Tensor]) -> Tensor:
     largest = torch.stack([_largest(piece) for piece in pieces]) if pieces else torch.zeros(0)
     exponents = torch.frexp(largest).exponent.int()
     exponents = exponents.masked_fill(largest == 0, -2000)
-    return exponents.masked_fill(~torch.isfinite(largest), 2000)
+    return exponents.masked_fill(~torch.isfinite(largest), NOT_FINITE)
 
 
 def make_power(exponents: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,0 +1,195 @@
+"""Exact sums: any partition of the parts, any order, any collective gives the same bits."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from fractions import Fraction
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from bigstep.errors import ConfigError
+from bigstep.exchange import Exchange
+from bigstep.exchange.codecs import Sum
+from bigstep.exchange.codecs.exact import Exact, exact_sum_parts
+from worlds import World as Ranks
+
+SIZES = [5, 1, 0, 26]
+VALUES = sum(SIZES)
+
+
+def ordinary(draw: torch.Generator) -> Tensor:
+    return torch.randn(VALUES, generator=draw)
+
+
+def subnormal(draw: torch.Generator) -> Tensor:
+    return torch.randn(VALUES, generator=draw) * 1e-43
+
+
+def huge_range(draw: torch.Generator) -> Tensor:
+    exponents = torch.randint(-140, 120, (VALUES,), generator=draw)
+    return torch.randn(VALUES, generator=draw) * torch.pow(2.0, exponents)
+
+
+def zeros(draw: torch.Generator) -> Tensor:
+    return torch.zeros(VALUES)
+
+
+def one_dominates(draw: torch.Generator) -> Tensor:
+    values = torch.randn(VALUES, generator=draw) * 1e-20
+    values[int(torch.randint(VALUES, (1,), generator=draw))] = 3e38
+    return values
+
+
+def all_largest(draw: torch.Generator) -> Tensor:
+    return torch.full((VALUES,), torch.finfo(torch.float32).max)
+
+
+KINDS = [ordinary, subnormal, huge_range, zeros, one_dominates, all_largest]
+
+
+def integers(parts: list[Tensor], count: int) -> tuple[list[Tensor], Tensor]:
+    codec = Exact()
+    agreed = torch.stack([codec.measure(part, SIZES) for part in parts]).amax(0)
+    return [codec.encode(part, SIZES, agreed, Sum(count)) for part in parts], agreed
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 64, 1000, 4096])
+def test_any_partition_and_order_gives_identical_integers(
+    kind: Callable[[torch.Generator], Tensor], count: int
+) -> None:
+    draw, shuffle = torch.Generator().manual_seed(count), random.Random(count)
+    parts = [kind(draw) for _ in range(count)]
+    codes, agreed = integers(parts, count)
+    expected = [sum(values) for values in zip(*(code.tolist() for code in codes), strict=True)]  # Python's integers
+    assert max(map(abs, expected)) <= 2**62, "overflow is impossible"
+    for _ in range(3):
+        shuffle.shuffle(codes)
+        ranks = shuffle.randint(1, min(count, 8))
+        shares = [codes[rank::ranks] for rank in range(ranks)]
+        sums = [torch.stack(share).sum(0) for share in shares]  # each rank by itself, then all of them
+        assert torch.stack(sums).sum(0).tolist() == expected
+    assert torch.equal(exact_sum_parts(parts, SIZES), exact_sum_parts(parts[::-1], SIZES))
+
+
+@pytest.mark.parametrize("kind", KINDS[:-1], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("count", [1, 3, 100])
+def test_the_sum_is_nearer_to_the_truth_than_a_float32_sum(
+    kind: Callable[[torch.Generator], Tensor], count: int
+) -> None:
+    draw = torch.Generator().manual_seed(7 * count)
+    parts = [kind(draw) / 128 for _ in range(count)]
+    truth = [sum(map(Fraction, values)) for values in zip(*(part.tolist() for part in parts), strict=True)]
+    naive = torch.stack(parts).cumsum(0)[-1].tolist()
+    found = exact_sum_parts(parts, SIZES).tolist()
+    start = 0
+    for size in SIZES:
+        span = slice(start, start + size)
+        largest = max((abs(Fraction(value)) for part in parts for value in part[span].tolist()), default=Fraction(0))
+        for exact, plain, got in zip(truth[span], naive[span], found[span], strict=True):
+            # each part may be off by half of 2^(h - 62) of twice the largest, and the result is rounded to float32 once
+            slack = count * largest / 2 ** (61 - (count - 1).bit_length())
+            rounding = max(abs(exact) / 2**24, Fraction(2) ** -150)
+            assert abs(Fraction(got) - exact) <= max(abs(Fraction(plain) - exact), slack + rounding)
+        start += size
+
+
+def test_what_is_not_finite_makes_its_parameter_nan_and_no_other() -> None:
+    for bad in (torch.inf, -torch.inf, torch.nan):
+        parts = [torch.ones(VALUES) for _ in range(3)]
+        parts[1][7] = bad  # of the last parameter
+        total = exact_sum_parts(parts, SIZES)
+        assert total[:6].tolist() == [3.0] * 6
+        assert total[6:].isnan().all()
+
+
+def test_types_are_kept_and_double_precision_is_summed_to_its_last_bits() -> None:
+    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+        assert exact_sum_parts([torch.ones(3, dtype=dtype)] * 3).dtype == dtype
+    parts = [torch.tensor([1.0, 1e-280], dtype=torch.float64), torch.tensor([2.0**-50, 1e-280], dtype=torch.float64)]
+    assert exact_sum_parts(parts, [1, 1]).tolist() == [1 + 2.0**-50, 2e-280]
+
+
+PARTS = 12
+COLLECTIVES = {2: ["ring", "halving"], 3: ["torus", "halving"], 4: ["ring", "torus", "hierarchical", "halving"]}
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(2)
+    convolution = nn.Conv2d(3, 6, 3).to(memory_format=torch.channels_last)
+    return nn.Sequential(convolution, nn.Flatten(), nn.Linear(24, 30), nn.Tanh(), nn.Linear(30, 4))
+
+
+def worker_batch(worker: int) -> Tensor:
+    return torch.randn(5, 3, 4, 4, generator=torch.Generator().manual_seed(worker)) * 10.0 ** (worker % 5)
+
+
+def gradients_of_workers(collective: str, first: list[int]) -> list[Tensor]:
+    """This rank's workers one after another; `first` says with which worker each rank begins."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    model = make_model()
+    ddp = DistributedDataParallel(model, bucket_cap_mb=0.001, gradient_as_bucket_view=True)
+    exchange = Exchange(collective, "exact", parts=PARTS, ranks_per_node=2)
+    exchange.attach(ddp)
+    mine = range(first[rank], [*first, PARTS][rank + 1])
+    for _ in range(2):  # DDP regroups its buckets after the first
+        ddp.zero_grad()
+        for worker in mine[:-1]:
+            with ddp.no_sync():
+                (ddp(worker_batch(worker)).square().mean() / PARTS).backward()
+            exchange.hold()
+        (ddp(worker_batch(mine[-1])).square().mean() / PARTS).backward()
+    assert size == 1 or exchange.bytes_sent > 0
+    exchange.close()
+    return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+
+def test_workers_on_any_number_of_ranks_and_any_collective_give_the_same_bits(world: Callable[[int], Ranks]) -> None:
+    model = make_model()
+    flats = []
+    for worker in range(PARTS):
+        model.zero_grad()
+        (model(worker_batch(worker)).square().mean() / PARTS).backward()
+        flats.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
+    sizes = [parameter.numel() for parameter in model.parameters()]
+    expected = exact_sum_parts(flats, sizes)
+    assert float((expected - torch.stack(flats).sum(0)).abs().max()) > 0, "float32's sum has other bits"
+    shares = {2: [[0, 6], [0, 1]], 3: [[0, 4, 8], [0, 1, 9]], 4: [[0, 3, 6, 9]]}
+    for size, collectives in COLLECTIVES.items():
+        for first in shares[size]:
+            for collective in collectives:
+                for found in world(size).run(gradients_of_workers, collective, first):
+                    flat = torch.cat([gradient.flatten() for gradient in found])
+                    assert torch.equal(flat, expected), (size, collective, first)
+
+
+def mean_over_ranks() -> tuple[list[Tensor], list[Tensor]]:
+    model = make_model()
+    ddp = DistributedDataParallel(model, bucket_cap_mb=0.001)
+    exchange = Exchange(codec="exact")
+    exchange.attach(ddp)
+    ddp(worker_batch(dist.get_rank())).square().mean().backward()
+    exchange.close()
+    plain = make_model()
+    plain(worker_batch(dist.get_rank())).square().mean().backward()
+    own = [parameter.grad for parameter in plain.parameters() if parameter.grad is not None]
+    return [p.grad.clone() for p in model.parameters() if p.grad is not None], own
+
+
+def test_without_parts_the_result_is_the_mean_over_ranks(world: Callable[[int], Ranks]) -> None:
+    results = world(3).run(mean_over_ranks)
+    for index, found in enumerate(results[0][0]):
+        exact = torch.stack([own[index].double() for _, own in results]).mean(0)
+        torch.testing.assert_close(found.double(), exact, rtol=2**-24, atol=0)  # one rounding to float32
+
+
+def test_parts_want_a_codec_that_loses_nothing() -> None:
+    with pytest.raises(ConfigError, match="use codec=exact"):
+        Exchange(codec="fp16", parts=4)
+    with pytest.raises(ConfigError, match="say how many"):
+        Exchange(codec="exact").hold()
