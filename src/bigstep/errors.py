@@ -8,10 +8,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = [
-    "BigstepError", "ConfigError", "DataError", "RunError", "nearest", "require", "require_fraction",
-    "require_positive",
-]  # fmt: skip
+__all__ = ["BigstepError", "ConfigError", "DataError", "RunError", "nearest", "require"]
 
 
 class BigstepError(Exception):
@@ -38,16 +35,6 @@ def require(holds: bool, sentence: str) -> None:
     """Refuse a configuration with one sentence unless `holds`."""
     if not holds:
         raise ConfigError(sentence)
-
-
-def require_positive(value: float, name: str) -> None:
-    """Refuse a configuration unless the field `name` is greater than 0."""
-    require(value > 0, f"{name} is {value}, but it must be greater than 0.")
-
-
-def require_fraction(value: float, name: str) -> None:
-    """Refuse a configuration unless the field `name` lies in [0, 1)."""
-    require(0 <= value < 1, f"{name} is {value}, but it must be at least 0 and less than 1.")
 
 
 def nearest(given: str, allowed: Iterable[str]) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from bigstep.errors import ConfigError
+from bigstep.errors import require
 
 __all__ = [
     "BatchPlan", "BatchStage", "Schedule", "constant", "cosine", "elu_blend", "join", "linear", "momentum_correction",
@@ -101,7 +101,7 @@ def polynomial(start: float, end: float, begin: float, until: float, power: floa
 
     Differs from the paper: in nothing; a warm-up goes before it through `join`.
     """
-    _require(power > 0, f"The power of a polynomial is {power}, but it must be greater than 0.")
+    require(power > 0, f"The power of a polynomial is {power}, but it must be greater than 0.")
     return _curve(lambda t: 1 - (1 - t) ** power, start, end, begin, until)
 
 
@@ -143,8 +143,8 @@ def table(at: Sequence[float], values: Sequence[float]) -> Schedule:
     [0.5, 0.5, 0.075, 0.01]
     """
     edges, held = list(at), list(values)
-    _require(edges == sorted(set(edges)), f"The epochs of a table must rise, but they are {edges}.")
-    _require(
+    require(edges == sorted(set(edges)), f"The epochs of a table must rise, but they are {edges}.")
+    require(
         len(held) == len(edges) + 1,
         f"A table needs one more value than epochs, but it has {len(held)} values for {len(edges)} epochs.",
     )
@@ -197,7 +197,7 @@ def slow_start(peak: float, epochs: float = 90.0) -> Schedule:
 
     Differs from the paper: edges for other numbers of epochs are scaled in proportion; the paper has 90 only.
     """
-    _require(epochs > 0, f"slow_start was given {epochs} epochs, but a run must be longer than 0.")
+    require(epochs > 0, f"slow_start was given {epochs} epochs, but a run must be longer than 0.")
     edges = [edge * epochs / 90 for edge in (40, 70, 85)]
     return table(edges, [peak * factor for factor in (0.5, 0.075, 0.01, 0.001)])
 
@@ -216,9 +216,9 @@ def join(*pieces: tuple[float, Schedule]) -> Schedule:
     >>> [round(lr(epoch), 4) for epoch in (0, 5, 30, 90)]
     [0.1, 3.2, 0.32, 0.0032]
     """
-    _require(len(pieces) > 0, "join was given no pieces, but it needs at least one (until, schedule).")
+    require(len(pieces) > 0, "join was given no pieces, but it needs at least one (until, schedule).")
     ends = [until for until, _ in pieces]
-    _require(ends == sorted(set(ends)), f"The pieces of a schedule must follow one another, but end at {ends}.")
+    require(ends == sorted(set(ends)), f"The pieces of a schedule must follow one another, but end at {ends}.")
     # the end of the last piece is no change: it rules beyond
     return lambda epoch: pieces[bisect.bisect_right(ends[:-1], epoch)][1](epoch)
 
@@ -248,10 +248,10 @@ def scale_lr(
 
     Reference: Goyal et al., Accurate, Large Minibatch SGD, 2017, section 2.1 (linear; table 2 compares the rules).
     """
-    _require(batch > 0 and base_batch > 0, f"Batches must be greater than 0, but are {batch} and {base_batch}.")
+    require(batch > 0 and base_batch > 0, f"Batches must be greater than 0, but are {batch} and {base_batch}.")
     ratio = batch / base_batch
     factors = {"linear": ratio, "sqrt": math.sqrt(ratio), "none": 1.0}
-    _require(rule in factors, f"The scaling rule is {rule!r}, but it must be linear, sqrt or none.")
+    require(rule in factors, f"The scaling rule is {rule!r}, but it must be linear, sqrt or none.")
     return base * factors[rule]
 
 
@@ -281,7 +281,7 @@ def elu_blend(epoch: float, center: float = 10.0, period: float = 5.0) -> float:
     fall back to 1, and RMSprop's weight would turn negative on the way. The values that the text describes (1/2 at
     the center, 1 at center + period/2) and a slope without a break at the center both ask for 1 / period.
     """
-    _require(period > 0, f"The period of elu_blend is {period}, but it must be greater than 0.")
+    require(period > 0, f"The period of elu_blend is {period}, but it must be greater than 0.")
     if epoch < center:
         return 0.5 * math.exp(2 * (epoch - center) / period)
     return min(0.5 + (epoch - center) / period, 1.0)
@@ -325,7 +325,7 @@ class BatchStage:
     """Samples of one worker in one step."""
 
     def __post_init__(self) -> None:
-        _require(
+        require(
             self.workers > 0 and self.local_batch > 0,
             f"A batch stage needs at least one worker and one sample each, but has {self.workers} workers "
             f"with {self.local_batch} samples.",
@@ -359,7 +359,7 @@ class BatchPlan:
 
     def __post_init__(self) -> None:
         epochs = [stage.epoch for stage in self.stages]
-        _require(
+        require(
             epochs[:1] == [0] and epochs == sorted(set(epochs)),
             f"The stages of a batch plan must begin at epoch 0 and rise, but begin at {epochs}.",
         )
@@ -377,7 +377,7 @@ class BatchPlan:
 
 def _curve(shape: Schedule, start: float, end: float, begin: float, until: float) -> Schedule:
     """From `start` to `end` along `shape`, which runs from 0 to 1 as its argument does."""
-    _require(begin < until, f"A schedule must end after it begins, but it begins at epoch {begin} and ends at {until}.")
+    require(begin < until, f"A schedule must end after it begins, but it begins at epoch {begin} and ends at {until}.")
 
     def value(epoch: float) -> float:
         if epoch <= begin:
@@ -387,8 +387,3 @@ def _curve(shape: Schedule, start: float, end: float, begin: float, until: float
         return start + (end - start) * shape((epoch - begin) / (until - begin))
 
     return value
-
-
-def _require(holds: bool, sentence: str) -> None:
-    if not holds:
-        raise ConfigError(sentence)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from bigstep.errors import require, require_positive
+from bigstep.errors import require
 from bigstep.tables.codecs import check_pair
+from bigstep.validate import Count, Positive, WholeNotNegative, check_ranges
 
 __all__ = ["ExchangeConfig"]
 
@@ -21,27 +22,21 @@ class ExchangeConfig:
     """How a gradient is written on the wire, one of {codecs}."""
     grid: Literal["auto"] | tuple[int, ...] = "auto"
     """The torus as [X, Y]; auto takes it from nodes and ranks."""
-    bucket_mb: Literal["auto"] | float = 4.0
+    bucket_mb: Literal["auto"] | Positive = 4.0
     """Gradients are grouped until a group holds this many megabytes; auto tries sizes in the first steps."""
-    warmup_steps: int = 0
+    warmup_steps: WholeNotNegative = 0
     """Dense steps before the first quantised one."""
     double_buffer: bool = False
     """Apply each gradient one step late: it travels while the next step is computed."""
     error_feedback: bool = True
     """Carry what a lossy codec lost into the next step."""
-    rank: int = 2
+    rank: Count = 2
     """Rank of the approximation (powersgd)."""
 
     def __post_init__(self) -> None:
+        check_ranges(self, "exchange")
         check_pair(self.collective, self.codec, double_buffer=self.double_buffer)
         require(
             self.grid == "auto" or (len(self.grid) == 2 and min(self.grid) > 0),
             f"exchange.grid is {self.grid}, but it must be auto or two positive numbers [X, Y].",
         )
-        if self.bucket_mb != "auto":
-            require_positive(self.bucket_mb, "exchange.bucket_mb")
-        require(
-            self.warmup_steps >= 0,
-            f"exchange.warmup_steps is {self.warmup_steps}, but it must not be negative.",
-        )
-        require_positive(self.rank, "exchange.rank")

@@ -173,12 +173,11 @@ class RunConfig:
             "islands" in self.optimizer.entry.methods and not self.optimizer.before_exchange,
             f"islands.count is {count}, which does not go with this optimizer: use another, or islands.count=1.",
         )
-        counts = [self.workers.count, *(stage.count for stage in self.plan)]
-        uneven = [workers for workers in counts if workers % count]
+        uneven = [workers for workers in (self.workers.count, *(s.count for s in self.plan)) if workers % count]
         require(
             not uneven,
-            f"islands.count is {count}, but {uneven[:1]} workers cannot be shared evenly by so many islands: make "
-            "workers.count (and that of every stage of plan) a multiple of it.",
+            f"{', '.join(map(str, uneven))} workers cannot be shared evenly by {count} islands: make workers.count "
+            "(and that of every stage of plan) a multiple of islands.count.",
         )
 
     @property

@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from bigstep.errors import ConfigError, nearest, require_positive
+from bigstep.errors import ConfigError, nearest
 from bigstep.plan.cluster import Cluster, Device
 from bigstep.plan.workload import Workload
 from bigstep.tables.codecs import CODECS, check_pair, encoded_bytes
 from bigstep.tables.optimizers import OPTIMIZERS
+from bigstep.validate import POSITIVE, check_range
 
 __all__ = ["Bucket", "Scheme", "codec_seconds", "make_buckets", "optimizer_seconds"]
 
@@ -41,7 +42,7 @@ class Scheme:
 
     def __post_init__(self) -> None:
         check_pair(self.collective, self.codec, double_buffer=self.double_buffer, planned=True)
-        require_positive(self.bucket_mb, "bucket_mb")
+        check_range(self.bucket_mb, POSITIVE, "bucket_mb")
         priced = [name for name, entry in OPTIMIZERS.items() if entry.traffic is not None]
         if self.optimizer not in priced:
             raise ConfigError(
