@@ -14,14 +14,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from bigstep.errors import DataError
+from bigstep.errors import DataError, nearest
 from bigstep.records import Run, RunWriter, read_run
+from bigstep.report.command import report_command
 from bigstep.report.compare import group_runs, permutation_p, told_apart
 from bigstep.report.gather import gather
 from bigstep.report.outcome import outcome_of
 from bigstep.report.series import group_line
 from bigstep.report.study import Study, study_of
-from bigstep.report.table import as_rows, to_csv, to_markdown
+from bigstep.report.table import as_rows, standings_of, to_csv, to_markdown
 from bigstep.report.terminal import print_summary
 
 PUBLISHED = {
@@ -162,7 +163,7 @@ def test_labels_stay_different_when_too_much_differs(tmp_path: Path) -> None:
         write_run(tmp_path / str(number), config=config)
     labels = [group.label for group in study(tmp_path).groups]
     assert len(set(labels)) == 3
-    assert all("2 more" in label for label in labels)
+    assert all(label.count("·") == 1 for label in labels), "one setting is enough to tell them apart"
 
 
 def test_a_repeated_seed_counts_once(tmp_path: Path) -> None:
@@ -358,3 +359,81 @@ def test_reading_records_needs_neither_torch_nor_plotly() -> None:
         "assert not {'torch', 'plotly', 'jinja2', 'rich'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# ---- names, standings, and what does not compare ----
+
+
+def test_a_setting_that_follows_another_is_no_part_of_a_name(tmp_path: Path) -> None:
+    for epochs in (2, 4):
+        follows = {"optimizer": {"name": "rmsprop_warmup", "blend_center": epochs / 2, "blend_period": epochs / 4}}
+        schedule = {"base": 0.1, "schedule": [{"shape": "warmup", "until": epochs / 4}]}
+        write_run(tmp_path / str(epochs), epochs=epochs, config={**follows, "lr": schedule})
+    assert sorted(group.label for group in study(tmp_path).groups) == ["plain · epochs 2", "plain · epochs 4"]
+
+
+def test_a_run_is_called_what_its_user_called_it(tmp_path: Path) -> None:
+    for name in ("tuned", "as printed"):
+        folder = write_run(tmp_path / name, config={"lr": {"base": len(name)}})
+        facts = json.loads((folder / "run.json").read_text())
+        (folder / "run.json").write_text(json.dumps({**facts, "name": name}))
+    assert sorted(group.label for group in study(tmp_path).groups) == ["as printed", "tuned"]
+
+
+def test_nobody_leads_across_data_sets(tmp_path: Path) -> None:
+    for name, top in (("embedded", 0.9), ("cifar10", 0.7)):
+        for recipe, less in (("one", 0.0), ("two", 0.1)):
+            write_run(tmp_path / f"{name}-{recipe}", recipe=recipe, top=top - less, config={"data": {"name": name}})
+    found = study(tmp_path)
+    assert found.title == "one · embedded leads on embedded and one · cifar10 leads on cifar10"
+    said = text_of(found)
+    assert "On cifar10, one · cifar10 has the highest median accuracy, 70.00 %." in said
+    assert "above" not in said
+    assert [standing["standing"] for standing in standings_of(found)] == [
+        "best", "too few seeds", "best", "too few seeds",
+    ]  # fmt: skip
+
+
+def test_a_run_that_was_stopped_has_not_failed(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "one", finished=False)
+    facts = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**facts, "stopped": "Stopped by SIGINT after step 40; go on."}))
+    write_run(tmp_path / "two", seed=1)
+    found = study(tmp_path)
+    assert (found.groups[0].failures, found.groups[0].stopped) == (0, 1)
+    assert found.standing(0) == "best, 1 stopped"
+    assert "ready to go on with --resume: plain." in text_of(found)
+    assert "Stopped by SIGINT after step 40" in text_of(study_of([read_run(folder)]))
+
+
+def test_what_a_technique_brings_is_read_from_facts_whatever_the_label(tmp_path: Path) -> None:
+    for seed in range(3):
+        write_run(tmp_path / f"whole-{seed}", recipe="sony", seed=seed, top=0.90 + 0.001 * seed)
+        folder = write_run(tmp_path / f"part-{seed}", recipe="sony", seed=seed, top=0.85, config={"plan": [1]})
+        facts = json.loads((folder / "run.json").read_text())
+        told = {"label": "no growth", "without": "batch-size control"}
+        (folder / "run.json").write_text(json.dumps({**facts, "bench": told}))
+    (effect,) = study(tmp_path).effects
+    assert (effect.system, effect.technique, effect.verdict) == ("sony", "batch-size control", "apart")
+
+
+def test_json_tells_the_standings(tmp_path: Path) -> None:
+    for seed in range(3):
+        write_run(tmp_path / f"good-{seed}", recipe="good", seed=seed, top=0.88 + 0.001 * seed)
+        write_run(tmp_path / f"weak-{seed}", recipe="weak", seed=seed, top=0.70 + 0.001 * seed)
+    told = report_command([tmp_path], html=None, csv=None, markdown=False, quiet=True)
+    assert [(row["group"], row["standing"], row["seeds"]) for row in told["standings"]] == [
+        ("good", "best", 3), ("weak", "behind", 3),
+    ]  # fmt: skip
+    assert told["summary"][0] == "6 runs in 2 groups, 3 seeds each."
+    json.dumps(told, allow_nan=False)
+
+
+def test_one_is_not_written_as_several(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", ranks=1, epochs=1)
+    write_run(tmp_path / "b", ranks=1, epochs=1)
+    assert "over 1 seed" in study(tmp_path).title
+    said = text_of(study_of([read_run(tmp_path / "a")]))
+    assert "for 1 epoch with" in said
+    assert "on 1 rank (" in said
+    assert nearest("sony", ["sonny"]) == "did you mean 'sonny'?"

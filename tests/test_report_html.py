@@ -6,7 +6,6 @@ import base64
 import gzip
 import json
 import re
-import sys
 import time
 from html.parser import HTMLParser
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bigstep.errors import BigstepError, ConfigError
+from bigstep.errors import ConfigError
 from bigstep.records import Run, read_run
 from bigstep.report.charts import charts_of
 from bigstep.report.figures import PALETTE
@@ -178,16 +177,6 @@ def test_failures_are_shown_as_failures(tmp_path: Path) -> None:
     assert "1 run diverged or did not finish: hot." in page.text
 
 
-def test_a_missing_package_is_named_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = read_run(write_run(tmp_path / "run"))
-    for package, gone in (("plotly", "plotly.graph_objects"), ("jinja2", "jinja2")):
-        with monkeypatch.context() as patch:
-            patch.setitem(sys.modules, gone, None)
-            with pytest.raises(BigstepError, match=f"pip install {package}"):
-                write_html([run], tmp_path / "report.html")
-    assert not (tmp_path / "report.html").exists()
-
-
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "run"))
     (tmp_path / "file").write_text("")
@@ -231,3 +220,15 @@ def test_text_and_lines_have_the_contrast_that_wcag_asks_for() -> None:
                 assert contrast(scheme[ink], ground) >= 4.5, (ink, ground)
         for color in PALETTE:
             assert contrast(color, scheme["card"]) >= 3, color
+
+
+def test_the_mark_of_an_outlier_lies_left_of_every_dot(tmp_path: Path) -> None:
+    for seed, top in enumerate((0.90, 0.88, 0.30)):
+        write_run(tmp_path / f"good-{seed}", recipe="good", seed=seed, top=top)
+        write_run(tmp_path / f"low-{seed}", recipe="low", seed=seed, top=0.2)
+    finals = next(chart for chart in charts_of(study_of(gather([tmp_path]))) if chart.key == "finals")
+    marks = [trace for trace in finals.figure["data"] if trace["marker"].get("symbol") == "triangle-left"]
+    dots = [x for trace in finals.figure["data"] if trace not in marks for x in trace["x"]]
+    assert sorted(mark["text"][0] for mark in marks) == [" 20.00 %", " 30.00 %"], "a lost seed of a good group too"
+    left, _ = finals.figure["layout"]["xaxis"]["range"]
+    assert all(left < mark["x"][0] < min(dots) for mark in marks)

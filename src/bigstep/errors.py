@@ -38,13 +38,13 @@ def require(holds: bool, sentence: str) -> None:
 
 
 def nearest(given: str, allowed: Iterable[str]) -> str:
-    """Return a half-sentence that offers the nearest allowed name, or lists them all.
+    """Return the end of a sentence: it offers the nearest allowed name, or lists them all.
 
     >>> nearest("sonny", ["fair", "sony", "pfn"])
     "did you mean 'sony'?"
     >>> nearest("x", ["a", "b"])
-    'allowed are a, b'
+    'allowed are a, b.'
     """
     names = sorted(allowed)
     close = difflib.get_close_matches(given, names, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"allowed are {', '.join(names)}"
+    return f"did you mean {close[0]!r}?" if close else f"allowed are {', '.join(names)}."

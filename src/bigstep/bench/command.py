@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,12 +14,12 @@ from bigstep.bench.runner import Finished, run_all
 from bigstep.bench.suites import SUITES, Options, Suite, planned_runs
 from bigstep.bench.tuning import choose, trials_of
 from bigstep.bench.watch import Watch
-from bigstep.errors import BigstepError, ConfigError, nearest
-from bigstep.records import read_run, write_atomically
+from bigstep.errors import ConfigError, nearest
+from bigstep.records import json_text, read_run, write_atomically
 from bigstep.report.gather import gather
 from bigstep.report.html import write_html
 from bigstep.report.study import Study, study_of
-from bigstep.report.table import as_rows, to_csv, to_markdown
+from bigstep.report.table import as_rows, standings_of, to_csv, to_markdown
 from bigstep.report.terminal import print_summary
 
 __all__ = ["bench_command", "ranks_here"]
@@ -53,7 +51,7 @@ def bench_command(
     file = Path(name)
     own = file.suffix in (".yaml", ".yml")
     if not own and name not in SUITES:
-        raise ConfigError(f"Unknown suite {name!r}: {nearest(name, SUITES)}; or name a .yaml file that lists runs.")
+        raise ConfigError(f"Unknown suite {name!r}: {nearest(name, SUITES)} Or name a .yaml file that lists runs.")
     title = (file.stem if own else name) + ("-quick" if options.quick else "") + (f"-tuned{tune}" if tune else "")
     if tune:
         if own:
@@ -75,6 +73,7 @@ def bench_command(
         "target": study.target,
         "failures": {each.run.name: each.failure for each in finished if each.failure},
         "ran": sum(not each.skipped for each in finished),
+        "standings": standings_of(study),
         "runs": as_rows(study),
         "tuned": dict(options.tuned),
         "html": str(page),
@@ -105,7 +104,7 @@ def _tuned(
     accuracies = _accuracies(finished)
     chosen = {recipe: choose(of_recipe, accuracies) for recipe, of_recipe in trials.items()}
     facts = {"trials": tune, "chosen": chosen, "held_out_accuracy": accuracies}
-    write_atomically(root / "tuned.json", (json.dumps(facts, indent=1) + "\n").encode())
+    write_atomically(root / "tuned.json", (json_text(facts, indent=1) + "\n").encode())
     return chosen
 
 
@@ -126,9 +125,4 @@ def _write_results(study: Study, root: Path, page: Path) -> None:
     """Leave the comparison beside the runs, as a page and as tables for papers and spreadsheets."""
     write_atomically(root / "results.csv", to_csv(study).encode())
     write_atomically(root / "results.md", to_markdown(study).encode())
-    try:
-        write_html(study, page)
-    except ConfigError:
-        raise
-    except BigstepError as error:  # a missing plotting package is no failure of the suite
-        print(f"No page was written: {error}", file=sys.stderr)
+    write_html(study, page)

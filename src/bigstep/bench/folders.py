@@ -60,6 +60,8 @@ def mark(run: Planned, folder: Path, suite: str, wall_s: float, failure: str | N
     known: dict[str, Any] = {"suite": suite, "label": run.label, "wall_s": round(wall_s, 3)}
     if run.network is not None:
         known["network"] = vars(run.network)
+    if run.without:
+        known["without"] = run.without
     if failure is not None:
         known["failure"] = failure
     facts["bench"] = known

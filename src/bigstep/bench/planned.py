@@ -40,6 +40,8 @@ class Planned:
     """What reports call the runs that differ from this one in the seed only."""
     variant: str = ""
     """What its folder is called beside the label, where runs under one label differ in more than the seed."""
+    without: str = ""
+    """The technique of the recipe that is left out, to see what it brings."""
     recipe: str
     preset: str = "mini"
     settings: tuple[str, ...] = ()

@@ -70,7 +70,7 @@ def planned_runs(suite: Suite, options: Options) -> list[Planned]:
     """Return the runs of a suite: seed after seed, so that an interrupted one has whole comparisons."""
     for name in options.recipes:
         if name not in recipes.NAMES:
-            raise ConfigError(f"--recipes names {name!r}, which is unknown: {nearest(name, recipes.NAMES)}.")
+            raise ConfigError(f"--recipes names {name!r}, which is unknown: {nearest(name, recipes.NAMES)}")
     seeds = options.seeds or (1 if options.quick else 3)
     once = suite.build(suite, options)
     return [dataclasses.replace(run, seed=seed) for seed in range(seeds) for run in once]
@@ -200,7 +200,7 @@ def _ablation(suite: Suite, options: Options) -> list[Planned]:
         base = _base(suite, options, recipe)
         for technique in techniques_of(base):
             label = f"{recipe} without {technique.name}"
-            runs.append(_run(suite, options, recipe, label, *technique.off(base)))
+            runs.append(_run(suite, options, recipe, label, *technique.off(base), without=technique.name))
     return runs
 
 

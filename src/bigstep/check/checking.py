@@ -159,7 +159,7 @@ def _chosen(only: Sequence[str] | None) -> list[Property]:
     names = [each.name for each in PROPERTIES]
     for name in only or ():
         if name not in names:
-            raise ConfigError(f"There is no property {name!r}: {nearest(name, names)}.")
+            raise ConfigError(f"There is no property {name!r}: {nearest(name, names)}")
     return [each for each in PROPERTIES if only is None or each.name in only]
 
 

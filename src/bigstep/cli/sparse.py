@@ -108,7 +108,7 @@ def _settings(options: Train) -> dict[str, Any]:
     for text in options.settings or ():
         name, _, value = text.partition("=")
         if name not in SETTINGS:
-            raise ConfigError(f"A sparse problem has no field {name!r:.60}: {nearest(name, SETTINGS)}.")
+            raise ConfigError(f"A sparse problem has no field {name!r:.60}: {nearest(name, SETTINGS)}")
         try:
             chosen[name] = SETTINGS[name](value)
         except ValueError:

@@ -92,7 +92,7 @@ def _open(wanted: Wanted, holdout: float, seed: int) -> DataPair:
         return as_pair(_call_own(wanted.name, wanted.path), holdout, seed, wanted.name)
     if wanted.name not in DATASETS:
         hint = nearest(wanted.name, DATASETS)
-        raise DataError(f"There is no data set {wanted.name!r} ({hint}); your own is package.module:function.")
+        raise DataError(f"There is no data set {wanted.name!r}: {hint} Your own is package.module:function.")
     pair: DataPair = load(DATASETS[wanted.name].home)(wanted)
     return hold_out(pair.train, holdout, seed) if holdout else pair
 
@@ -175,7 +175,7 @@ def _call_own(name: str, path: str) -> Any:
     function: Any = getattr(module, function_name, None)
     if not callable(function):
         known = [key for key, value in vars(module).items() if callable(value)]
-        raise DataError(f"{module_name} has no function {function_name!r}; {nearest(function_name, known)}.")
+        raise DataError(f"{module_name} has no function {function_name!r}; {nearest(function_name, known)}")
     return _call_with_path(function, path, name)
 
 

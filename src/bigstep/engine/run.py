@@ -147,6 +147,8 @@ def _carry_out(
             ending = train(built, audience, save, max_steps=order.max_steps, stop=stop, heartbeat=heartbeat)
             result = _result(built, ending, noise, order)
         except StoppedError as stopped:
+            if writer is not None:
+                writer.update(stopped=str(stopped))
             if not checkpoints.wait():
                 raise StoppedError(stopped.number, stopped.step, saved=False) from None
             raise

@@ -25,7 +25,7 @@ def model_from_timm(name: str, *, classes: int, channels: int, **_: int) -> nn.M
             "run pip install 'bigstep[extras]' or pip install timm."
         ) from None
     if not timm.is_model(name):
-        raise ConfigError(f"timm has no model {name!r}: {nearest(name, timm.list_models())}.")
+        raise ConfigError(f"timm has no model {name!r}: {nearest(name, timm.list_models())}")
     model: nn.Module = timm.create_model(name, pretrained=False, num_classes=classes, in_chans=channels)
     return model
 
@@ -92,7 +92,7 @@ def model_from_path(path: str, **facts: int) -> nn.Module:
     if not callable(function):
         public = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
         raise ConfigError(f"model: {path}: {module_name} has no function {function_name!r}: "
-                          f"{nearest(function_name, public)}.")  # fmt: skip
+                          f"{nearest(function_name, public)}")  # fmt: skip
     parameters = inspect.signature(function).parameters.values()
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     named = {parameter.name for parameter in parameters if parameter.kind is not parameter.POSITIONAL_ONLY}

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bigstep.report.charts_more import more_charts
 from bigstep.report.compare import Group
 from bigstep.report.figures import DRAWN, Chart, cut, figure, safe, style_of
 from bigstep.report.series import Line, group_line
 from bigstep.report.study import Study
-from bigstep.report.words import count, duration, percent
+from bigstep.report.tradeoffs import tradeoff_charts
+from bigstep.report.words import duration, percent, plural
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -42,7 +42,7 @@ def charts_of(study: Study) -> list[Chart]:
         _curves(study, "noise-scale", "Gradient noise scale", "train", "epoch", "noise_scale", "epoch",
                 "The batch, in images, that needs twice the fewest possible steps; far above it samples are wasted."),
     ]  # fmt: skip
-    charts = [chart for chart in [*found, *more_charts(study)] if chart is not None]
+    charts = [chart for chart in [*found, *tradeoff_charts(study)] if chart is not None]
     charts.sort(key=lambda chart: not (chart.key == "against-batch" and chart.wide))  # what such a study is about
     narrow = [position for position, chart in enumerate(charts) if not chart.wide]
     if len(narrow) % 2:  # two stand side by side; the odd one takes the whole row
@@ -138,9 +138,10 @@ def _finals(study: Study) -> Chart | None:
     floor, ceiling = min(near), max(near)
     room = max(0.002, 0.06 * (ceiling - floor))
     made = figure("accuracy (%)", "", height=max(220, 70 + 30 * len(groups)))
+    edge = floor - 2.5 * room
     for index, group in enumerate(groups):
-        _dots(made, study.groups.index(group), group, index, floor)
-    made.update_xaxes(range=[100 * (floor - 2.5 * room), 100 * (ceiling + room)])
+        _dots(made, study.groups.index(group), group, index, floor, edge + 0.6 * room)
+    made.update_xaxes(range=[100 * edge, 100 * (ceiling + room)])
     made.update_yaxes(
         autorange="reversed",
         tickvals=list(range(len(groups))),
@@ -153,9 +154,10 @@ def _finals(study: Study) -> Chart | None:
     return Chart("finals", "Final accuracy", caption, made.to_plotly_json(), wide=True)
 
 
-def _dots(made: Figure, index: int, group: Group, row: int, floor: float) -> None:
+def _dots(made: Figure, index: int, group: Group, row: int, floor: float, beyond: float) -> None:
+    """Draw the seeds of one group; what lies under `floor` becomes one mark at `beyond`, left of every dot."""
     color, _ = style_of(index)
-    told = f"{safe(group.label)}<br>median {percent(group.median)}, {count(group.n)} seeds"
+    told = f"{safe(group.label)}<br>median {percent(group.median)}, {plural(group.n, 'seed')}"
     told += f"<br>{duration(group.median_of('seconds'))}"
     inside = [100 * value for value in group.accuracies if value >= floor]
     common = {"mode": "markers", "meta": {"group": index}, "name": safe(group.label)}
@@ -175,12 +177,12 @@ def _dots(made: Figure, index: int, group: Group, row: int, floor: float) -> Non
             hovertemplate=f"{told}<extra></extra>",
             **common,
         )
-    else:
+    if group.accuracies[0] < floor:
         made.add_scatter(
-            x=[100 * floor],
+            x=[round(100 * beyond, 4)],
             y=[row],
             marker={"symbol": "triangle-left", "size": 11, "color": color},
-            text=[f" {percent(group.median)}"],
+            text=[f" {percent(group.accuracies[0])}"],
             textposition="middle right",
             hovertemplate=f"{told}<extra></extra>",
             **{**common, "mode": "markers+text"},

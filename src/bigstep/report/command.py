@@ -11,7 +11,7 @@ from bigstep.records import write_atomically
 from bigstep.report.gather import gather
 from bigstep.report.html import write_html
 from bigstep.report.study import study_of
-from bigstep.report.table import as_rows, to_csv, to_markdown
+from bigstep.report.table import as_rows, standings_of, to_csv, to_markdown
 from bigstep.report.terminal import print_summary
 
 __all__ = ["report_command"]
@@ -42,7 +42,14 @@ def report_command(
         for target in (html, csv):
             if target is not None:
                 print(f"Written: {target}")
-    return {"runs": as_rows(runs), "html": str(html) if html else None, "csv": str(csv) if csv else None}
+    return {
+        "summary": runs.sentences(),
+        "target": runs.target,
+        "standings": standings_of(runs),
+        "runs": as_rows(runs),
+        "html": str(html) if html else None,
+        "csv": str(csv) if csv else None,
+    }
 
 
 def _write(path: Path, text: str) -> None:

@@ -68,8 +68,13 @@ class Group:
 
     @property
     def failures(self) -> int:
-        """Runs that diverged or did not finish."""
-        return sum(outcome.status != "finished" for outcome in self.outcomes)
+        """Runs that diverged, failed or ended without a word; one that was asked to stop has not failed."""
+        return sum(outcome.status not in ("finished", "stopped") for outcome in self.outcomes)
+
+    @property
+    def stopped(self) -> int:
+        """Runs that were asked to stop, and can go on."""
+        return sum(outcome.status == "stopped" for outcome in self.outcomes)
 
     def median_of(self, name: str) -> float | None:
         """Median over the runs of one figure of `Outcome`."""
@@ -98,9 +103,9 @@ def group_runs(outcomes: Sequence[Outcome]) -> list[Group]:
         namesakes.setdefault(members[0].name, []).append(members)
     groups, used = [], set()
     for name, variants in namesakes.items():
-        differing = _differing([members[0] for members in variants])
+        telling = _telling([members[0] for members in variants])
         for members in variants:
-            label = base = _label(name, members[0], differing)
+            label = base = " · ".join([name, *(_words(field, members[0]) for field in telling)])
             for copy in itertools.count(2):
                 if label not in used:
                     break
@@ -110,33 +115,36 @@ def group_runs(outcomes: Sequence[Outcome]) -> list[Group]:
     return sorted(groups, key=lambda group: -1.0 if group.median is None else group.median, reverse=True)
 
 
-def _differing(outcomes: list[Outcome]) -> list[str]:
-    values: dict[str, set[str]] = {}
-    for position, outcome in enumerate(outcomes):
-        for name, value in {"preset": outcome.preset, **outcome.settings}.items():
-            # a setting that some runs lack (records of another version) differs too
-            values.setdefault(name, set() if position == 0 else {""}).add(value)
-        for name in values.keys() - outcome.settings.keys() - {"preset"}:
-            values[name].add("")
-    return [name for name, seen in values.items() if len(seen) > 1]
+MATTER = ("data.name", "model", "preset", "batch", "epochs", "optimizer.name", "lr.base", "exchange.collective",
+          "exchange.codec", "precision", "asynchronous.replicas", "ranks")  # fmt: skip
+"""Settings that people compare, in the order in which a name tells them. Others, such as a schedule that was stretched
+with the epochs, are told only where runs could not be told apart without them."""
 
 
-def _label(name: str, outcome: Outcome, differing: list[str], most: int = 3) -> str:
-    """Name · what sets this group apart from others of the name; the batch says more than its two factors."""
-    parts = []
-    if any(field in ("workers.count", "workers.local_batch", "plan") for field in differing):
-        parts.append(f"batch {outcome.batches}")
-    for field in differing:
-        if field == "preset":
-            parts.append(outcome.preset)
-        elif field == "ranks" and "asynchronous.replicas" in differing:
-            continue  # the same number under another name
-        elif field not in ("workers.count", "workers.local_batch", "plan"):
-            value = outcome.settings.get(field, "")
-            parts.append(f"{field.rpartition('.')[2]} {value if len(value) <= 24 else value[:23] + '…'}")
-    if len(parts) > most:
-        parts = [*parts[:most], f"{len(parts) - most} more"]
-    return " · ".join([name, *parts])
+def _telling(outcomes: Sequence[Outcome]) -> list[str]:
+    """Choose the settings that name the groups: those that differ and matter, then what else keeps two apart."""
+    tables = [_facts(outcome) for outcome in outcomes]
+    names = list(dict.fromkeys(name for table in tables for name in table))
+    differing = [name for name in names if len({table.get(name, "") for table in tables}) > 1]
+    if "asynchronous.replicas" in differing and "ranks" in differing:
+        differing.remove("ranks")  # the same number under another name
+    chosen = sorted((name for name in differing if name in MATTER), key=MATTER.index)[:3]
+    for name in sorted(differing, key=lambda name: (name not in MATTER, name.startswith("workers."))):
+        apart = {tuple(table.get(field, "") for field in chosen) for table in tables}
+        further = {tuple(table.get(field, "") for field in (*chosen, name)) for table in tables}
+        if len(further) > len(apart):
+            chosen.append(name)
+    return chosen
+
+
+def _facts(outcome: Outcome) -> dict[str, str]:
+    return {"preset": outcome.preset, "batch": outcome.batches, **outcome.settings}
+
+
+def _words(field: str, outcome: Outcome) -> str:
+    value = _facts(outcome).get(field, "")
+    short = value if len(value) <= 24 else value[:23] + "…"
+    return short if field in ("preset", "model", "data.name") else f"{field.rpartition('.')[2]} {short}"
 
 
 def permutation_p(a: Sequence[float], b: Sequence[float]) -> float:

@@ -1,4 +1,4 @@
-"""What each technique brings: groups called “NAME without TECHNIQUE” beside the group NAME."""
+"""What each technique brings: groups that leave one out beside the whole system."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from bigstep.report.compare import Group, Verdict, told_apart
 
 __all__ = ["Effect", "effects_of"]
 
-WITHOUT = " without "
 SURE: dict[Verdict, str] = {"alike": "not told apart", "apart": "yes", "too few": "too few seeds"}
 
 
@@ -37,10 +36,10 @@ class Effect:
 
 def effects_of(groups: Sequence[Group]) -> list[Effect]:
     """Compare every group that leaves something out with the whole system, in order of what that brings."""
-    whole = {group.label: group for group in groups if WITHOUT not in group.label}
+    whole = {group.outcomes[0].name: group for group in groups if not group.outcomes[0].without}
     found = []
     for group in groups:
-        system, _, technique = group.label.partition(WITHOUT)
+        system, technique = group.outcomes[0].recipe, group.outcomes[0].without
         if not technique or system not in whole:
             continue
         base = whole[system]

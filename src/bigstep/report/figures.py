@@ -9,8 +9,6 @@ import html
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bigstep.errors import BigstepError
-
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
@@ -37,10 +35,8 @@ class Chart:
 
 def figure(x: str, y: str, **layout: Any) -> Figure:
     """Make an empty figure with named axes in the style of the page."""
-    try:
-        from plotly.graph_objects import Figure
-    except ImportError:
-        raise BigstepError("The HTML report draws with plotly, which is missing here: pip install plotly.") from None
+    from plotly.graph_objects import Figure
+
     base: dict[str, Any] = {
         "template": {},
         "margin": {"l": 8, "r": 14, "t": 12, "b": 8},

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from bigstep.report.compare import Group, Verdict
+from bigstep.report.compare import Group
 from bigstep.report.study import Study
 from bigstep.report.words import clean, count, duration, percent, size
 
 __all__ = ["anchor", "effects_grid", "groups_grid", "runs_grid"]
 
-STANDING: dict[Verdict, str] = {"alike": "level", "apart": "behind", "too few": "too few seeds"}
 DETAILED = 100
 """Groups that have a section of their own in the page."""
 
@@ -32,13 +31,13 @@ def groups_grid(study: Study) -> dict[str, Any]:
         _column("Images/s", True), _column("Bytes sent", True), _column("Noise scale", True),
     ]  # fmt: skip
     rows = []
-    for index, (group, verdict) in enumerate(zip(study.groups, study.verdicts, strict=True)):
+    for index, group in enumerate(study.groups):
         reached = None if study.target is None else group.seconds_to(study.target)
         rows.append(
             [
                 _named(index, group),
                 _cell(percent(group.median), group.median),
-                _standing(index, group, verdict),
+                [study.standing(index), index],
                 _cell(f"{100 * group.spread:.2f}" if group.n > 1 else "–", group.spread),
                 _cell(count(group.n), group.n),
                 _cell(duration(reached), reached),
@@ -111,8 +110,3 @@ def _ends(batches: str) -> str:
 
 def _named(index: int, group: Group) -> list[Any]:
     return [group.label, None, f"#{anchor(index)}"] if index < DETAILED else [group.label, None]
-
-
-def _standing(index: int, group: Group, verdict: Verdict) -> list[Any]:
-    text = "best" if index == 0 else STANDING[verdict] if group.median is not None else "no result"
-    return [f"{text}, {group.failures} failed" if group.failures else text, index]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import bigstep
-from bigstep.errors import BigstepError, ConfigError
+from bigstep.errors import ConfigError
 from bigstep.records import Run, write_atomically
 from bigstep.report.charts import charts_of
 from bigstep.report.compare import RULE
@@ -24,7 +24,7 @@ from bigstep.report.details import details_of
 from bigstep.report.figures import DRAWN, style_of
 from bigstep.report.grid import effects_grid, groups_grid, runs_grid
 from bigstep.report.study import Study, study_of
-from bigstep.report.words import count, duration, percent
+from bigstep.report.words import count, duration, percent, plural
 
 __all__ = ["write_html"]
 
@@ -51,12 +51,8 @@ def write_html(runs: Sequence[Run] | Study, path: Path, *, target: float | None 
 
 def render(study: Study) -> str:
     """Return the page about a study."""
-    try:
-        from jinja2 import Environment, FileSystemLoader
-    except ImportError:
-        raise BigstepError(
-            "The HTML report is laid out with jinja2, which is missing here: pip install jinja2."
-        ) from None
+    from jinja2 import Environment, FileSystemLoader
+
     charts = charts_of(study)
     grids = [groups_grid(study), runs_grid(study)] if len(study.outcomes) > 1 else []
     if study.effects:
@@ -101,10 +97,8 @@ def _packed(content: bytes) -> str:
 
 @cache
 def _plotly() -> str:
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError:
-        raise BigstepError("The HTML report draws with plotly, which is missing here: pip install plotly.") from None
+    from plotly.offline import get_plotlyjs
+
     return _packed(get_plotlyjs().encode())
 
 
@@ -126,9 +120,13 @@ def _tiles(study: Study) -> list[Mapping[str, str]]:
     if len(study.outcomes) == 1:
         run = study.outcomes[0]
         tiles = [
-            ("accuracy", percent(run.accuracy), f"after {run.epochs or 0:g} epochs"),
+            ("accuracy", percent(run.accuracy), f"after {plural(run.epochs or 0, 'epoch')}"),
             ("time", duration(run.seconds), f"{duration(fastest)} to {goal}" if fastest is not None else ""),
-            ("batch", run.batches, f"{count(run.workers)} workers, {count(run.ranks)} ranks{_noise(run.noise_scale)}"),
+            (
+                "batch",
+                run.batches,
+                f"{plural(run.workers, 'worker')}, {plural(run.ranks, 'rank')}{_noise(run.noise_scale)}",
+            ),
             ("speed", f"{count(run.images_per_s)} images/s", run.hardware),
         ]
     else:
@@ -139,8 +137,8 @@ def _tiles(study: Study) -> list[Mapping[str, str]]:
             ("best median accuracy", percent(best.median), best.label),
             ("level with it", count(level), "groups that cannot be told apart from it")
             if level or not unsure
-            else ("level with it", "?", f"{count(unsure)} groups have too few seeds to say"),
+            else ("level with it", "?", f"{plural(unsure, 'group')} with too few seeds to say"),
             (f"first to {goal}", duration(quick[0]) if quick else "–", quick[1] if quick else "no group reached it"),
-            ("runs", count(len(study.outcomes)), f"{count(len(study.groups))} groups"),
+            ("runs", count(len(study.outcomes)), plural(len(study.groups), "group")),
         ]
     return [{"name": name, "value": value, "detail": detail} for name, value, detail in tiles]

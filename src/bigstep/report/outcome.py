@@ -27,20 +27,24 @@ class Outcome:
 
     run: Run
     name: str
-    """What a suite calls it, or its recipe."""
+    """What its user or a suite calls it, or its recipe."""
+    without: str
+    """The technique that a suite left out of the recipe to see what it brings; empty where nothing is left out."""
     recipe: str
     preset: str
     model: str
     data: str
     seed: int | None
     settings: dict[str, str]
-    status: Literal["finished", "diverged", "failed", "unfinished"]
+    status: Literal["finished", "diverged", "failed", "stopped", "unfinished"]
+    """Stopped is what was asked to stop and can go on; unfinished is what ended without a word, or still runs."""
     failure: str
     """The sentence with which it failed, as a suite recorded it."""
     accuracy: float | None
     loss: float | None
     seconds: float | None
     epochs: float | None
+    """Those that it went through, which may be fewer than it was asked for."""
     steps: int | None
     samples: int | None
     batch: int | None
@@ -95,19 +99,20 @@ def outcome_of(run: Run) -> Outcome:
     batch = batch if batch is not None else _first(result.get("batch"), final.get("batch"))
     return Outcome(
         run=run,
-        name=clean(bench.get("label") or "", 80) or recipe,
+        name=clean(run.facts.get("name") or bench.get("label") or "", 80) or recipe,
+        without=clean(bench.get("without") or _told_by_label(bench, recipe), 80),
         recipe=recipe,
         preset=clean(config.get("preset", ""), 60),
         model=clean(config.get("model", ""), 80),
         data=clean(_mapping(config.get("data")).get("name", ""), 80),
         seed=None if seed is None else int(seed),
         settings=_settings(config, ranks, run.facts.get("device")),
-        status="diverged" if diverged else "finished" if result else "failed" if failure else "unfinished",
+        status=_status(diverged, run.facts, failure),
         failure=failure,
         accuracy=accuracy,
         loss=_first(result.get("loss"), last.get("eval_loss")),
         seconds=seconds,
-        epochs=_first(config.get("epochs"), last.get("epoch"), final.get("epoch")),
+        epochs=_tidy(_first(last.get("epoch"), final.get("epoch"), config.get("epochs"))),
         steps=_whole(_first(result.get("steps"), last.get("step"), final.get("step"))),
         samples=_whole(samples),
         batch=_whole(batch),
@@ -122,6 +127,25 @@ def outcome_of(run: Run) -> Outcome:
         evaluations=evaluations,
         train=train,
     )
+
+
+def _status(
+    diverged: bool, facts: Mapping[str, Any], failure: str
+) -> Literal["finished", "diverged", "failed", "stopped", "unfinished"]:
+    if diverged:
+        return "diverged"
+    if facts.get("result"):
+        return "finished"
+    return "failed" if failure else "stopped" if facts.get("stopped") else "unfinished"
+
+
+def _told_by_label(bench: Mapping[str, Any], recipe: str) -> str:
+    """Records of the first release say what was left out in the label only."""
+    return str(bench.get("label", "")).removeprefix(recipe).partition(" without ")[2]
+
+
+def _tidy(epochs: float | None) -> float | None:
+    return None if epochs is None else round(epochs, 2)
 
 
 def _mapping(value: object) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from bigstep.records import Run
 from bigstep.report.compare import Group, Verdict, group_runs, told_apart
 from bigstep.report.effects import Effect, effects_of
 from bigstep.report.outcome import Outcome, outcome_of
-from bigstep.report.published import Published, published_of
-from bigstep.report.words import count, duration, listing, percent, points
+from bigstep.report.paper import BesidePaper, beside_paper
+from bigstep.report.words import clean, count, duration, listing, percent, plural, points
 
 __all__ = ["Study", "study_of"]
 
@@ -41,8 +41,11 @@ class Study:
             return f"{name}: {percent(outcome.accuracy)} in {duration(outcome.seconds)}"
         if best.median is None:
             return f"{count(len(self.outcomes))} runs, none evaluated"
+        if len(self.leaders) > 1:
+            told = [f"{group.label} leads on {data or 'unknown data'}" for data, group in self.leaders.items()]
+            return listing(told, 3)
         if len(self.groups) == 1:
-            return f"{best.label}: {percent(best.median)} over {count(best.n)} seeds"
+            return f"{best.label}: {percent(best.median)} over {plural(best.n, 'seed')}"
         alike = self.peers("alike")
         if alike and len(alike) == len(self.groups) - 1:
             return f"{len(self.groups)} ways to train that cannot be told apart"
@@ -52,10 +55,33 @@ class Study:
         return f"{best.label} leads with {percent(best.median)}{unsure}"
 
     @cached_property
+    def leaders(self) -> dict[str, Group]:
+        """The best group on each data set: accuracies on different data do not compare."""
+        found: dict[str, Group] = {}
+        for group in self.groups:
+            if group.median is not None:
+                found.setdefault(group.outcomes[0].data, group)
+        return found
+
+    @cached_property
     def verdicts(self) -> list[Verdict]:
-        """How each group stands to the first; the first entry is the first group itself."""
-        best = self.groups[0].accuracies
-        return ["alike", *(told_apart(best, group.accuracies) for group in self.groups[1:])]
+        """How each group stands to the leader on its data; leaders are level with themselves."""
+        return [self._verdict(group) for group in self.groups]
+
+    def _verdict(self, group: Group) -> Verdict:
+        leader = self.leaders.get(group.outcomes[0].data, group)
+        return "alike" if leader is group else told_apart(leader.accuracies, group.accuracies)
+
+    def standing(self, position: int) -> str:
+        """How a group stands, in a word or two."""
+        group = self.groups[position]
+        place = {"alike": "level", "apart": "behind", "too few": "too few seeds"}[self.verdicts[position]]
+        if group.median is None:
+            place = "no result"
+        elif any(group is leader for leader in self.leaders.values()):
+            place = "best"
+        troubles = ((group.failures, "failed"), (group.stopped, "stopped"))
+        return ", ".join([place, *(f"{count(number)} {what}" for number, what in troubles if number)])
 
     @cached_property
     def effects(self) -> list[Effect]:
@@ -72,23 +98,23 @@ class Study:
         return self._one() if len(self.outcomes) == 1 else self._several()
 
     @property
-    def published(self) -> list[tuple[Outcome, Published]]:
+    def published(self) -> list[tuple[Outcome, BesidePaper]]:
         """One run a recipe that has a published figure, with that figure."""
-        found: dict[str, tuple[Outcome, Published]] = {}
+        found: dict[str, tuple[Outcome, BesidePaper]] = {}
         # the recipe itself before variants of it that a suite named
         for group in sorted(self.groups, key=lambda group: group.outcomes[0].name != group.outcomes[0].recipe):
             outcome = group.outcomes[0]
-            if outcome.recipe not in found and (published := published_of(outcome, group.median)) is not None:
+            if outcome.recipe not in found and (published := beside_paper(outcome, group.median)) is not None:
                 found[outcome.recipe] = (outcome, published)
         return list(found.values())
 
     def _one(self) -> list[str]:
         run = self.outcomes[0]
-        hosted = f" on {_plural(run.ranks, 'rank')}" if run.ranks else ""
+        hosted = f" on {plural(run.ranks, 'rank')}" if run.ranks else ""
         said = [
             f"The recipe {run.recipe} trained the model “{run.model or 'unknown'}” on “{run.data or 'unknown'}” data "
-            f"for {run.epochs if run.epochs is not None else 0:g} epochs with a batch of {run.batches} images from "
-            f"{_plural(run.workers, 'worker')}{hosted} ({run.hardware})."
+            f"for {plural(run.epochs or 0, 'epoch')} with a batch of {run.batches} images from "
+            f"{plural(run.workers, 'worker')}{hosted} ({run.hardware})."
         ]
         if run.accuracy is not None:
             speed = f", at {count(run.images_per_s)} images a second" if run.images_per_s else ""
@@ -97,6 +123,8 @@ class Study:
             said.append("The loss was not finite at the end: the run diverged.")
         elif run.status == "failed":
             said.append(f"The run failed: {run.failure}")
+        elif run.status == "stopped":
+            said.append(f"{clean(run.run.facts['stopped'])}")
         elif run.status == "unfinished":
             said.append("The run did not finish; what follows is what it recorded.")
         if run.per_1000:
@@ -109,8 +137,8 @@ class Study:
     def _several(self) -> list[str]:
         best, groups = self.groups[0], self.groups
         fewest, most = min(group.n for group in groups), max(group.n for group in groups)
-        seeds = _plural(most, "seed") if fewest == most else f"{fewest} to {most} seeds"
-        said = [f"{count(len(self.outcomes))} runs in {_plural(len(groups), 'group')}, {seeds} each."]
+        seeds = plural(most, "seed") if fewest == most else f"{fewest} to {most} seeds"
+        said = [f"{count(len(self.outcomes))} runs in {plural(len(groups), 'group')}, {seeds} each."]
         if best.median is None:
             return [*said, "None of them has an evaluation."]
         if len(groups) == 1:
@@ -122,6 +150,11 @@ class Study:
         return said
 
     def _ranking(self) -> list[str]:
+        if len(self.leaders) > 1:
+            return [
+                f"On {data or 'unknown data'}, {group.label} has the highest median accuracy, {percent(group.median)}."
+                for data, group in self.leaders.items()
+            ]
         best, runner = self.groups[0], self.groups[1]
         assert best.median is not None
         said = []
@@ -130,7 +163,7 @@ class Study:
         else:
             said.append(
                 f"{best.label} has the highest median accuracy, {percent(best.median)} "
-                f"(range {points(best.spread)} over {_plural(best.n, 'seed')}), "
+                f"(range {points(best.spread)} over {plural(best.n, 'seed')}), "
                 f"{points(best.median - runner.median)} above {runner.label}."
             )
         alike, apart, few = self.peers("alike"), self.peers("apart"), self.peers("too few")
@@ -150,7 +183,7 @@ class Study:
         return said
 
     def _speed(self) -> list[str]:
-        if self.target is None:
+        if self.target is None or len(self.leaders) > 1:
             return []
         timed = [(s, group.label) for group in self.groups if (s := group.seconds_to(self.target)) is not None]
         goal = f"{100 * self.target:g} %"
@@ -176,7 +209,7 @@ class Study:
                 continue
             fewest = min(rates)
             told = [
-                f"{rates[ranks] / rates[fewest]:.2f} times as fast on {_plural(ranks, 'rank')} "
+                f"{rates[ranks] / rates[fewest]:.2f} times as fast on {plural(ranks, 'rank')} "
                 f"({100 * rates[ranks] / rates[fewest] * fewest / ranks:.0f} % of ideal)"
                 for ranks in sorted(rates)[1:]
             ]
@@ -190,7 +223,7 @@ class Study:
         sure = sorted((e for e in known if e.verdict == "apart"), key=lambda e: -abs(e.brings or 0.0))
         told = [f"{e.technique} in {e.system} ({100 * (e.brings or 0.0):+.2f} points)" for e in sure]
         return [
-            f"Of {_plural(len(known), 'technique')} left out in turn, {count(len(sure))} made a difference that seeds "
+            f"Of {plural(len(known), 'technique')} left out in turn, {count(len(sure))} made a difference that seeds "
             f"do not explain{': ' + listing(told, 8) if told else ''}."
         ]
 
@@ -199,10 +232,12 @@ class Study:
         broken = [group.label for group in self.groups if group.failures]
         if broken:
             failures = sum(group.failures for group in self.groups)
-            verb = "run" if failures == 1 else "runs"
-            said.append(f"{count(failures)} {verb} diverged or did not finish: {listing(broken, 10)}.")
+            said.append(f"{plural(failures, 'run')} diverged or did not finish: {listing(broken, 10)}.")
             reasons = {o.failure: group.label for group in self.groups for o in group.outcomes if o.failure}
             said += [f"{label} failed: {reason}" for reason, label in list(reasons.items())[:3]]
+        stopped = [group.label for group in self.groups if group.stopped]
+        if stopped:
+            said.append(f"Stopped before the end, and ready to go on with --resume: {listing(stopped, 10)}.")
         seen: dict[int, list[str]] = {}
         for group in self.groups:
             samples = group.median_of("samples")
@@ -219,10 +254,6 @@ class Study:
             if len(kinds) > 1:
                 said.append(f"The runs used different {what}: {listing(kinds)}.")
         return said
-
-
-def _plural(number: float | None, noun: str) -> str:
-    return f"{count(number)} {noun}{'' if number == 1 else 's'}"
 
 
 def study_of(runs: Sequence[Run] | Study, target: float | None = None) -> Study:

@@ -12,7 +12,7 @@ from bigstep.report.outcome import PARTS
 from bigstep.report.study import Study, study_of
 from bigstep.report.words import clean, count, duration, percent, points, size
 
-__all__ = ["as_rows", "rows_of", "to_csv", "to_markdown"]
+__all__ = ["as_rows", "rows_of", "standings_of", "to_csv", "to_markdown"]
 
 
 def as_rows(runs: Sequence[Run] | Study) -> list[dict[str, Any]]:
@@ -59,6 +59,30 @@ def rows_of(study: Study) -> list[dict[str, Any]]:
                 }
             )
     return rows
+
+
+def standings_of(study: Study) -> list[dict[str, Any]]:
+    """Return one row a group, best first: what it reached, how sure that is, how fast."""
+    return [
+        {
+            "group": group.label,
+            "standing": study.standing(position),
+            "data": group.outcomes[0].data,
+            "seeds": group.n,
+            "runs": len(group.outcomes),
+            "failed": group.failures,
+            "stopped": group.stopped,
+            "accuracy": group.median,
+            "lowest": group.accuracies[0] if group.accuracies else None,
+            "highest": group.accuracies[-1] if group.accuracies else None,
+            "seconds": group.median_of("seconds"),
+            "target": study.target,
+            "seconds_to_target": None if study.target is None else group.seconds_to(study.target),
+            "images_per_s": group.median_of("images_per_s"),
+            "bytes_sent": group.median_of("bytes_sent"),
+        }
+        for position, group in enumerate(study.groups)
+    ]
 
 
 def to_csv(runs: Sequence[Run] | Study) -> str:

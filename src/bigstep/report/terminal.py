@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from bigstep.records import Run
-from bigstep.report.compare import Verdict
 from bigstep.report.plots import COLORS, draw
 from bigstep.report.study import Study, study_of
 from bigstep.report.words import clean, count, duration, percent, points
@@ -19,7 +18,6 @@ __all__ = ["print_summary", "summary"]
 
 SHOWN = 30
 DRAWN = len(COLORS)
-STANDING: dict[Verdict, str] = {"alike": "level", "apart": "behind", "too few": "unsure"}
 
 
 def print_summary(runs: Sequence[Run] | Study, console: Console | None = None) -> None:
@@ -76,8 +74,7 @@ def _groups(study: Study, width: int) -> Table:
 
     goal = "to target" if study.target is None else f"to {100 * study.target:g} %"
     columns: dict[str, list[str]] = {}
-    for position, (group, verdict) in enumerate(zip(study.groups[:SHOWN], study.verdicts, strict=False)):
-        standing = "best" if position == 0 else STANDING[verdict] if group.median is not None else "no result"
+    for position, group in enumerate(study.groups[:SHOWN]):
         cells = {
             "group": group.label,
             "seeds": count(group.n),
@@ -87,7 +84,7 @@ def _groups(study: Study, width: int) -> Table:
             "time": duration(group.median_of("seconds")),
             "batch": group.outcomes[0].batches,
             "images/s": count(group.median_of("images_per_s")),
-            "standing": f"{group.failures} failed" if group.failures else standing,
+            "standing": study.standing(position),
         }
         for name, cell in cells.items():
             columns.setdefault(name, []).append(cell)
@@ -100,7 +97,13 @@ def _groups(study: Study, width: int) -> Table:
         left = name in ("group", "standing")
         table.add_column(Text(name), justify="left" if left else "right", no_wrap=name != "group", overflow="fold")
     for position, row in enumerate(zip(*columns.values(), strict=True)):
-        style = "bold green" if position == 0 else "red" if study.groups[position].failures else ""
+        style = (
+            "bold green"
+            if study.standing(position).startswith("best")
+            else "red"
+            if study.groups[position].failures
+            else ""
+        )
         table.add_row(*map(Text, row), style=style)
     return table
 

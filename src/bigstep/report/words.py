@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["clean", "count", "duration", "listing", "number", "percent", "points", "size"]
+__all__ = ["clean", "count", "duration", "listing", "number", "percent", "plural", "points", "size"]
 
 
 BEYOND = 1e100
@@ -61,6 +61,16 @@ def count(value: float | None) -> str:
     ('32,768', '–')
     """
     return "–" if value is None else f"{value:,.0f}"
+
+
+def plural(number_of: float | None, noun: str) -> str:
+    """Write a count with its noun.
+
+    >>> plural(1, "rank"), plural(2_048, "worker"), plural(0.5, "epoch")
+    ('1 rank', '2,048 workers', '0.5 epochs')
+    """
+    written = count(number_of) if number_of is None or number_of == int(number_of) else f"{number_of:g}"
+    return f"{written} {noun}{'' if number_of == 1 else 's'}"
 
 
 def duration(seconds: float | None) -> str:

@@ -167,7 +167,7 @@ class HogwildClassifier(Estimator):
 
     def _check_params(self) -> None:
         if self.loss not in LOSSES:
-            raise ConfigError(f"loss={self.loss!r:.60} is not known; {nearest(str(self.loss), LOSSES)}.")
+            raise ConfigError(f"loss={self.loss!r:.60} is not known; {nearest(str(self.loss), LOSSES)}")
         mode_of(self.mode)
         check_epochs(self.epochs)
         if not (0 <= self.alpha < np.inf):

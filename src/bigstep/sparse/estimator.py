@@ -41,7 +41,7 @@ class Estimator:
         known = inspect.signature(type(self)).parameters
         for name, value in params.items():
             if name not in known:
-                raise ConfigError(f"{type(self).__name__} has no parameter {name!r}; {nearest(name, known)}.")
+                raise ConfigError(f"{type(self).__name__} has no parameter {name!r}; {nearest(name, known)}")
             setattr(self, name, value)
         return self
 

@@ -41,5 +41,5 @@ def mode_of(name: str, *, without: str = "") -> Mode:
     """
     known = [mode for mode in MODES if mode != without]
     if name not in known:
-        raise ConfigError(f"mode={name!r:.60} is not known; {nearest(str(name), known)}.")
+        raise ConfigError(f"mode={name!r:.60} is not known; {nearest(str(name), known)}")
     return MODES[name]

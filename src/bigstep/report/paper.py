@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bigstep.report.outcome import Outcome
-from bigstep.report.words import clean, count, duration, number, percent
+from bigstep.report.words import clean, count, duration, number, percent, plural
 
-__all__ = ["Published", "published_of"]
+__all__ = ["BesidePaper", "beside_paper"]
 
 
 @dataclass(frozen=True)
-class Published:
+class BesidePaper:
     """Rows (what, here, published) and the differences that forbid or permit a comparison."""
 
     system: str
@@ -24,7 +24,7 @@ class Published:
     note: str
 
 
-def published_of(outcome: Outcome, reached: float | None) -> Published | None:
+def beside_paper(outcome: Outcome, reached: float | None) -> BesidePaper | None:
     """Lay a run and the accuracy it (or its group) reached beside the published result; None where none is recorded."""
     facts = outcome.run.facts.get("published")
     if not isinstance(facts, Mapping) or not facts:
@@ -50,11 +50,11 @@ def published_of(outcome: Outcome, reached: float | None) -> Published | None:
         differences.append(f"Preset {outcome.preset}: batch, epochs and rates are fitted to it, not the paper's own.")
     if outcome.ranks is not None and outcome.workers is not None and outcome.ranks < outcome.workers:
         differences.append(
-            f"{count(outcome.workers)} logical workers shared {count(outcome.ranks)} "
-            f"rank{'' if outcome.ranks == 1 else 's'}: the mathematics of many workers, not their speed."
+            f"{count(outcome.workers)} logical workers shared {plural(outcome.ranks, 'rank')}: the mathematics of many "
+            "workers, not their speed."
         )
     note = text["note"] if text["note"] != "–" else ""
-    return Published(text["system"], text["source"], _link(text["source"]), rows, tuple(differences), note)
+    return BesidePaper(text["system"], text["source"], _link(text["source"]), rows, tuple(differences), note)
 
 
 def _link(source: str) -> str:

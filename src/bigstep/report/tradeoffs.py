@@ -1,4 +1,4 @@
-"""Charts that only some studies have: where time goes, batch, bytes, ranks, staleness."""
+"""Charts of what one thing costs in another: accuracy against batch, speed against ranks, bytes, staleness, time."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from bigstep.report.series import curve
 from bigstep.report.study import Study
 from bigstep.report.words import number, percent
 
-__all__ = ["more_charts"]
+__all__ = ["tradeoff_charts"]
 
 PART_COLORS = {"compute": PALETTE[0], "exchange": PALETTE[1], "data": PALETTE[5]}
 SPLIT_CAPTION = "Where the time of a step goes; exchange is only what computation does not hide."
 LEGEND = {"traceorder": "normal", "orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "xanchor": "left"}
 
 
-def more_charts(study: Study) -> list[Chart | None]:
+def tradeoff_charts(study: Study) -> list[Chart | None]:
     """Draw what the records allow; None for what they do not hold."""
     return [_against_batch(study), _scaling(study), _against_bytes(study), _staleness(study), _split(study)]
 
