@@ -22,15 +22,10 @@ from bigstep.optim import LAMB, LARS, AdaGradSGD, Muon, RMSpropWarmup, parameter
 gpu = pytest.mark.gpu
 DEVICE = "cuda" if os.environ.get("BIGSTEP_TEST_GPU") else "cpu"
 LOSS = nn.CrossEntropyLoss(label_smoothing=0.1)
-RATES = {
-    "lars": 0.5,
-    "sgd": 0.05,
-    "adamw": 0.002,
-    "rmsprop_warmup": 0.05,
-    "adagrad": 0.01,
-    "behind": 0.05,
-    "lamb": 0.02,
-}
+RATES = {  # powers of two: on a GPU a graph reads them as fp32
+    "lars": 2**-1, "sgd": 2**-4, "adamw": 2**-9, "rmsprop_warmup": 2**-4, "adagrad": 2**-7, "behind": 2**-4,
+    "lamb": 2**-6, "muon": 2**-6,
+}  # fmt: skip
 
 
 class Small(nn.Module):
@@ -144,9 +139,8 @@ def test_in_low_precision_a_graph_follows_fp32_training(kind: str, precision: st
         want = eager_step(plain, theirs, LOSS, images, labels, None)
         assert abs(step(images, labels).item() - want.item()) < 0.03 * want.item()  # low precision over six steps
     assert float(step.skipped) == 0
-    for param in step.params:
-        if id(param) in step.copies:
-            assert torch.equal(step.copies[id(param)], param.to(step.dtype))
+    for param, low in zip(step.params, step.copies.each, strict=True):
+        assert low is None or torch.equal(low, param.to(step.dtype))
 
 
 @pytest.mark.parametrize("clip", [None, 0.05])
@@ -185,8 +179,7 @@ def test_tokens_stay_integers_and_a_tied_embedding_keeps_full_precision(precisio
         last = float(step(tokens, tokens.roll(-1, 1)))
     assert last < 0.3 * first
     assert step._captured[next(iter(step._captured))].inputs.dtype == torch.int64
-    assert id(model.embed.weight) not in step.copies
-    assert (id(model.mix.weight) in step.copies) == (precision != "float32")
+    assert list(step.copies.by_name) == ([] if precision == "float32" else ["mix.weight", "mix.bias"])
 
 
 def test_dropout_does_not_depend_on_when_a_graph_was_made() -> None:
@@ -201,7 +194,7 @@ def test_dropout_does_not_depend_on_when_a_graph_was_made() -> None:
         for step in (early, late, lambda x, y: eager_step(plain, reference, LOSS, x, y, None)):
             torch.manual_seed(index)
             losses.append(float(step(inputs, labels)))
-        assert losses[0] == losses[1]
+        assert losses[0] == pytest.approx(losses[1], rel=1e-12)
         if DEVICE == "cpu":  # CUDA graphs draw their numbers in an order of their own
             assert losses[0] == pytest.approx(losses[2], rel=1e-12)
         early.rehearse()
@@ -262,7 +255,8 @@ def test_state_that_is_loaded_between_steps_is_used(kind: str) -> None:
     first = [float(step(images, labels)) for _ in range(3)]
     model.load_state_dict(kept[0])
     step.optimizer.load_state_dict(kept[1])
-    assert [float(step(images, labels)) for _ in range(3)] == first
+    again = [float(step(images, labels)) for _ in range(3)]
+    assert again == (first if DEVICE == "cpu" else pytest.approx(first, rel=1e-2))  # sums of a GPU in any order
 
 
 def test_a_rehearsal_leaves_no_trace() -> None:
@@ -302,6 +296,24 @@ def test_a_graph_survives_those_of_torch_compile() -> None:
     for _ in range(10):
         last = float(step(images, labels))
     assert last < first
+
+
+@gpu
+@pytest.mark.filterwarnings("ignore:.*script_method.*:DeprecationWarning")  # torch 2.11, while it imports its compiler
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")
+@pytest.mark.parametrize("precision", ["bf16", "float32"])
+def test_a_compiled_step_in_a_graph_follows_the_plain_one(precision: str) -> None:
+    torch.manual_seed(0)
+    model = Tokens().to(DEVICE)
+    twin = copy.deepcopy(model)
+    tokens = torch.arange(11, device=DEVICE).repeat(4, 1)
+    steps = [
+        graphed(m, torch.optim.AdamW(m.parameters(), lr=0.01, fused=True), token_loss, precision=precision, compiled=c)
+        for m, c in ((model, True), (twin, False))
+    ]
+    for _ in range(20):
+        ours, plain = (float(step(tokens, tokens.roll(-1, 1))) for step in steps)
+        assert ours == pytest.approx(plain, rel=0.05 if precision == "bf16" else 1e-3)  # other roundings over 20 steps
 
 
 def test_what_cannot_be_graphed_is_named() -> None:

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from bigstep.errors import ConfigError
 from bigstep.gpu.capture import CudaGraphs, Graph, Tapes
+from bigstep.gpu.copies import WeightCopies
 from bigstep.gpu.loss_scale import LossScale
 from bigstep.gpu.tensor_lists import global_norm, same_memory_order
 from bigstep.gpu.transform import groups_of
@@ -59,7 +60,9 @@ class GraphedStep:
         scale: The first loss scale of fp16, or one that is shared with others.
         growth_interval: Good steps after which the scale is doubled.
         clip: Largest norm of the whole gradient, after unscaling; a longer one is shortened to it.
-        emulate: Run on any device, through a tape that behaves as a graph does: for tests, not for speed.
+        compiled: Let `torch.compile` fuse forward, loss and backward before they are captured.
+        emulate: Run on any device, through a tape that behaves as a graph does: for tests, not for speed. Nothing is
+            compiled then, since a tape sees operations and not kernels.
 
     >>> model = nn.Linear(2, 1)
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -79,6 +82,7 @@ class GraphedStep:
         scale: float | LossScale = PRECISIONS["fp16"].loss_scale,
         growth_interval: int = PRECISIONS["fp16"].growth_interval,
         clip: float | None = None,
+        compiled: bool = False,
         emulate: bool = False,
     ) -> None:
         """See the class."""
@@ -93,11 +97,12 @@ class GraphedStep:
         if not self.params or not (emulate or all(p.is_cuda for p in self.params)):
             raise ConfigError("GraphedStep needs a model on a CUDA device; move it with model.cuda() first.")
         self.device = self.params[0].device
+        self._evaluate = torch.compile(self._loss_of, dynamic=False) if compiled and not emulate else self._loss_of
         self._graph_maker = Tapes() if emulate else CudaGraphs(self.device)
-        self._names = {id(p): name for name, p in model.named_parameters()}
-        self.copies = self._low_precision_copies()
+        self.copies = WeightCopies(model, self.params, self.dtype)
         wide = torch.float64 if self.params[0].dtype == torch.float64 else torch.float32
-        self._settings = GroupSettings(optimizer, self.device, wide)
+        # torch's fused kernels and ours read fp32 rates on a GPU, whatever the weights are
+        self._settings = GroupSettings(optimizer, self.device, torch.float32 if self.device.type == "cuda" else wide)
         scaled = arithmetic.loss_scale > 0
         self.loss_scale = (
             scale
@@ -109,8 +114,6 @@ class GraphedStep:
         self._sums: list[Tensor] = []  # made once, so that the table of their addresses is written once
         self._parts = 0
         self._update_of_sums: GraphUpdate | None = None
-        self._versions: list[int] = []
-        self.refresh()
         optimizer.register_load_state_dict_post_hook(self._forget_graphs)
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -133,7 +136,7 @@ class GraphedStep:
         captured.graph.replay()
         if not captured.update.in_graph:
             self._apply(captured.update, captured.gradients)
-        self._note_versions()
+        self.copies.note()
         return captured.loss.clone()
 
     def add(self, inputs: Tensor, targets: Tensor, weight: float) -> Tensor:
@@ -169,7 +172,7 @@ class GraphedStep:
             self._update_of_sums = self._make_update()
         self._update_of_sums.bind(self._sums)
         self._apply(self._update_of_sums, self._sums)
-        self._note_versions()
+        self.copies.note()
 
     @property
     def scale(self) -> Tensor:
@@ -196,25 +199,17 @@ class GraphedStep:
             with self._untouched():
                 self._forward_backward(captured.inputs, captured.targets)
 
-    @torch.no_grad()
     def refresh(self) -> None:
         """Rewrite the low-precision copies from the weights.
 
         A step does this by itself after a state dict was loaded or weights were changed by torch's operations; call it
         after changing them past torch's count of changes, through `param.data` or a kernel.
         """
-        for param in self.params:
-            if id(param) in self.copies:
-                self.copies[id(param)].copy_(param)
-        self._note_versions()
-
-    def _note_versions(self) -> None:
-        self._versions = [param._version for param in self.params]
+        self.copies.rewrite()
 
     def _prepare(self) -> None:
         """Bring copies and settings up to date with weights and parameter groups."""
-        if self.copies and self._versions != [param._version for param in self.params]:
-            self.refresh()
+        self.copies.rewrite_if_changed()
         self._settings.write()
 
     def _forget_graphs(self, optimizer: Optimizer) -> None:
@@ -222,37 +217,19 @@ class GraphedStep:
         self._captured.clear()
         self._update_of_sums = None
 
-    def _low_precision_copies(self) -> dict[int, Tensor]:
-        """Copies of the weights of convolutions and linear layers, by the identity of the weight.
-
-        A weight that another module uses as well, such as an embedding tied to the last layer, has none: that module
-        would compute in low precision too, which autocast does not ask of it.
-        """
-        if self.dtype not in (torch.float16, torch.bfloat16):
-            return {}
-        kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
-        inside, outside = (
-            {id(p) for m in self.model.modules() if isinstance(m, kinds) == fits for p in m.parameters(recurse=False)}
-            for fits in (True, False)
-        )
-        return {
-            id(p): p.detach().to(self.dtype, memory_format=torch.preserve_format, copy=True).requires_grad_()
-            for p in self.params
-            if id(p) in inside - outside
-        }
-
     def _make_update(self) -> GraphUpdate:
-        return make_update(self.optimizer, self.params, [self.copies.get(id(p)) for p in self.params])
+        return make_update(self.optimizer, self.params, self.copies.each)
+
+    def _loss_of(self, swapped: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss with some of the weights replaced by their copies."""
+        return self.loss(torch.func.functional_call(self.model, swapped, (inputs,)), targets)
 
     def _forward_backward(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, list[Tensor]]:
-        leaves = [self.copies.get(id(p), p) for p in self.params]
-        swapped = {self._names[id(p)]: self.copies[id(p)] for p in self.params if id(p) in self.copies}
         half = self.dtype in (torch.float16, torch.bfloat16)
         with torch.autocast(self.device.type, self.dtype if half else None, enabled=half, cache_enabled=False):
-            outputs = torch.func.functional_call(self.model, swapped, (inputs,))
-            loss = self.loss(outputs, targets)
+            loss = self._evaluate(self.copies.by_name, inputs, targets)
         wide_loss = loss if loss.dtype == torch.float64 else loss.float()
-        gradients = torch.autograd.grad(self.loss_scale.scale(wide_loss), leaves)
+        gradients = torch.autograd.grad(self.loss_scale.scale(wide_loss), self.copies.leaves)
         return loss.detach(), [_laid_out(g, p) for g, p in zip(gradients, self.params, strict=True)]
 
     def _static_copy(self, inputs: Tensor) -> Tensor:
