@@ -35,9 +35,9 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class Range:
-    """Which numbers a field takes, and how a sentence says it: "x is -1, but it must ..."."""
+    """Which values a field takes, and how a sentence says it: "x is -1, but it must ..."."""
 
-    holds: Callable[[float], bool]
+    holds: Callable[[Any], bool]
     words: str
 
 
@@ -113,7 +113,7 @@ def convert(hint: Any, value: Any, path: str) -> Any:
 
 
 def check_ranges(instance: Any, where: str = "") -> None:
-    """Refuse a dataclass in which a number lies outside of the range that its field is annotated with.
+    """Refuse a dataclass in which a value lies outside of the range that its field is annotated with.
 
     >>> @dataclass(frozen=True)
     ... class Batch:
@@ -124,13 +124,14 @@ def check_ranges(instance: Any, where: str = "") -> None:
     """
     for name, bound in _ranges(cast(Any, type(instance))):
         value = getattr(instance, name)
-        if isinstance(value, (int, float)):
+        if not isinstance(value, (str, types.NoneType)):  # the other side of a union
             check_range(value, bound, f"{where}.{name}" if where else name)
 
 
-def check_range(value: float, bound: Range, path: str) -> None:
-    """Refuse a number that lies outside of a range."""
-    require(bound.holds(value), f"{path} is {value}, but it must {bound.words}.")
+def check_range(value: Any, bound: Range, path: str) -> None:
+    """Refuse a value that lies outside of a range."""
+    shown = list(value) if isinstance(value, tuple) else value
+    require(bound.holds(value), f"{path} is {shown}, but it must {bound.words}.")
 
 
 def require_name(given: str, allowed: Collection[str], path: str) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from bigstep.errors import require
 from bigstep.tables.codecs import check_pair
-from bigstep.validate import Count, Positive, WholeNotNegative, check_ranges
+from bigstep.validate import Count, Positive, Range, WholeNotNegative, check_ranges
 
 __all__ = ["ExchangeConfig"]
+
+Grid = Annotated[
+    tuple[int, ...],
+    Range(lambda grid: len(grid) == 2 and min(grid) > 0, "be auto or two positive numbers [X, Y]"),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +24,7 @@ class ExchangeConfig:
     """How gradients are summed, one of {collectives}; gather is for codes that cannot be summed."""
     codec: str = "none"
     """How a gradient is written on the wire, one of {codecs}."""
-    grid: Literal["auto"] | tuple[int, ...] = "auto"
+    grid: Literal["auto"] | Grid = "auto"
     """The torus as [X, Y]; auto takes it from nodes and ranks."""
     bucket_mb: Literal["auto"] | Positive = 4.0
     """Gradients are grouped until a group holds this many megabytes; auto tries sizes in the first steps."""
@@ -36,7 +40,3 @@ class ExchangeConfig:
     def __post_init__(self) -> None:
         check_ranges(self, "exchange")
         check_pair(self.collective, self.codec, double_buffer=self.double_buffer)
-        require(
-            self.grid == "auto" or (len(self.grid) == 2 and min(self.grid) > 0),
-            f"exchange.grid is {self.grid}, but it must be auto or two positive numbers [X, Y].",
-        )

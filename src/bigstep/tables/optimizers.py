@@ -9,15 +9,23 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from bigstep.errors import require
-from bigstep.validate import Count, Fraction, NotNegative, Positive, check_ranges, require_name
+from bigstep.validate import Count, Fraction, NotNegative, Positive, Range, check_ranges, require_name
 
 __all__ = [
     "OPTIMIZERS", "AdagradSettings", "AdamWSettings", "LambSettings", "LarsSettings", "MuonSettings", "Optimizer",
     "OptimizerConfig", "RMSpropWarmupSettings", "SgdSettings", "rules_with",
 ]  # fmt: skip
+
+Betas = Annotated[
+    tuple[float, ...],
+    Range(
+        lambda betas: len(betas) == 2 and all(0 <= beta < 1 for beta in betas),
+        "be two numbers, each at least 0 and less than 1",
+    ),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,13 +124,29 @@ adagrad='none', eps=1e-09)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SgdSettings(OptimizerConfig):
-    """Momentum SGD, with AdaGrad in front of it where that is wanted."""
+class _Momentum(OptimizerConfig):
+    """What rules with a velocity share."""
 
     momentum: Fraction = 0.9
     """How much of the velocity is kept from step to step."""
     nesterov: bool = False
     """Nesterov's form of the momentum."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Adam(OptimizerConfig):
+    """What rules with Adam's two averages share."""
+
+    betas: Betas = (0.9, 0.95)
+    """How much of the averages of gradient and squared gradient is kept from step to step."""
+    eps: Positive = 1e-8
+    """Added to the root of the second average."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SgdSettings(_Momentum):
+    """Momentum SGD, with AdaGrad in front of it where that is wanted."""
+
     adagrad: Literal["none", "before", "after"] = "none"
     """AdaGrad in front of sgd: each rank scales its gradient before the exchange, or the mean is scaled after it."""
     eps: NotNegative = 1e-9
@@ -156,14 +180,10 @@ class SgdSettings(OptimizerConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LarsSettings(OptimizerConfig):
+class LarsSettings(_Momentum):
     """Layer-wise rates."""
 
     name: str = "lars"
-    momentum: Fraction = 0.9
-    """How much of the velocity is kept from step to step."""
-    nesterov: bool = False
-    """Nesterov's form of the momentum."""
     trust_coefficient: Positive = 0.001
     """eta of the paper, the size of a layer's step relative to its weights."""
     eps: NotNegative = 1e-9
@@ -208,44 +228,28 @@ class AdagradSettings(OptimizerConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdamWSettings(OptimizerConfig):
+class AdamWSettings(_Adam):
     """Adam with decay apart from the gradient."""
 
     name: str = "adamw"
-    betas: tuple[float, ...] = (0.9, 0.95)
-    """How much of the averages of gradient and squared gradient is kept from step to step."""
-    eps: Positive = 1e-8
-    """Added to the root of the second average."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _require_betas(self.betas)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LambSettings(OptimizerConfig):
+class LambSettings(_Adam):
     """Adam's direction with LARS's layer-wise length."""
 
     name: str = "lamb"
-    betas: tuple[float, ...] = (0.9, 0.999)
-    """How much of the averages of gradient and squared gradient is kept from step to step."""
+    betas: Betas = (0.9, 0.999)
     eps: Positive = 1e-6
-    """Added to the root of the second average."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _require_betas(self.betas)
 
 
 @dataclass(frozen=True, kw_only=True)
-class MuonSettings(OptimizerConfig):
+class MuonSettings(_Momentum):
     """Orthogonalised steps for matrices and filters, another rule for the rest."""
 
     name: str = "muon"
     momentum: Fraction = 0.95
-    """How much of the velocity is kept from step to step."""
     nesterov: bool = True
-    """Nesterov's form of the momentum."""
     iterations: Count = 5
     """Newton-Schulz iterations of each orthogonalisation."""
     renormalise: bool = False
@@ -254,14 +258,10 @@ class MuonSettings(OptimizerConfig):
     """The rule for embeddings, heads, biases and norm parameters."""
     rest_lr: Positive = 1.0
     """Rate of the rest, as a multiple of the rate of the matrices."""
-    betas: tuple[float, ...] = (0.9, 0.95)
+    betas: Betas = (0.9, 0.95)
     """Averages of the rest under adamw."""
     eps: Positive = 1e-8
     """Added to denominators of the rest under adamw."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _require_betas(self.betas)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -366,10 +366,3 @@ def rules_with(setting: str) -> list[str]:
     ['lars']
     """
     return [name for name, entry in OPTIMIZERS.items() if setting in _fields(entry.settings)]
-
-
-def _require_betas(betas: tuple[float, ...]) -> None:
-    require(
-        len(betas) == 2 and all(0 <= beta < 1 for beta in betas),
-        f"optimizer.betas is {list(betas)}, but it must be two numbers, each at least 0 and less than 1.",
-    )
