@@ -105,7 +105,10 @@ def compare_ways(
         lost = lost_share("islands", devices, lifetime_h, islands=count, between_s=found.plan.every * found.step_s)
         ways.append(_way(workload, best, "islands", found.label, found.samples_s, lost, price, ISLANDS_CAVEAT))
     if devices > 1:
-        server = predict_server(workload, cluster, workers=devices, local_batch=local, servers=nodes or 1, rounds=10)
+        rounds = max(4, min(30, 20_000 // devices))  # each device is simulated
+        server = predict_server(
+            workload, cluster, workers=devices, local_batch=local, servers=nodes or 1, rounds=rounds
+        )
         label = f"{nodes or 1} servers, {server.staleness:.0f} updates stale, limited by {server.bottleneck}"
         lost = lost_share("downpour", devices, lifetime_h)
         ways.append(_way(workload, best, "downpour", label, server.samples_s, lost, price, SERVER_CAVEAT))
