@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import subprocess
@@ -54,7 +55,7 @@ def rates(name: str, preset: str, epochs: list[float]) -> list[float]:
     return [rate(epoch, config.batch) for epoch in epochs]
 
 
-@pytest.mark.parametrize("name, preset", [pair for pair in PRESETS if pair[1] not in ("mini", "cifar10")])
+@pytest.mark.parametrize("name, preset", [pair for pair in PRESETS if pair[1].startswith("paper")])
 def test_workers_and_local_batch_give_the_published_batch(name: str, preset: str) -> None:
     config = recipes.load(name, preset)
     assert stages_of(config) == PUBLISHED_BATCHES[name, preset]
@@ -166,11 +167,14 @@ def test_onebit_leaves_the_share_of_the_paper_unquantised() -> None:
 @pytest.mark.parametrize("name, preset", [pair for pair in PRESETS if pair[1] != "paper"])
 def test_the_model_of_a_preset_can_be_built(name: str, preset: str) -> None:
     config = recipes.load(name, preset)
+    if name in recipes.SEQUENCE:
+        assert build_model(config.model, vocabulary=256, length=config.data.length) is not None
+        return
     size, channels = (config.data.image_size, 3) if config.data.name == "imagenet" else (28, 1)
     assert build_model(config.model, classes=10, channels=channels, image_size=size) is not None
 
 
-@pytest.mark.parametrize("name", recipes.SYNCHRONOUS)
+@pytest.mark.parametrize("name", recipes.SYNCHRONOUS + recipes.SEQUENCE)
 def test_mini_runs_two_steps_with_few_workers(name: str) -> None:
     few = apply_settings(recipes.load(name), ["workers.count=3", "plan=[]"])
     result = fit(few, max_steps=2, device="cpu")
@@ -178,7 +182,7 @@ def test_mini_runs_two_steps_with_few_workers(name: str) -> None:
     assert math.isfinite(result.loss)
 
 
-@pytest.mark.parametrize("name", recipes.SYNCHRONOUS)
+@pytest.mark.parametrize("name", recipes.SYNCHRONOUS + recipes.SEQUENCE)
 def test_a_recipe_opens_with_its_evidence(name: str) -> None:
     recipe = recipes.describe(name)
     sections = ["Evidence", "Launch", "Batch", "Known", "Chosen", "Differs"]
@@ -188,9 +192,23 @@ def test_a_recipe_opens_with_its_evidence(name: str) -> None:
     assert "\n" not in recipe.summary
     assert len(recipe.summary) <= 100
     assert recipe.techniques
+    if name in recipes.SEQUENCE:
+        assert recipe.presets == ("mini", "books")
+        return
     assert recipe.presets[:2] == ("mini", "paper")
     first = recipes.load(name, "paper").batch
     assert recipe.published.batch.startswith(f"{first:,}")
+
+
+def test_the_recipes_of_text_differ_in_the_rule_and_its_rate_alone() -> None:
+    for preset in ("mini", "books"):
+        adamw, lamb = (recipes.load(name, preset) for name in recipes.SEQUENCE)
+        assert lamb.optimizer == dataclasses.replace(
+            adamw.optimizer.switch("lamb"), betas=adamw.optimizer.betas, weight_decay=0.1, clip=1.0
+        )
+        assert adamw.lr.schedule == lamb.lr.schedule
+        same = ("model", "data", "workers", "plan", "epochs", "loss", "exchange", "precision")
+        assert all(getattr(adamw, field) == getattr(lamb, field) for field in same)
 
 
 def test_an_unknown_recipe_or_preset_offers_the_nearest() -> None:

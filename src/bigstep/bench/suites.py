@@ -204,6 +204,45 @@ def _ablation(suite: Suite, options: Options) -> list[Planned]:
     return runs
 
 
+TEXT_BATCHES = {"mini": (16, 64, 256, 1024), "books": (64, 256, 1024, 4096)}
+"""Sequences of a step, by preset; the rate follows their square root under every rule."""
+
+SGD_ON_TEXT = (
+    "optimizer.name=sgd",
+    "optimizer.momentum=0.9",
+    "optimizer.nesterov=true",
+    "optimizer.weight_decay=0.0001",
+)
+LARS_ON_TEXT = ("optimizer.name=lars", "optimizer.momentum=0.9", "optimizer.weight_decay=0.0001")
+RULES: dict[str, tuple[str, tuple[str, ...], float]] = {
+    "sgd": ("adamw", SGD_ON_TEXT, 50.0),
+    "lars": ("adamw", LARS_ON_TEXT, 500.0),
+    "adamw": ("adamw", (), 1.0),
+    "lamb": ("lamb", (), 1.0),
+    "adamw, 1-bit": ("adamw", ('exchange={"collective": "gather", "codec": "onebit"}',), 1.0),
+}
+"""By label: a recipe of text, what is changed in it, and the rate as a multiple of the recipe's own, as searched."""
+
+
+def _sequence(suite: Suite, options: Options) -> list[Planned]:
+    """Every rule at every batch, in the same tokens; model, data, clipping and schedule are those of the recipe."""
+    if options.preset not in TEXT_BATCHES:
+        raise ConfigError(f"--preset is {options.preset!r}, but this suite has {' and '.join(TEXT_BATCHES)}.")
+    batches = TEXT_BATCHES[options.preset][:: 2 if options.quick else 1]
+    runs = []
+    for label, (recipe, changes, factor) in RULES.items():
+        if options.recipes and recipe not in options.recipes:
+            continue
+        base = _base(suite, options, recipe)
+        rate = (f"lr.base={base.lr.base * factor:.6g}",) if factor != 1 else ()
+        for batch in batches:
+            settings = (*changes, *rate, *batch_settings(base, batch))
+            runs.append(_run(suite, options, recipe, label, *settings, variant=f"batch {batch}"))
+    return runs
+
+
+OF_IMAGES = recipes.SYNCHRONOUS + recipes.ASYNCHRONOUS
+
 SUITES: dict[str, Suite] = {
     suite.name: suite
     for suite in (
@@ -212,7 +251,7 @@ SUITES: dict[str, Suite] = {
             question="Which system is best here, on equal terms?",
             epochs=12,
             quick_epochs=6,
-            recipes=recipes.NAMES,
+            recipes=OF_IMAGES,
             build=_seeds,
         ),
         Suite(
@@ -252,8 +291,16 @@ SUITES: dict[str, Suite] = {
             question="What does each technique of each system bring, and what does it cost?",
             epochs=10,
             quick_epochs=5,
-            recipes=recipes.NAMES,
+            recipes=OF_IMAGES,
             build=_ablation,
+        ),
+        Suite(
+            name="sequence",
+            question="Does what holds for ResNets at large batches hold for text?",
+            epochs=1,
+            quick_epochs=0.5,
+            recipes=recipes.SEQUENCE,
+            build=_sequence,
         ),
     )
 }

@@ -200,7 +200,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "mlp": Architecture(lambda: _dense(784, 256, 256, 10), 12000),
     # Seide et al. 2014: seven hidden layers of 2048 sigmoid units, 9304 outputs, 46 M parameters
     "speech46m": Architecture(lambda: _dense(429, *[2048] * 7, 9304), optimizer="sgd"),
-    "gpt-mini": _gpt_on(4, 128, 64, SHAKESPEARE),
+    "gpt-mini": _gpt_on(3, 128, 64, SHAKESPEARE),
     "gpt-10m": _gpt_on(6, 384, 256, BOOKS),
     "gpt-25m": _gpt_on(8, 512, 256, BOOKS),
     "gpt-124m": _gpt_on(12, 768, 1024, 0, vocabulary=50257),

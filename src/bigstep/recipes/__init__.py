@@ -14,15 +14,18 @@ from types import ModuleType
 from bigstep.config import Published, RunConfig
 from bigstep.errors import ConfigError, nearest
 
-__all__ = ["ASYNCHRONOUS", "NAMES", "SYNCHRONOUS", "Recipe", "describe", "load"]
+__all__ = ["ASYNCHRONOUS", "NAMES", "SEQUENCE", "SYNCHRONOUS", "Recipe", "describe", "load"]
 
 SYNCHRONOUS = ("plain", "fair", "lars", "pfn", "sony", "fujitsu", "tencent", "google", "fastai", "onebit")
 """Recipes whose workers all wait for one another."""
 
+SEQUENCE = ("adamw", "lamb")
+"""Synchronous recipes for text; their presets are `mini` and `books`."""
+
 ASYNCHRONOUS = ("locked", "hogwild", "downpour")
 """Recipes whose replicas do not; they have no preset `paper`, since their papers train other things."""
 
-NAMES = SYNCHRONOUS + ASYNCHRONOUS
+NAMES = SYNCHRONOUS + SEQUENCE + ASYNCHRONOUS
 """The recipes, in the order in which they are presented."""
 
 
@@ -49,8 +52,8 @@ def load(name: str, preset: str = "mini") -> RunConfig:
 
     Args:
         name: one of `NAMES`.
-        preset: `mini` for the embedded data, `paper` for ImageNet with the published workers and batch, `cifar10` for
-            CIFAR-10 on one GPU at any batch; some recipes have more.
+        preset: `mini` for data that ship with the package, `paper` for ImageNet with the published workers and batch,
+            `cifar10` for CIFAR-10 and `books` for a text on one GPU at any batch; some recipes have more.
 
     >>> load("fair", "paper").batch
     8192

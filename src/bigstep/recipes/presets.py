@@ -6,9 +6,9 @@ optimizer, rate and exchange are each recipe's own. Where a paper does not speak
 
 from __future__ import annotations
 
-from bigstep.config import DataConfig, LrConfig, NormConfig, RunConfig, WorkersConfig
+from bigstep.config import DataConfig, LrConfig, NormConfig, Piece, RunConfig, WorkersConfig
 
-__all__ = ["CIFAR10", "EMBEDDED", "IMAGENET"]
+__all__ = ["BOOKS", "CIFAR10", "EMBEDDED", "IMAGENET", "SHAKESPEARE"]
 
 GOYAL = NormConfig(statistics="moving", momentum=0.9, zero_gamma=True)
 
@@ -42,3 +42,34 @@ CIFAR10 = RunConfig(
     precision="fp16",
 )
 """CIFAR-10 on one GPU at any batch: `--set workers.count=N` adds workers, and rates follow the batch up to 2,048."""
+
+
+SHAKESPEARE = RunConfig(
+    model="gpt-mini",
+    data=DataConfig(name="shakespeare", length=64),
+    workers=WorkersConfig(count=4, local_batch=4),
+    epochs=2,
+    lr=LrConfig(
+        base=1e-2,
+        base_batch=16,
+        scaling="sqrt",
+        schedule=(Piece(shape="warmup", until=0.2, start=0.0), Piece(shape="cosine", until=2, end=0.0)),
+    ),
+)
+"""A small GPT on the text that ships, as bytes: under two minutes on two CPU cores."""
+
+BOOKS = RunConfig(
+    model="gpt-10m",
+    data=DataConfig(name="text", length=256),
+    workers=WorkersConfig(count=8, local_batch=8),
+    epochs=1,
+    lr=LrConfig(
+        base=1e-3,
+        base_batch=64,
+        scaling="sqrt",
+        saturation=512,
+        schedule=(Piece(shape="warmup", until=0.05, start=0.0), Piece(shape="cosine", until=1, end=0.0)),
+    ),
+    precision="bf16",
+)
+"""A GPT of 10 million weights on a text of one's own, as bytes, on one GPU: one pass over it."""
