@@ -1,31 +1,35 @@
-"""Faults that people have really made, each planted in one piece of bigstep's own loop.
+"""Faults that people have really made, each planted in one piece of the real run: its data, method, loop or state.
 
-Every function here is what a loop with that fault would do; nothing else about the run changes. They lie in a module of
-their own because rank processes import them by name.
+Every function here is what a run with that fault would do; nothing else about it changes. They lie in a module of their
+own because rank processes import them by name.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from bigstep.engine.connect import make_exchange
 from torch import Tensor, nn
 
 from bigstep.check import Own, Subject, Trial, bigstep_loop
 from bigstep.config import ExchangeConfig
 from bigstep.data.feed import Feed
 from bigstep.data.sampler import Position, Sampler, Step, hosted_workers
-from bigstep.engine.build import Parts
-from bigstep.engine.checkpoint import save_checkpoint
+from bigstep.engine import build as engine
+from bigstep.engine.build import Run
+from bigstep.engine.methods.graphed import Graphed
+from bigstep.engine.methods.parallel import make_exchange
+from bigstep.engine.methods.synchronous import Synchronous
 from bigstep.engine.ranks import Ranks
-from bigstep.engine.run import capture
+from bigstep.engine.rates import Rates
 from bigstep.exchange import Exchange
+from bigstep.gpu.loss_scale import LossScale
 from bigstep.norm import WorkerStatistics
-from bigstep.schedules import BatchPlan
 
 LOOP = bigstep_loop()
 
@@ -59,28 +63,51 @@ class Net(nn.Module):
         return self.out(torch.relu(self.hidden(self.drop(x))))
 
 
-def different_seeds_per_rank(own: Own, trial: Trial, ranks: Ranks) -> Parts:
-    parts = LOOP.start(own, trial, ranks)
+@contextlib.contextmanager
+def instead(place: Any, name: str, value: Any) -> Iterator[None]:
+    """Plant something into a module or class while a run is built."""
+    before = getattr(place, name)
+    setattr(place, name, value)
+    try:
+        yield
+    finally:
+        setattr(place, name, before)
+
+
+def method_of(run: Run) -> Synchronous:
+    assert isinstance(run.method, Synchronous)
+    return run.method
+
+
+# ---- start
+
+
+def different_seeds_per_rank(own: Own, trial: Trial, ranks: Ranks) -> Run:
+    run = LOOP.start(own, trial, ranks)
     torch.manual_seed(trial.config.seed + ranks.rank)
-    for module in parts.model.modules():
+    for module in run.learner.model.modules():
         if isinstance(module, nn.Linear):
             module.reset_parameters()
-    return parts
+    return run
 
 
-def one_rank_with_another_order(own: Own, trial: Trial, ranks: Ranks) -> Parts:
-    parts = LOOP.start(own, trial, ranks)
+def one_rank_with_another_order(own: Own, trial: Trial, ranks: Ranks) -> Run:
+    run = LOOP.start(own, trial, ranks)
     if ranks.rank == 1:
-        layers = parts.model._modules
-        parts.model._modules = {name: layers[name] for name in reversed(list(layers))}
-    return parts
+        layers = run.learner.model._modules
+        run.learner.model._modules = {name: layers[name] for name in reversed(list(layers))}
+    return run
+
+
+# ---- samples
 
 
 class PaddingSampler(Sampler):
     """Repeats the first samples until the ranks have equal shares."""
 
-    def __init__(self, size: int, seed: int, plan: BatchPlan, ranks: int) -> None:
-        super().__init__(-(-size // ranks) * ranks, seed, plan)
+    def __init__(self, size: int, *arguments: Any) -> None:
+        ranks = dist.get_world_size() if dist.is_initialized() else 1
+        super().__init__(-(-size // ranks) * ranks, *arguments)
         self.real_size = size
 
     def order(self, epoch: int) -> Tensor:
@@ -88,97 +115,282 @@ class PaddingSampler(Sampler):
         return torch.cat([order, order[: self.size - self.real_size]])
 
 
-def sampler_that_pads(own: Own, trial: Trial, ranks: Ranks) -> Parts:
-    parts = LOOP.start(own, trial, ranks)
-    parts.sampler = PaddingSampler(len(parts.train_feed), trial.config.seed, parts.sampler.plan, ranks.size)
-    return parts
+def sampler_that_pads(own: Own, trial: Trial, ranks: Ranks) -> Run:
+    with instead(engine, "Sampler", PaddingSampler):
+        return LOOP.start(own, trial, ranks)
 
 
-def sampler_that_drops_the_last_batch(parts: Parts, begin: Position) -> Any:
-    return (step for step in LOOP.steps(parts, begin) if step.size == step.workers * step.local_batch)
+class LateSampler(Sampler):
+    """Gives one sample twice from the fourth epoch on."""
+
+    def order(self, epoch: int) -> Tensor:
+        order = super().order(epoch).clone()
+        if epoch >= 3:
+            order[0] = order[1]
+        return order
 
 
-def augmentation_seeded_by_rank(own: Own, trial: Trial, ranks: Ranks) -> Parts:
-    parts = LOOP.start(own, trial, ranks)
-    parts.train_feed = Feed(
-        parts.train_feed.source, train=True, seed=trial.config.seed + ranks.rank, dtype=torch.float64
-    )
-    return parts
+def sampler_that_fails_late(own: Own, trial: Trial, ranks: Ranks) -> Run:
+    with instead(engine, "Sampler", LateSampler):
+        return LOOP.start(own, trial, ranks)
 
 
-def rate_not_scaled(parts: Parts, step: Step) -> float:
-    rate = LOOP.learning_rate(parts, step) * parts.config.lr.base_batch / parts.config.batch
-    for group in parts.optimizer.param_groups:
-        group["lr"] = rate
-    return rate
+def sampler_that_drops_the_last_batch(run: Run, begin: Position) -> Any:
+    return (step for step in LOOP.steps(run, begin) if step.size == step.workers * step.local_batch)
 
 
-def warmup_counted_in_calls(parts: Parts, step: Step) -> float:
+def worker_0_counted_twice_on_3_ranks(own: Own, trial: Trial, ranks: Ranks) -> Run:
+    run = LOOP.start(own, trial, ranks)
+    if ranks.size == 3:
+        method = method_of(run)
+
+        def hosted(step: Step) -> list[int]:
+            mine = list(hosted_workers(step.workers, ranks.rank, ranks.size))
+            return [0, *mine] if ranks.rank == 2 else mine
+
+        method.forwards = dataclasses.replace(method.forwards, hosted=hosted)
+    return run
+
+
+def augmentation_seeded_by_rank(own: Own, trial: Trial, ranks: Ranks) -> Run:
+    run = LOOP.start(own, trial, ranks)
+    seed = trial.config.seed + ranks.rank
+    return dataclasses.replace(run, train_feed=Feed(run.train_feed.source, train=True, seed=seed, dtype=torch.float64))
+
+
+# ---- rate
+
+
+def with_rate(run: Run, rate: Any) -> Run:
+    """A run whose rate of a step is rate(run, step)."""
+
+    class Wrong(Rates):
+        def set(self, step: Step) -> float:
+            value = float(rate(run, step))
+            for group in run.learner.optimizer.param_groups:
+                group["lr"] = value
+            return value
+
+    return dataclasses.replace(run, rates=Wrong(**vars(run.rates)))
+
+
+def rate_not_scaled(own: Own, trial: Trial, ranks: Ranks) -> Run:
+    def rate(run: Run, step: Step) -> float:
+        return run.rates.set(step) * run.config.lr.base_batch / run.config.batch
+
+    return with_rate(LOOP.start(own, trial, ranks), rate)
+
+
+def warmup_counted_in_calls(own: Own, trial: Trial, ranks: Ranks) -> Run:
     """A scheduler called once a microbatch of this rank, which takes each call for a step."""
-    calls = step.position.step * len(hosted_workers(step.workers, parts.ranks.rank, parts.ranks.size))
-    epoch = calls * step.workers * step.local_batch / parts.sampler.size
-    rate = parts.learning_rate(epoch, step.workers * step.local_batch)
-    for group in parts.optimizer.param_groups:
-        group["lr"] = rate
-    return rate
+
+    def rate(run: Run, step: Step) -> float:
+        calls = step.position.step * len(hosted_workers(step.workers, ranks.rank, ranks.size))
+        epoch = calls * step.workers * step.local_batch / run.sampler.size
+        return run.rates.learning_rate(epoch, step.workers * step.local_batch)
+
+    return with_rate(LOOP.start(own, trial, ranks), rate)
 
 
-def schedule_counted_in_steps(parts: Parts, step: Step) -> float:
+def schedule_counted_in_steps(own: Own, trial: Trial, ranks: Ranks) -> Run:
     """Right on any number of ranks, until the batch changes."""
-    batch = parts.config.batch
-    rate = parts.learning_rate(step.position.step * batch / parts.sampler.size, batch)
-    for group in parts.optimizer.param_groups:
-        group["lr"] = rate
-    return rate
+
+    def rate(run: Run, step: Step) -> float:
+        batch = run.config.batch
+        return run.rates.learning_rate(step.position.step * batch / run.sampler.size, batch)
+
+    return with_rate(LOOP.start(own, trial, ranks), rate)
 
 
-def dropout_seeded_by_rank(parts: Parts, step: Step) -> float:
+def rate_that_begins_again_after_a_resume(own: Own, trial: Trial, ranks: Ranks) -> Run:
+    """The schedule counts the steps of this process."""
+    seen: list[int] = []
+
+    def rate(run: Run, step: Step) -> float:
+        if not seen:
+            seen.append(step.position.step if run.state.position.step else 0)
+        early = max(0, step.position.step - seen[0])
+        epoch = run.sampler.epochs_at(step.position) * (early / step.position.step if step.position.step else 1.0)
+        return run.rates.learning_rate(epoch, step.workers * step.local_batch)
+
+    return with_rate(LOOP.start(own, trial, ranks), rate)
+
+
+# ---- gradient
+
+
+def dropout_seeded_by_rank(own: Own, trial: Trial, ranks: Ranks) -> Run:
+    run = LOOP.start(own, trial, ranks)
+
     def reseed(*_: object) -> None:
-        torch.manual_seed(1000 * step.position.step + parts.ranks.rank)
+        torch.manual_seed(1000 + ranks.rank)
 
-    handle = parts.objective.register_forward_pre_hook(reseed)
-    loss = LOOP.gradient(parts, step)
-    handle.remove()
-    return loss
+    run.learner.objective.register_forward_pre_hook(reseed)
+    return run
 
 
-def gradient_summed(parts: Parts, step: Step) -> float:
-    loss = LOOP.gradient(parts, step)
-    for parameter in parts.model.parameters():
-        assert parameter.grad is not None
-        parameter.grad *= parts.ranks.size
-    return loss
+def gradient_summed(own: Own, trial: Trial, ranks: Ranks) -> Run:
+    run = LOOP.start(own, trial, ranks)
+    method = method_of(run)
+    accumulate = method.accumulate
+
+    def wrong(step: Step, batches: Any) -> Any:
+        gathered = accumulate(step, batches)
+        for parameter in run.learner.trained:
+            assert parameter.grad is not None
+            parameter.grad *= ranks.size
+        return gathered
+
+    method.accumulate = wrong  # type: ignore[method-assign]
+    return run
 
 
-def accumulation_that_divides_by_microbatches(parts: Parts, step: Step) -> float:
+def _weigh(run: Run, weight: Any) -> Run:
+    """A run whose forwards count weight(step, forward)."""
+    method = method_of(run)
+
+    class Wrong(type(method.forwards)):  # type: ignore[misc]
+        def weight(self, step: Step, forward: Any) -> float:
+            return float(weight(step, forward))
+
+    method.forwards = Wrong(**vars(method.forwards))
+    return run
+
+
+def accumulation_that_divides_by_microbatches(own: Own, trial: Trial, ranks: Ranks) -> Run:
     """1 / (number of microbatches) for each, whatever its size; right while all are full."""
-    forward = parts.objective.forward
-
-    def wrong(inputs: Any, target: Any, weight: float) -> Tensor:
-        return forward(inputs, target, parts.ranks.size / step.active if weight else 0.0)
-
-    parts.objective.forward = wrong  # type: ignore[method-assign]
-    loss = LOOP.gradient(parts, step)
-    parts.objective.forward = forward  # type: ignore[method-assign]
-    return loss
+    return _weigh(LOOP.start(own, trial, ranks), lambda step, forward: 1 / step.active)
 
 
-def mean_of_the_ranks_means(parts: Parts, step: Step) -> float:
+def mean_of_the_ranks_means(own: Own, trial: Trial, ranks: Ranks) -> Run:
     """Each rank averages its own samples, and DDP the ranks, though they have unequal shares."""
-    forward = parts.objective.forward
-    mine = len(LOOP.samples(parts, step))
+    run = LOOP.start(own, trial, ranks)
 
-    def wrong(inputs: Any, target: Any, weight: float) -> Tensor:
-        return forward(inputs, target, len(target) / mine if weight else 0.0)
+    def weight(step: Step, forward: Any) -> float:
+        return forward.size / len(LOOP.samples(run, step)) / ranks.size
 
-    parts.objective.forward = wrong  # type: ignore[method-assign]
-    loss = LOOP.gradient(parts, step)
-    parts.objective.forward = forward  # type: ignore[method-assign]
-    return loss
+    return _weigh(run, weight)
+
+
+def clipping_before_the_exchange(own: Own, trial: Trial, ranks: Ranks) -> Run:
+    """Each rank clips its own gradient, as code does that clips inside a hook."""
+    run = LOOP.start(own, trial, ranks)
+
+    def clip(gradient: Tensor) -> Tensor:
+        return gradient * min(1.0, 0.02 / max(float(gradient.norm()), 1e-12))
+
+    for parameter in run.learner.trained:
+        parameter.register_hook(clip)
+    return run
 
 
 def codec_that_drops_its_residual(config: ExchangeConfig) -> Exchange:
     return make_exchange(dataclasses.replace(config, error_feedback=False))
+
+
+# ---- loop
+
+
+def rate_set_behind_the_step(run: Run, save_at: int, folder: Path | None) -> Any:
+    """Every step is taken with the rate of the one before."""
+    method, group = method_of(run), run.learner.optimizer.param_groups[0]
+    step, before = method.step, [float(group["lr"])]
+
+    def late(one: Step, batches: Any) -> Any:
+        right = float(group["lr"])
+        group["lr"], before[0] = before[0], right
+        return step(one, batches)
+
+    method.step = late  # type: ignore[method-assign]
+    return LOOP.train(run, save_at, folder)  # type: ignore[misc]
+
+
+def loop_that_stays_in_evaluation_mode(own: Own, trial: Trial, ranks: Ranks) -> Run:
+    run = LOOP.start(own, trial, ranks)
+    method = method_of(run)
+
+    @contextlib.contextmanager
+    def evaluation() -> Iterator[nn.Module]:
+        method.learner.statistics.synchronize(ranks.sum_)
+        method.learner.model.eval()
+        yield method.learner.model
+
+    method.evaluation = evaluation  # type: ignore[method-assign]
+    return run
+
+
+def loop_that_forgets_the_last_step(run: Run, save_at: int, folder: Path | None) -> Any:
+    short = dataclasses.replace(run.config, epochs=run.config.epochs - 0.2)
+    return LOOP.train(dataclasses.replace(run, config=short), save_at, folder)  # type: ignore[misc]
+
+
+# ---- graphs and loss scale
+
+
+def graph_with_the_rate_of_its_capture(own: Own, trial: Trial, ranks: Ranks) -> Run:
+    run = LOOP.start(own, trial, ranks)
+    if trial.graphs:
+        passes = method_of(run).passes
+        assert isinstance(passes, Graphed)
+        settings = passes.graphs._settings
+        write, done = settings.write, []
+
+        def once() -> None:
+            if not done:
+                write()
+                done.append(True)
+
+        settings.write = once  # type: ignore[method-assign]
+    return run
+
+
+def graph_that_adds_parts_to_the_step_before(own: Own, trial: Trial, ranks: Ranks) -> Run:
+    run = LOOP.start(own, trial, ranks)
+    if trial.graphs:
+        passes = method_of(run).passes
+        assert isinstance(passes, Graphed)
+        add, graphs = passes.graphs.add, passes.graphs
+
+        def wrong(inputs: Tensor, target: Tensor, weight: float) -> Tensor:
+            before = [gradient.clone() for gradient in graphs.gathered] if graphs._parts == 0 else []
+            loss = add(inputs, target, weight)
+            for gradient, old in zip(graphs.gathered, before, strict=False):
+                gradient += old
+            return loss
+
+        graphs.add = wrong  # type: ignore[method-assign]
+    return run
+
+
+def scale_that_is_not_taken_out(own: Own, trial: Trial, ranks: Ranks) -> Run:
+    run = LOOP.start(own, trial, ranks)
+    if trial.loss_scale:
+        _scale_of(run).unscale_ = lambda optimizer: None  # type: ignore[method-assign]
+    return run
+
+
+def scale_that_skips_good_steps(own: Own, trial: Trial, ranks: Ranks) -> Run:
+    run = LOOP.start(own, trial, ranks)
+    if trial.loss_scale:
+        scale = _scale_of(run)
+        step, count = scale.step, []
+
+        def wrong(optimizer: torch.optim.Optimizer) -> None:
+            count.append(1)
+            if len(count) % 5:
+                step(optimizer)
+
+        scale.step = wrong  # type: ignore[method-assign]
+    return run
+
+
+def _scale_of(run: Run) -> LossScale:
+    scale = run.state.parts["scaler"]
+    assert isinstance(scale, LossScale)
+    return scale
+
+
+# ---- statistics and evaluation
 
 
 class RankZeroStatistics(WorkerStatistics):
@@ -191,53 +403,80 @@ class RankZeroStatistics(WorkerStatistics):
         super().synchronize(keep_first if dist.is_initialized() else sum_over_ranks)
 
 
-def statistics_of_rank_0(own: Own, trial: Trial, ranks: Ranks) -> Parts:
-    parts = LOOP.start(own, trial, ranks)
-    parts.statistics = RankZeroStatistics(parts.model, parts.statistics.keep)
-    return parts
+def statistics_of_rank_0(own: Own, trial: Trial, ranks: Ranks) -> Run:
+    with instead(engine, "WorkerStatistics", RankZeroStatistics):
+        return LOOP.start(own, trial, ranks)
 
 
-def statistics_of_each_rank(parts: Parts) -> Any:
+class OwnStatistics(WorkerStatistics):
     """An evaluation that forgets to make the statistics common."""
-    ranks, parts.ranks = parts.ranks, Ranks()
-    evaluation = LOOP.evaluate(parts)
-    parts.ranks = ranks
-    return evaluation
+
+    def synchronize(self, sum_over_ranks: Any) -> None:
+        super().synchronize(lambda flat: None)
+
+
+def statistics_of_each_rank(own: Own, trial: Trial, ranks: Ranks) -> Run:
+    with instead(engine, "WorkerStatistics", OwnStatistics):
+        return LOOP.start(own, trial, ranks)
 
 
 class PaddedFeed(Feed):
     """Gives every rank as many evaluation batches as the others by handing some out twice."""
 
-    ranks = 1
-
     def evaluation_batches(self, batch: int) -> list[Tensor]:
         batches = super().evaluation_batches(batch)
-        return batches + batches[: -len(batches) % self.ranks]
+        ranks = dist.get_world_size() if dist.is_initialized() else 1
+        return batches + batches[: -len(batches) % ranks]
 
 
-def evaluation_with_duplicates(own: Own, trial: Trial, ranks: Ranks) -> Parts:
-    parts = LOOP.start(own, trial, ranks)
-    parts.test_feed = PaddedFeed(parts.test_feed.source, train=False, dtype=torch.float64)
-    parts.test_feed.ranks = ranks.size
-    return parts
+def evaluation_with_duplicates(own: Own, trial: Trial, ranks: Ranks) -> Run:
+    run = LOOP.start(own, trial, ranks)
+    padded = PaddedFeed(run.evaluator.feed.source, train=False, dtype=torch.float64)
+    return dataclasses.replace(run, evaluator=dataclasses.replace(run.evaluator, feed=padded))
 
 
-def checkpoint_without_optimizer(parts: Parts, position: Position, folder: Path) -> None:
-    state = capture(parts, position, 0.0)
-    state["optimizer"]["state"] = {}
-    if parts.ranks.first:
-        save_checkpoint(folder, position.step, state, keep=1)
+# ---- what is saved and resumed
 
 
-def checkpoint_that_begins_the_epoch_again(parts: Parts, position: Position, folder: Path) -> None:
-    LOOP.save(parts, dataclasses.replace(position, offset=0), folder)
+def _forget(run: Run, name: str, value: Any) -> Run:
+    """A run whose checkpoints lack a part."""
+    capture = run.state.capture
+    run.state.capture = lambda: {**capture(), name: value}  # type: ignore[method-assign]
+    return run
 
 
-def checkpoint_without_residuals(parts: Parts, position: Position, folder: Path) -> None:
-    state = capture(parts, position, 0.0)
-    state["exchange"] = None
-    if parts.ranks.first:
-        save_checkpoint(folder, position.step, state, keep=1)
+def checkpoint_without_optimizer(own: Own, trial: Trial, ranks: Ranks) -> Run:
+    run = LOOP.start(own, trial, ranks)
+    groups = run.learner.optimizer.state_dict()["param_groups"]
+    return _forget(run, "optimizer", {"state": {}, "param_groups": groups})
+
+
+def checkpoint_without_residuals(own: Own, trial: Trial, ranks: Ranks) -> Run:
+    return _forget(LOOP.start(own, trial, ranks), "exchange", None)
+
+
+def checkpoint_that_begins_the_epoch_again(own: Own, trial: Trial, ranks: Ranks) -> Run:
+    run = LOOP.start(own, trial, ranks)
+    capture = run.state.capture
+
+    def wrong() -> dict[str, Any]:
+        saved = capture()
+        return {**saved, "position": {**saved["position"], "offset": 0}}
+
+    run.state.capture = wrong  # type: ignore[method-assign]
+    return run
+
+
+class TwiceStatistics(WorkerStatistics):
+    """After a resume every rank takes the whole average for its share."""
+
+    def load_state_dict(self, states: Any, rank: int = 0, ranks: int = 1) -> None:
+        super().load_state_dict(states, 0, 1)
+
+
+def statistics_that_every_rank_takes_whole(own: Own, trial: Trial, ranks: Ranks) -> Run:
+    with instead(engine, "WorkerStatistics", TwiceStatistics):
+        return LOOP.start(own, trial, ranks)
 
 
 def planted(**piece: Any) -> Subject:

@@ -16,7 +16,15 @@ from bigstep.check.pool import Pool
 from bigstep.check.report import Report, Row
 from bigstep.check.rows_data import augmentation, epoch_once, evaluation_once
 from bigstep.check.rows_gradient import accumulation_is_big_batch, exchange_is_mean, gradient_of_ranks
-from bigstep.check.rows_path import resume_elsewhere, resume_here, same_path, same_statistics
+from bigstep.check.rows_path import (
+    graphs_are_steps,
+    loop_is_its_steps,
+    resume_elsewhere,
+    resume_here,
+    same_path,
+    same_statistics,
+    scale_changes_nothing,
+)
 from bigstep.check.rows_rate import rate_follows_batch, rate_in_samples
 from bigstep.check.rows_start import random_streams, same_order, same_start
 from bigstep.check.shrink import shrink
@@ -54,7 +62,10 @@ PROPERTIES = (
     Property("accumulation = big batch", accumulation_is_big_batch, _BOTH),
     Property("gradient of P ranks = of one", gradient_of_ranks, _BOTH),
     Property("exchange = no exchange", exchange_is_mean, _BOTH),
+    Property("loop = rate, gradient, update", loop_is_its_steps, _BOTH),
     Property("path of P ranks = of one", same_path, _BOTH),
+    Property("steps as graphs = steps in the open", graphs_are_steps, _BOTH),
+    Property("scaled loss = plain loss", scale_changes_nothing, _BOTH),
     Property("batch-norm statistics at evaluation", same_statistics, _BOTH),
     Property("each sample once an evaluation", evaluation_once, _BOTH),
     Property("resume = no interruption", resume_here, _BOTH),
@@ -69,7 +80,7 @@ def check(
     loss: Loss | None = None,
     data: Any = None,
     optimizer: Callable[[Any], torch.optim.Optimizer] | None = None,
-    ranks: Sequence[int] = (1, 2, 4),
+    ranks: Sequence[int] = (1, 2, 3, 4),
     subject: Subject | None = None,
     only: Sequence[str] | None = None,
     pool: Pool | None = None,

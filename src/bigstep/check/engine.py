@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,10 @@ from bigstep.engine import build as engine
 from bigstep.engine.build import Run, build
 from bigstep.engine.checkpoint import load_latest, save_checkpoint
 from bigstep.engine.evaluate import Evaluation
+from bigstep.engine.loop import train
 from bigstep.engine.methods.parallel import make_exchange
 from bigstep.engine.methods.synchronous import Synchronous
+from bigstep.engine.observers.base import Audience, Observer
 from bigstep.engine.ranks import Ranks
 from bigstep.errors import RunError
 from bigstep.exchange import Exchange, sum_owed
@@ -45,6 +47,7 @@ def bigstep_loop() -> Subject:
         learning_rate=_learning_rate,
         gradient=_gradient,
         update=_update,
+        train=_train,
         evaluate=_evaluate,
         save=_save,
         load=_load,
@@ -61,7 +64,8 @@ def _start(own: Own, trial: Trial, ranks: Ranks) -> Run:
         torch.manual_seed(config.seed)
         model = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
     change = functools.partial(_change, independent=trial.independent, dropout=trial.dropout)
-    return build(config, ranks, engine.Own(model, _data(own, trial), own.loss, own.optimizer, change))
+    emulation = engine.Emulation(graphs=trial.graphs, loss_scale=trial.loss_scale)
+    return build(config, ranks, engine.Own(model, _data(own, trial), own.loss, own.optimizer, change), emulation)
 
 
 def _change(model: nn.Module, *, independent: bool, dropout: bool) -> nn.Module:
@@ -116,6 +120,27 @@ def _gradient(run: Run, step: Step) -> float:
 def _update(run: Run) -> None:
     assert isinstance(run.method, Synchronous)
     run.method.passes.update()
+
+
+class _Path(Observer):
+    """Loss and rate of every step, as the records would tell them."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[float, float]] = []
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        self.rows.append((float(row["loss"]), float(row["lr"])))
+
+
+def _train(run: Run, save_at: int, folder: Path | None) -> list[tuple[float, float]]:
+    path = _Path()
+
+    def save() -> None:
+        if folder is not None and run.state.position.step == save_at:
+            _save(run, run.state.position, folder)
+
+    train(run, Audience([path]), save)
+    return path.rows
 
 
 def _evaluate(run: Run) -> Evaluation:

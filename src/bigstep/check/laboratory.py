@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bigstep.check.pool import Pool
-from bigstep.check.shrink import lossless
+from bigstep.check.shrink import lossless, one_island
 from bigstep.check.subject import Own, Subject, Trial
 from bigstep.errors import ConfigError
 
@@ -29,6 +29,8 @@ class Laboratory:
         """As configured."""
         self.lossless = lossless(trial)
         """With a codec that loses nothing: what can be compared between numbers of ranks."""
+        self.synchronous = one_island(self.lossless)
+        """With all workers on one island: what has one gradient."""
         self.subject = subject
         self.own = own
         self.ranks = ranks

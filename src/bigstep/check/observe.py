@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,15 @@ from bigstep.engine.evaluate import Evaluation
 from bigstep.engine.ranks import Ranks
 
 __all__ = [
-    "Beginning", "Gradient", "Journey", "Vectors", "accumulation", "beginning", "gradients", "journey", "present_ranks",
-    "rates", "resumed",
+    "Beginning", "Gradient", "Journey", "Vectors", "accumulation", "beginning", "composed", "gradients", "journey",
+    "present_ranks", "rates", "resumed",
 ]  # fmt: skip
 
 Vectors = dict[str, NDArray[Any]]
 """Tensors by name. Only rank 0 sends them; the others send a hash, which is enough to tell whether they agree."""
 
+EPOCHS = 5
+"""Epochs whose samples are counted."""
 PICTURES = 16
 """Samples whose augmentation is compared."""
 
@@ -50,18 +52,19 @@ class Beginning:
     sizes: tuple[int, int]
     """Samples of the training and the evaluation set."""
     epochs: tuple[tuple[tuple[int, ...], ...], ...]
-    """For each of the first two epochs, for each step, the samples of this rank."""
+    """For each of the first epochs, for each step, the samples of this rank."""
     pictures: tuple[tuple[str, ...], ...]
     """For each of the first two epochs, a hash of what each of some samples looks like on this rank."""
 
 
 def beginning(subject: Subject, own: Own, trial: Trial) -> Beginning:
     """Start a run and look at it before any gradient."""
-    run = subject.start(own, trial, present_ranks())
+    longer = replace(trial, config=replace(trial.config, epochs=float(EPOCHS)))  # a fault may show late
+    run = subject.start(own, longer, present_ranks())
     model = subject.model(run)
-    epochs: tuple[list[tuple[int, ...]], ...] = ([], [])
+    epochs: tuple[list[tuple[int, ...]], ...] = tuple([] for _ in range(EPOCHS))
     for step in subject.steps(run, Position()):
-        if step.position.epoch < 2:
+        if step.position.epoch < EPOCHS:
             epochs[step.position.epoch].append(tuple(subject.samples(run, step)))
     sizes = subject.sizes(run)
     chosen = list(range(min(PICTURES, sizes[0])))
@@ -73,7 +76,7 @@ def beginning(subject: Subject, own: Own, trial: Trial) -> Beginning:
         weights=_hash(sorted(model.state_dict().items())),
         order=tuple((name, tuple(parameter.shape)) for name, parameter in model.named_parameters()),
         sizes=sizes,
-        epochs=(tuple(epochs[0]), tuple(epochs[1])),
+        epochs=tuple(tuple(epoch) for epoch in epochs),
         pictures=tuple(pictures),
     )
     subject.finish(run)
@@ -154,6 +157,7 @@ class Journey:
     """Some steps of a run and its end."""
 
     losses: tuple[float, ...]
+    rates: tuple[float, ...]
     weights: Vectors
     digest: str
     """Of the weights."""
@@ -171,19 +175,28 @@ def journey(subject: Subject, own: Own, trial: Trial, folder: Path) -> Journey:
     # an epoch's first step would hide a checkpoint that forgets where in the epoch it was written
     inside = [index for index, step in enumerate(steps) if step.position.offset] or list(range(len(steps)))
     half = min(inside, key=lambda index: abs(index - len(steps) // 2))
-    losses = _train(subject, run, steps[:half])
+    if subject.train is not None:
+        return _end(subject, run, subject.train(run, steps[half].position.step, folder))
+    path = _compose(subject, run, steps[:half])
     if subject.save:
         subject.save(run, steps[half].position, folder)
-    losses += _train(subject, run, steps[half:])
-    return _end(subject, run, losses)
+    return _end(subject, run, path + _compose(subject, run, steps[half:]))
+
+
+def composed(subject: Subject, own: Own, trial: Trial) -> Journey:
+    """The whole run, step by step out of the subject's functions instead of by its loop."""
+    run = _connected(subject, own, trial)
+    return _end(subject, run, _compose(subject, run, subject.steps(run, Position())))
 
 
 def resumed(subject: Subject, own: Own, trial: Trial, folder: Path) -> Journey:
     """The run from the checkpoint in `folder` to its end."""
     assert subject.load is not None
     run = _connected(subject, own, trial)
-    steps = list(subject.steps(run, subject.load(run, folder)))
-    return _end(subject, run, _train(subject, run, steps))
+    position = subject.load(run, folder)
+    if subject.train is not None:
+        return _end(subject, run, subject.train(run, -1, None))
+    return _end(subject, run, _compose(subject, run, subject.steps(run, position)))
 
 
 def _connected(subject: Subject, own: Own, trial: Trial) -> Any:
@@ -192,24 +205,25 @@ def _connected(subject: Subject, own: Own, trial: Trial) -> Any:
     return run
 
 
-def _train(subject: Subject, run: Any, steps: Iterable[Step]) -> list[float]:
-    losses = []
+def _compose(subject: Subject, run: Any, steps: Iterable[Step]) -> list[tuple[float, float]]:
+    path = []
     for step in steps:
-        subject.learning_rate(run, step)
+        rate = subject.learning_rate(run, step)
         part = torch.tensor(subject.gradient(run, step), dtype=torch.float64)
         subject.update(run)
-        losses.append(float(present_ranks().sum_(part)))
-    return losses
+        path.append((float(present_ranks().sum_(part)), rate))
+    return path
 
 
-def _end(subject: Subject, run: Any, losses: list[float]) -> Journey:
+def _end(subject: Subject, run: Any, path: list[tuple[float, float]]) -> Journey:
     model = subject.model(run)
     weights = list(model.named_parameters())
     evaluation = subject.evaluate(run) if subject.evaluate else None
     # counters of forwards are left out: nothing reads them, and a rank with more workers counts more
     buffers = [(name, buffer) for name, buffer in model.named_buffers() if buffer.is_floating_point()]
     end = Journey(
-        losses=tuple(losses),
+        losses=tuple(loss for loss, _ in path),
+        rates=tuple(rate for _, rate in path),
         weights=_vectors(weights),
         digest=_hash(weights),
         statistics=_vectors(buffers),

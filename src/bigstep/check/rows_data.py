@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from bigstep.check.laboratory import Laboratory
-from bigstep.check.observe import Beginning, Journey, beginning, journey
+from bigstep.check.observe import EPOCHS, Beginning, Journey, beginning, journey
 from bigstep.check.verdict import PATH_BOUND, Verdict, judged, not_applicable
 from bigstep.engine.evaluate import Evaluation
 
@@ -19,7 +19,7 @@ def epoch_once(lab: Laboratory) -> Verdict:
     size = alone.sizes[0]
     for ranks in lab.ranks:
         seen: list[Beginning] = lab.see(beginning, lab.trial, ranks)
-        for epoch in (0, 1):
+        for epoch in range(EPOCHS):
             batches = [Counter(i for part in step for i in part) for step in _by_step(seen, epoch)]
             times: Counter[int] = sum(batches, Counter())
             repeated = sum(count - 1 for count in times.values() if count > 1)
@@ -36,7 +36,7 @@ def epoch_once(lab: Laboratory) -> Verdict:
     return judged(
         wrong,
         0,
-        f"samples of {size} seen twice, never, or in another batch, in two epochs",
+        f"samples of {size} seen twice, never, or in another batch, in {EPOCHS} epochs",
         fault=fault,
         remedy="shuffle with one seed on all ranks and divide each batch by workers, letting the last one be short: "
         "no padding to equal shares (DistributedSampler's default) and no drop_last. bigstep.data.sampler does so.",

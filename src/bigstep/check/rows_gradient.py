@@ -18,10 +18,10 @@ _HALF_BITS = {"fp16": 11, "bf16": 8}
 
 def accumulation_is_big_batch(lab: Laboratory) -> Verdict:
     """On one rank, the gradient accumulated over microbatches is that of one forward over the whole batch."""
-    alone = replace(lab.lossless, independent=True)
+    alone = replace(lab.synchronous, independent=True)
     pairs: list[tuple[Vectors, Vectors]] = lab.see(accumulation, alone, 1)[0]
     (full, _), (uneven, where) = (difference(mine, whole) for mine, whole in pairs)
-    with_norms: list[tuple[Vectors, Vectors]] = lab.see(accumulation, replace(lab.lossless, dropout=False), 1)[0]
+    with_norms: list[tuple[Vectors, Vectors]] = lab.see(accumulation, replace(lab.synchronous, dropout=False), 1)[0]
     norms = max(difference(mine, whole)[0] for mine, whole in with_norms)
     words = "full and uneven microbatches, in float64"
     if norms > ROUNDING_BOUND >= max(full, uneven):
@@ -51,10 +51,10 @@ def gradient_of_ranks(lab: Laboratory) -> Verdict:
     """The gradient on P ranks is that of one rank with the same workers, and the same bits on every rank."""
     if not lab.several:
         return not_applicable("one rank only; name more with --ranks 1,2,4")
-    alone: list[Gradient] = lab.see(gradients, lab.lossless, 1)[0]
+    alone: list[Gradient] = lab.see(gradients, lab.synchronous, 1)[0]
     worst, fault = 0.0, ""
     for ranks in lab.several:
-        seen: list[list[Gradient]] = lab.see(gradients, lab.lossless, ranks)
+        seen: list[list[Gradient]] = lab.see(gradients, lab.synchronous, ranks)
         for index, (mine, reference) in enumerate(zip(seen[0], alone, strict=True)):
             if len({rank[index].digest for rank in seen}) > 1:
                 worst, fault = float("inf"), f"the {ranks} ranks end up with different gradients"

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from bigstep.check.laboratory import Laboratory
-from bigstep.check.observe import Journey, journey, resumed
+from bigstep.check.observe import Journey, composed, journey, resumed
 from bigstep.check.subject import Trial
 from bigstep.check.verdict import PATH_BOUND, Verdict, difference, judged, not_applicable
 
-__all__ = ["resume_elsewhere", "resume_here", "same_path", "same_statistics"]
+__all__ = [
+    "graphs_are_steps", "loop_is_its_steps", "resume_elsewhere", "resume_here", "same_path", "same_statistics",
+    "scale_changes_nothing",
+]  # fmt: skip
 
 
 def same_path(lab: Laboratory) -> Verdict:
@@ -47,6 +51,79 @@ def same_path(lab: Laboratory) -> Verdict:
         remedy="mend the rows above first; if they pass, look for what differs between ranks over time: an optimizer "
         "that updates on some ranks only, buffers that are broadcast, a rate set on rank 0 alone.",
     )
+
+
+def loop_is_its_steps(lab: Laboratory) -> Verdict:
+    """On one rank the loop does what its pieces do when they are put together by hand: rate, gradient, update."""
+    if lab.subject.train is None:
+        return not_applicable("the loop gives its pieces only, and these are what is run")
+    loop, hand = _journey(lab, lab.synchronous, 1)[0], lab.see(composed, lab.synchronous, 1)[0]
+    return _hold(
+        loop,
+        hand,
+        0.0,
+        "relative difference between the loop and rate, gradient, update by hand",
+        words=f"{len(hand.losses)} steps, evaluations and checkpoints between them, the same bits",
+        fault="the loop does something else than its steps",
+        remedy="set the rate before the step it is for, update once a step, and go back to training mode behind an "
+        "evaluation.",
+    )
+
+
+def graphs_are_steps(lab: Laboratory) -> Verdict:
+    """Steps that run as graphs take the path of steps in the open."""
+    if lab.subject.train is None:
+        return not_applicable("the loop has no graphs")
+    if lab.trial.config.optimizer.before_exchange or lab.trial.config.islands.count > 1:
+        return not_applicable("such steps do not run as one graph")
+    trial = replace(lab.lossless, graphs=True)
+    return _hold(
+        _journey(lab, trial, 1)[0],
+        _journey(lab, lab.lossless, 1)[0],
+        PATH_BOUND,
+        "relative difference between steps as graphs and in the open",
+        words="emulated on the CPU: a tape in place of the GPU's graph",
+        fault="graphs take another path",
+        remedy="let a graph read from the device what changes from step to step (rate, loss scale), and begin each sum "
+        "of parts from zero.",
+    )
+
+
+def scale_changes_nothing(lab: Laboratory) -> Verdict:
+    """A loss that is scaled by a power of two gives the same bits, on one rank and on several."""
+    if lab.subject.train is None:
+        return not_applicable("the loop gives its pieces only")
+    trial = replace(lab.lossless, loss_scale=True)
+    verdict = not_applicable("")
+    for ranks in {1, lab.ranks[-1]}:
+        verdict = _hold(
+            _journey(lab, trial, ranks)[0],
+            _journey(lab, lab.lossless, ranks)[0],
+            0.0,
+            "relative difference between a scaled and a plain loss",
+            words="as fp16 scales it, in float64: the same bits",
+            fault=f"on {ranks} rank(s) scaling changes the path",
+            remedy="divide gradients by the scale once, behind the exchange and before clipping and update, and count "
+            "a step as skipped only where a gradient is not finite.",
+        )
+        if verdict.status == "fail":
+            return verdict
+    return verdict
+
+
+def _hold(
+    seen: Journey, expected: Journey, bound: float, measure: str, *, words: str, fault: str, remedy: str
+) -> Verdict:
+    """Hold one journey to another: losses, rates and final weights."""
+    apart, step = _first_apart(seen.losses, expected.losses, bound)
+    rates, late = _first_apart(seen.rates, expected.rates, bound)
+    weights, where = difference(seen.weights, expected.weights)
+    place = f"the losses part at step {step}" if step else f"the weights part (most in {where})"
+    if late and (not step or late <= step):
+        place = f"the rate is another at step {late}"
+    if len(seen.losses) != len(expected.losses):
+        place = f"{len(seen.losses)} steps are taken instead of {len(expected.losses)}"
+    return judged(max(apart, rates, weights), bound, measure, words=words, fault=f"{fault}: {place}", remedy=remedy)
 
 
 def same_statistics(lab: Laboratory) -> Verdict:
@@ -88,14 +165,19 @@ def resume_here(lab: Laboratory) -> Verdict:
     left = parts[0].losses
     apart, step = _first_apart(left, whole[0].losses[len(whole[0].losses) - len(left) :])
     weights, where = difference(parts[0].weights, whole[0].weights)
-    figure = max(apart, weights)
+    rates, late = _first_apart(parts[0].rates, whole[0].rates[len(whole[0].rates) - len(parts[0].rates) :])
+    statistics, norm = difference(parts[0].statistics, whole[0].statistics)
+    figure = max(apart, weights, rates, statistics)
     if not figure and [rank.digest for rank in parts] != [rank.digest for rank in whole]:
         figure = float("inf")
-    soon = (
-        f"the losses part at step {step} behind the checkpoint"
-        if step
-        else f"the last update differs (most in {where})"
-    )
+    if rates:
+        soon = f"the rate is another from step {late} behind the checkpoint on"
+    elif step:
+        soon = f"the losses part at step {step} behind the checkpoint"
+    elif statistics > weights:
+        soon = f"the statistics that an evaluation uses differ (most in {norm})"
+    else:
+        soon = f"the last update differs (most in {where})"
     codec = lab.trial.config.exchange.codec
     carried = f", residuals of {codec} included" if codec in ("onebit", "powersgd") else ""
     return judged(
@@ -149,10 +231,10 @@ def _resumed(lab: Laboratory, trial: Trial, before: int, after: int) -> list[Jou
     return lab.see(resumed, trial, after, lab.folder(trial, before))
 
 
-def _first_apart(left: tuple[float, ...], right: tuple[float, ...]) -> tuple[float, int]:
+def _first_apart(left: tuple[float, ...], right: tuple[float, ...], bound: float = PATH_BOUND) -> tuple[float, int]:
     """Return the largest relative difference, and the number of the first step beyond the bound; 0 for none."""
     if len(left) != len(right):
         return float("inf"), min(len(left), len(right)) + 1
     apart = [abs(a - b) / max(abs(b), 1e-12) for a, b in zip(left, right, strict=True)]
-    first = next((number for number, value in enumerate(apart, 1) if not value <= PATH_BOUND), 0)
+    first = next((number for number, value in enumerate(apart, 1) if not value <= bound), 0)
     return max((value if value == value else float("inf") for value in apart), default=0.0), first

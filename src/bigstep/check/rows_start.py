@@ -60,7 +60,7 @@ def same_order(lab: Laboratory) -> Verdict:
 
 def random_streams(lab: Laboratory) -> Verdict:
     """Dropout's numbers belong to (seed, step, worker): the same workers draw the same on any number of ranks."""
-    seen: dict[int, list[list[Gradient]]] = {size: lab.see(gradients, lab.lossless, size) for size in lab.ranks}
+    seen: dict[int, list[list[Gradient]]] = {size: lab.see(gradients, lab.synchronous, size) for size in lab.ranks}
     drawn = {
         size: Counter(draw for rank in ranks for gradient in rank for draw in gradient.draws)
         for size, ranks in seen.items()

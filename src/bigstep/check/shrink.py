@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bigstep.check.subject import Trial
-from bigstep.config import RunConfig, require
+from bigstep.config import IslandsConfig, RunConfig, require
 from bigstep.config.edit import scale_workers, stretch
 from bigstep.tables.optimizers import SgdSettings
 
-__all__ = ["lossless", "shrink", "with_batch"]
+__all__ = ["lossless", "one_island", "shrink", "with_batch"]
 
 WORKERS, LOCAL_BATCH = 6, 4
 """Six workers lie unevenly on four ranks, which brings out what divides by the wrong number."""
@@ -45,6 +45,7 @@ def shrink(config: RunConfig, most_ranks: int) -> Trial:
         precision="float64",
         exchange=replace(config.exchange, warmup_steps=min(config.exchange.warmup_steps, WARMUP_STEPS)),
         data=replace(scaled.data, loaders=0),
+        checkpoint=replace(scaled.checkpoint, every=1e-6),  # every step may be the one to save
     )
     return Trial(
         config=small,
@@ -64,6 +65,11 @@ def lossless(trial: Trial) -> Trial:
     collective = "ring" if exchange.collective == "gather" else exchange.collective
     plain = replace(exchange, collective=collective, codec="none", warmup_steps=0, double_buffer=False)
     return replace(trial, config=replace(trial.config, exchange=plain))
+
+
+def one_island(trial: Trial) -> Trial:
+    """Return the trial with all workers on one island."""
+    return replace(trial, config=replace(trial.config, islands=IslandsConfig()))
 
 
 def with_batch(trial: Trial, *, count: float = 1, local_batch: float = 1) -> Trial:

@@ -47,6 +47,10 @@ class Trial:
     """No dropout, and batch norms without statistics: then samples do not influence each other."""
     dropout: bool = True
     """Whether dropout layers drop."""
+    graphs: bool = False
+    """Whether steps are graphs, emulated where there is no GPU."""
+    loss_scale: bool = False
+    """Whether the loss is scaled as in fp16; by a power of two, so that nothing may change."""
 
 
 def _nothing_owed(exchange: Any) -> dict[str, Tensor]:
@@ -61,7 +65,8 @@ def _nothing_to_do(run: Any) -> None:
 class Subject:
     """A training loop as functions over a run, an object of the loop's own making.
 
-    `check` composes them as a loop would: for each of `steps`, `learning_rate`, then `gradient`, then `update`. To
+    `check` composes them as a loop would: for each of `steps`, `learning_rate`, then `gradient`, then `update`; where
+    there is a `train`, whole runs go through that, and are held to the composition. To
     check a loop of your own, give `check(subject=…)` a Subject whose functions drive it; to see whether one piece of
     yours fits, replace that one: `dataclasses.replace(bigstep_loop(), gradient=mine)`. Every function runs on every
     rank of a world, in the same order, so it may use collectives unless it says otherwise. Functions are importable.
@@ -90,6 +95,9 @@ class Subject:
     """Leave the mean gradient over the whole batch in `.grad` on every rank; return this rank's part of the loss."""
     update: Callable[[Any], None]
     """Apply the gradient and clear it."""
+    train: Callable[[Any, int, Path | None], list[tuple[float, float]]] | None = None
+    """The loop itself: train from where the run stands to its end, write a checkpoint into a folder behind the step of
+    this number, and return (loss over all ranks, rate) of each step. Without it `check` composes what stands above."""
     evaluate: Callable[[Any], Evaluation] | None = None
     """Evaluate on the whole evaluation set; leaves in the model's buffers what an evaluation uses."""
     save: Callable[[Any, Position, Path], None] | None = None

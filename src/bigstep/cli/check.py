@@ -21,7 +21,7 @@ Watch = Callable[[str, int, int], None]
 
 def check(
     recipe: RecipeName = None,
-    ranks: Annotated[str, typer.Option("--ranks", "--procs", help="Sizes of the worlds to compare.")] = "1,2,4",
+    ranks: Annotated[str, typer.Option("--ranks", "--procs", help="Sizes of the worlds to compare.")] = "1,2,3,4",
     preset: Annotated[str, typer.Option(help="mini, paper, or another; it is made small in any case.")] = "mini",
     config: ConfigFile = None,
     settings: Settings = None,
@@ -33,7 +33,7 @@ def check(
     change where it fails; the exit status is 1 if any does.
 
     \b
-    bigstep check                             # the baseline on 1, 2 and 4 ranks
+    bigstep check                             # the baseline on 1, 2, 3 and 4 ranks
     bigstep check sony --ranks 1,3            # Sony's recipe on 1 and 3
     bigstep check --config run.yaml --set model=my_package.models:network
     """
