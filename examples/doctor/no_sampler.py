@@ -1,4 +1,7 @@
-"""A DataLoader without a distributed sampler: every rank sees everything."""
+"""A DataLoader without a distributed sampler: every rank sees everything.
+
+Reported as PatrickHua/SimSiam 16.
+"""
 
 import sys
 

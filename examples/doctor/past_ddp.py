@@ -1,4 +1,7 @@
-"""The forward is called on model.module, past DDP."""
+"""The forward is called on model.module, past DDP, so nothing is averaged.
+
+Reported as k2-fsa/icefall 226.
+"""
 
 import sys
 
@@ -16,13 +19,14 @@ torch.manual_seed(0)
 dataset = Points()
 sampler = DistributedSampler(dataset)
 loader = DataLoader(dataset, batch_size=8, sampler=sampler)
+
 model = DistributedDataParallel(mlp())
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
 for epoch in range(3):
     sampler.set_epoch(epoch)
     for points, labels in loader:
-        logits = model(points) if right else model.module(points)
-        loss = F.cross_entropy(logits, labels)
+        loss = F.cross_entropy((model if right else model.module)(points), labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

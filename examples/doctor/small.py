@@ -15,7 +15,7 @@ WIDTH, CLASSES = 16, 4
 class Points(Dataset):
     """Points in four clouds, the same on every rank; sample i is a pure function of i."""
 
-    def __init__(self, count: int = 256, offset: int = 0) -> None:
+    def __init__(self, count: int = 144, offset: int = 0) -> None:
         self.count, self.offset = count, offset
         centers = torch.randn(CLASSES, WIDTH, generator=torch.Generator().manual_seed(5))
         generator = torch.Generator().manual_seed(7 + offset)
@@ -41,3 +41,28 @@ def join() -> tuple[int, int]:
 
 def local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+class Named(Points):
+    """The same points as mappings, as Hugging Face's collators like them."""
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        point, label = super().__getitem__(index)
+        return {"points": point, "labels": label}
+
+
+class Sentences(Dataset):
+    """Token sequences of very different lengths, padded with -100 in the targets."""
+
+    def __init__(self, count: int = 256, length: int = 24) -> None:
+        generator = torch.Generator().manual_seed(3)
+        self.tokens = torch.randint(0, 32, (count, length), generator=generator)
+        self.targets = self.tokens.roll(-1, 1)
+        lengths = torch.where(torch.arange(count) % 3 == 0, length, 3)
+        self.targets[torch.arange(length)[None, :] >= lengths[:, None]] = -100
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.tokens[index], self.targets[index]

@@ -1,4 +1,7 @@
-"""Gradients all-reduced by hand, and never divided by the number of ranks."""
+"""Gradients are all-reduced by hand and never divided by the number of ranks.
+
+Reported as tensorflow/benchmarks 466.
+"""
 
 import sys
 
@@ -15,8 +18,10 @@ torch.manual_seed(0)
 dataset = Points()
 sampler = DistributedSampler(dataset)
 loader = DataLoader(dataset, batch_size=8, sampler=sampler)
+
 model = mlp()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
 for epoch in range(3):
     sampler.set_epoch(epoch)
     for points, labels in loader:

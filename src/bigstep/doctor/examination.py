@@ -6,25 +6,38 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import bigstep
-from bigstep.doctor.facts import Pass, Spawn, Update, Wrote
+from bigstep.doctor.facts import Pass, Save, Schedule, Spawn, Update, Wrote
 from bigstep.doctor.finding import Case, Finding, Unseen
 from bigstep.doctor.findings import RULES
-from bigstep.doctor.launch import Limits, run_world
+from bigstep.doctor.findings.time import timed_updates
+from bigstep.doctor.launch import Limits, explain, run_world
 from bigstep.doctor.scratch import copy_tree
 from bigstep.doctor.settings import Settings
-from bigstep.doctor.world import World
+from bigstep.doctor.world import World, load_world, write_world
 from bigstep.errors import ConfigError
 
-__all__ = ["Examination", "diagnose", "examine"]
+__all__ = ["Examination", "diagnose", "examine", "load_case"]
 
 SHORT_BATCHES = 3
 """Batches of a pass in the run that looks at what happens between passes."""
-SHORT_UPDATES = 60
+SHORT_UPDATES = 300
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """Where a rank's step spends its time."""
+
+    rank: int
+    ranks: int
+    parts: dict[str, float]
+    """Milliseconds, by part; `exchange` counts only collectives that the script calls itself."""
+    samples: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +52,9 @@ class Examination:
     """Rules that could not be asked, and why."""
     notes: Sequence[str] = ()
     """How the runs went: what ended them, what was changed for them, what they wrote elsewhere."""
-    figures: dict[str, Any] = field(default_factory=dict)
+    times: Sequence[StepTime] = ()
+    trouble: str = ""
+    """Why the program could not be examined to the end."""
     seconds: float = 0.0
 
     @property
@@ -47,17 +62,26 @@ class Examination:
         """Findings that are mistakes."""
         return [finding for finding in self.findings if finding.level == "fault"]
 
+    def speeds(self) -> list[str]:
+        """Say how fast the runs were."""
+        found: dict[int, float] = {}
+        for row in self.times:
+            if row.samples and row.parts["total"]:
+                found[row.ranks] = found.get(row.ranks, 0.0) + 1000 * row.samples / row.parts["total"]
+        return [f"{_ranks(ranks)}: {speed:,.0f} samples a second." for ranks, speed in found.items()]
+
     def to_mapping(self) -> dict[str, Any]:
         """Return the examination as plain values, for --json."""
         return {
             "bigstep": bigstep.__version__,
             "command": self.command,
-            "healthy": not self.faults and not self.figures.get("trouble"),
+            "healthy": not self.faults and not self.trouble,
+            "trouble": self.trouble,
             "findings": [finding.to_mapping() for finding in self.findings],
             "checked": list(self.checked),
             "unseen": dict(self.unseen),
             "notes": list(self.notes),
-            "figures": self.figures,
+            "times": [asdict(row) for row in self.times],
             "seconds": round(self.seconds, 2),
         }
 
@@ -70,6 +94,7 @@ def examine(
     only: str = "",
     device: str = "auto",
     limits: Limits | None = None,
+    keep: Path | None = None,
     watch: Callable[[str], None] = lambda stage: None,
 ) -> Examination:
     """Run a program on one rank and on several, and say what is wrong with it on several.
@@ -81,6 +106,7 @@ def examine(
         only: A family of findings to look for, as in "time"; empty looks for all.
         device: cpu hides the GPUs; auto uses them if there is one for each rank.
         limits: Seconds that each run may take.
+        keep: A folder that takes the facts of each run, for `load_case`.
         watch: Called with a few words when a run begins.
     """
     if ranks < 2:
@@ -93,20 +119,21 @@ def examine(
     with tempfile.TemporaryDirectory(prefix="bigstep-doctor-") as folder:
         place = Path(folder).resolve()
 
-        def run(name: str, size: int, short: int = 0) -> World:
+        def run(name: str, size: int, *, short: int = 0, again_in: str = "", updates: int = steps) -> World:
             watch(name)
-            root, facts = place / name, place / f"{name}-facts"
+            root, facts = place / (again_in or name), place / f"{name}-facts"
             facts.mkdir()
-            if not root.exists():
+            if not again_in:
                 copy_tree(Path.cwd(), root)
             settings = Settings(
                 facts=str(facts),
                 root=str(root),
                 original=os.getcwd(),
                 own=str(script.parent.resolve()) if script else str(root),
-                steps=SHORT_UPDATES if short else steps,
+                steps=updates,
                 ranks=size,
                 only_time=only == "time",
+                began=time.time(),
                 short=short,
             )
             own = limits if not short else Limits(total_s=min(20.0, limits.total_s), stall_s=limits.stall_s)
@@ -116,9 +143,23 @@ def examine(
         many = run(f"{ranks} ranks", ranks) if _can_go_on(one) else None
         short = None
         if many is not None and only != "time" and not _saw_passes(many) and many.ended in ("stopped", "hung"):
-            short = run(f"{ranks} ranks, short passes", ranks, SHORT_BATCHES)
-    case = Case(one=one if one.size == 1 else None, many=many or (one if one.size > 1 else None), short=short)
+            short = run(f"{ranks} ranks, short passes", ranks, short=SHORT_BATCHES, updates=SHORT_UPDATES)
+        resumed = None
+        if many is not None and only in ("", "checkpoint") and _can_resume(many, script):
+            resumed = run(f"{ranks} ranks, resumed", ranks, again_in=f"{ranks} ranks", updates=2)
+    larger = many or (one if one.size > 1 else None)
+    case = Case(one=one if one.size == 1 else None, many=larger, short=short, resumed=resumed)
+    if keep is not None:
+        keep.mkdir(parents=True, exist_ok=True)
+        for name, world in vars(case).items():
+            if world is not None:
+                write_world(world, keep / f"{name}.jsonl")
     return diagnose(case, " ".join(command), only=only, seconds=time.monotonic() - began, runs=(one, many, short))
+
+
+def load_case(folder: Path) -> Case:
+    """Read the facts that an examination kept."""
+    return Case(**{path.stem: load_world(path) for path in folder.glob("*.jsonl")})
 
 
 def diagnose(
@@ -140,21 +181,24 @@ def diagnose(
             if not found:
                 checked.append(name)
     findings.sort(key=lambda finding: (finding.level != "fault", -finding.likelihood))
-    notes, figures = _notes(runs), _figures(case)
-    trouble = [
-        world.message or world.ended for world in runs if world is not None and world.ended in ("failed", "hung")
-    ]
-    if trouble:
-        figures["trouble"] = trouble[0]
     return Examination(
         command=command,
         findings=findings,
         checked=checked,
         unseen=unseen,
-        notes=notes,
-        figures=figures,
+        notes=_notes(runs),
+        times=_times(case),
+        trouble=_trouble(runs),
         seconds=seconds,
     )
+
+
+def _trouble(runs: Sequence[World | None]) -> str:
+    """Return in a few words why a run came to no good end; a cut run may be ended by the clock."""
+    for world in runs[:2]:
+        if world is not None and world.ended in ("failed", "hung"):
+            return explain(world)
+    return ""
 
 
 def _script_of(command: Sequence[str]) -> Path | None:
@@ -177,9 +221,19 @@ def _can_go_on(one: World) -> bool:
     return one.ended != "hung" or bool(one.all(Update))
 
 
+def _can_resume(many: World, script: Path | None) -> bool:
+    """Whether the program has saved something, and reads such files when it starts."""
+    saved = any(save.updates and "weights" in save.holds for save in many.all(Save))
+    return saved and script is not None and "load_state_dict" in script.read_text(errors="replace")
+
+
 def _saw_passes(world: World) -> bool:
-    """Whether some training loader was seen in a second pass."""
-    return any(event.number >= 1 for event in world.all(Pass))
+    """Whether a loader was seen in a second pass, and no schedule asks how many passes there will be."""
+    return any(event.number >= 1 for event in world.all(Pass)) and not any(e.horizon for e in world.all(Schedule))
+
+
+def _ranks(count: int) -> str:
+    return "1 rank" if count == 1 else f"{count} ranks"
 
 
 def _notes(runs: Sequence[World | None]) -> list[str]:
@@ -189,20 +243,25 @@ def _notes(runs: Sequence[World | None]) -> list[str]:
         if world is None:
             continue
         updates = max((len(process.all(Update)) for process in world.ranks), default=0)
-        if world.ended == "failed":
-            notes.append(f"The run {name} failed after {updates} updates: {world.message}.")
-        elif world.ended == "hung" and "short" not in name:
-            notes.append(f"The run {name} stood still after {updates} updates and was ended.")
+        if world.ended == "failed" or (world.ended == "hung" and "short" not in name):
+            notes.append(f"The run {name} ended after {updates} updates: {explain(world)}.")
         notes += [f"It wrote {e.path} {name}." for e in world.all(Wrote) if not e.refused]
         if any(e.changed for process in world.everything for e in process.all(Spawn)):
             notes.append("It starts its ranks itself; for the run on one rank that number was set to 1.")
     return list(dict.fromkeys(notes))
 
 
-def _figures(case: Case) -> dict[str, Any]:
-    figures: dict[str, Any] = {}
-    for name, world in (("one", case.one), ("many", case.many)):
-        if world is not None and world.ranks:
-            updates = world.ranks[0].all(Update)
-            figures[name] = {"ranks": world.size, "updates": len(updates), "seconds": round(world.seconds, 2)}
-    return figures
+def _times(case: Case) -> list[StepTime]:
+    """Return where the steps that were only timed spend their time, rank by rank, in the median."""
+    rows = []
+    for world in (world for world in (case.one, case.many) if world is not None):
+        for process in world.ranks:
+            updates = timed_updates(process)
+            if updates:
+                parts = {
+                    name: 1000 * median(getattr(update, f"{name}_s") for update in updates)
+                    for name in ("input", "forward", "backward", "exchange", "step", "total")
+                }
+                samples = median(update.samples for update in updates)
+                rows.append(StepTime(rank=process.rank, ranks=world.size, parts=parts, samples=samples))
+    return rows

@@ -93,6 +93,8 @@ class Loader(Event):
     padded: int = 0
     """Samples that the sampler reads twice to give every rank as many."""
     drop_last: bool = False
+    seed: int = -1
+    """Of the sampler's order, where it has one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +164,7 @@ class Backward(Event):
     kind = "backward"
     value: float
     factor: float = 1.0
-    """What the scalar had been multiplied with after the loss was formed."""
+    """What the scalar had been multiplied with after the loss was formed, without the scale of a GradScaler."""
     synchronised: bool = True
     """False inside `no_sync`."""
 
@@ -202,7 +204,8 @@ class Update(Event):
     optimizer: str
     number: int
     rates: tuple[float, ...] = ()
-    peak: bool = False
+    base: float = 0.0
+    """The rate of the first group before any schedule."""
     samples: int = 0
     micro_steps: int = 0
     norms: tuple[float, ...] = ()
@@ -213,8 +216,10 @@ class Update(Event):
     """The same functional of the gradient that the step used."""
     clipped: bool = False
     sharded: bool = False
-    own: int = 0
+    strange: int = 0
     """Parameters of the optimizer that belong to no model that was called."""
+    untouched: int = 0
+    """Trained parameters that this rank's own backward passes gave no gradient."""
     names: tuple[str, ...] = ()
     after: str = ""
     """Digest of the weights after the step."""

@@ -18,7 +18,7 @@ from bigstep.doctor.facts import End
 from bigstep.doctor.settings import VARIABLE, Settings
 from bigstep.doctor.world import World, read_world
 
-__all__ = ["Limits", "run_world"]
+__all__ = ["Limits", "explain", "run_world"]
 
 _SITE = "from bigstep.doctor.observe.attach import attach\n\nattach(__file__)\n"
 """Python imports `sitecustomize` from PYTHONPATH before any program: so observers reach ranks that a script starts."""
@@ -155,3 +155,20 @@ def _last_words(settings: Settings) -> str:
         if lines:
             return lines[-1][:300]
     return ""
+
+
+def explain(world: World) -> str:
+    """Say in one sentence why a run came to no good end."""
+    said = world.message
+    if world.ended == "hung":
+        return "it stood still until its time was over"
+    if "EOFError" in said and "reading a line" in said:
+        return f"it asked for input, and there is nobody to answer ({said})"
+    gpu = ("No CUDA GPUs", "not compiled with CUDA", "no NVIDIA driver", "No HIP GPUs", "CUDA driver")
+    if any(word in said for word in gpu):
+        return f"it needs a GPU, and there is none for each rank ({said})"
+    if "ModuleNotFoundError" in said:
+        return f"it needs a package that is not installed here ({said})"
+    if "bigstep doctor keeps" in said:
+        return f"it was about to change a file of yours, and was stopped ({said})"
+    return said or "it failed without a word"

@@ -1,36 +1,70 @@
-"""The report of an examination, in the terminal and as a page."""
+"""The report of an examination, in the terminal and as one page that needs nothing else."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
+import bigstep
 from bigstep.doctor.examination import Examination
 from bigstep.records import write_atomically
+from bigstep.report.html import TEMPLATES as SHARED
 
-__all__ = ["print_report", "write_page"]
+__all__ = ["print_report", "verdict", "write_page"]
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+def verdict(result: Examination) -> str:
+    """Say in one sentence what came out."""
+    faults, advice = len(result.faults), len(result.findings) - len(result.faults)
+    if faults:
+        return f"{_count(faults, 'fault')} found{f', and {advice} to know' if advice else ''}."
+    looked = f"{_count(len(result.checked), 'cause')} looked for in vain, {len(result.unseen)} could not be looked for."
+    if result.trouble:
+        return f"The program could not be examined to the end: {result.trouble}."
+    return f"Nothing is wrong: {looked}" if not advice else f"Nothing is wrong, {advice} to know: {looked}"
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def print_report(result: Examination) -> None:
-    """Show the findings, what was looked at in vain, and what could not be."""
+    """Show the findings, how fast it was, and what could not be looked for."""
     from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
 
     console = Console(highlight=False)
     for number, finding in enumerate(result.findings, 1):
-        where = f"  [dim]{finding.line}[/dim]" if finding.line else ""
-        color = "bold red" if finding.level == "fault" else "bold yellow"
-        console.print(f"[{color}]{number}. {finding.title}[/]{where}")
-        console.print(f"   seen: {finding.evidence}", markup=False)
-        console.print(f"   cost: {finding.cost}", markup=False)
-        console.print(f"   cure: {finding.remedy}", markup=False)
-    if not result.findings:
-        console.print("[bold green]Nothing wrong was found.[/]")
-    for note in result.notes:
-        console.print(note, markup=False)
-    console.print(f"[dim]Looked for in vain: {', '.join(result.checked) or 'nothing'}.[/]")
-    for name, reason in result.unseen.items():
-        console.print(f"[dim]Not seen: {name} ({reason}).[/]")
+        style = "bold red" if finding.level == "fault" else "bold yellow"
+        console.print(Text.assemble((f"{number}. {finding.title}", style), (f"  {finding.line}", "cyan")))
+        grid = Table.grid(padding=(0, 1, 0, 0))
+        grid.add_column(width=8, justify="right")
+        grid.add_column()
+        for name, text in (("seen", finding.evidence), ("cost", finding.cost), ("change", finding.remedy)):
+            grid.add_row(Text(name, style="dim"), Text(text))
+        console.print(grid)
+    console.print(Text(verdict(result), style="bold" if result.faults or result.trouble else "bold green"))
+    for line in (*result.speeds(), *result.notes):
+        console.print(Text(line))
+    if result.unseen:
+        console.print(Text(f"Not looked for: {'; '.join(f'{n} ({why})' for n, why in result.unseen.items())}.", "dim"))
 
 
 def write_page(result: Examination, path: Path) -> None:
-    """Write one self-contained page."""
-    write_atomically(path, b"")
+    """Write the page about an examination."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    page = environment.get_template("doctor.html").render(
+        result=result,
+        verdict=verdict(result),
+        css=(SHARED / "report.css").read_text(encoding="utf-8"),
+        version=bigstep.__version__,
+        written=time.strftime("%Y-%m-%d %H:%M"),
+    )
+    write_atomically(path, page.encode())

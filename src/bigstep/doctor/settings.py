@@ -29,6 +29,8 @@ class Settings:
     detail: int = 5
     """Updates that are looked at in detail; the later ones are only timed."""
     only_time: bool = False
+    began: float = 0.0
+    """When the examination began: a file that is older is the user's, and stays as it is."""
     short: int = 0
     """Batches after which a pass over the data is cut off, to see several passes; 0 leaves passes whole."""
 

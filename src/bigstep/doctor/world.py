@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from bigstep.doctor.facts import KINDS, Backward, Event, Forward, Group, Start, Update
 
-__all__ = ["Process", "World", "read_world"]
+__all__ = ["Process", "World", "load_world", "read_world", "write_world"]
 
 E = TypeVar("E", bound=Event)
 
@@ -20,7 +20,7 @@ E = TypeVar("E", bound=Event)
 class Process:
     """All events of one process, in order."""
 
-    events: Sequence[Event]
+    events: list[Event]
     rank: int
     world: int
 
@@ -72,21 +72,56 @@ def read_events(path: Path) -> Iterator[Event]:
             values = json.loads(text)
         except json.JSONDecodeError:
             continue
-        kind = KINDS[values.pop("kind")]
-        yield kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+        yield _event(values.pop("kind"), values)
 
 
-def read_world(folder: Path, *, ended: str = "stopped", message: str = "", **facts: Any) -> World:
+def _event(kind: str, values: dict[str, Any]) -> Event:
+    fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+    return KINDS[kind](**fields)
+
+
+def read_world(folder: Path, **about: Any) -> World:
     """Gather what the processes of one run wrote into a folder."""
-    ranks: list[Process] = []
-    helpers: list[Process] = []
+    processes = []
     for path in sorted(folder.glob("*.jsonl")):
         events = list(read_events(path))
         joined = next((e for e in events if isinstance(e, Group)), None)
         start = next((e for e in events if isinstance(e, Start)), None)
         rank = joined.rank if joined else start.rank if start else 0
         world = joined.world if joined else start.world if start else 1
-        trains = any(isinstance(e, Update | Forward | Backward | Group) for e in events)
-        (ranks if trains else helpers).append(Process(events, rank, world))
-    ranks.sort(key=lambda process: process.rank)
-    return World(ranks, helpers, ended, message, **facts)
+        processes.append(Process(events, rank, world))
+    return _gather(processes, **about)
+
+
+def _gather(processes: Sequence[Process], **about: Any) -> World:
+    """Tell ranks, which train, from the processes beside them."""
+    kinds = Update | Forward | Backward | Group
+    trains = [any(isinstance(event, kinds) for event in process.events) for process in processes]
+    ranks = sorted((p for p, t in zip(processes, trains, strict=True) if t), key=lambda process: process.rank)
+    return World(ranks, [p for p, t in zip(processes, trains, strict=True) if not t], **about)
+
+
+def write_world(world: World, path: Path) -> None:
+    """Write a run as one file of JSON lines: a line about the run, then every process with its events."""
+    about = {"ended": world.ended, "message": world.message, "seconds": round(world.seconds, 2)}
+    lines = [json.dumps({"kind": "run", **about})]
+    for process in world.everything:
+        lines.append(json.dumps({"kind": "process", "rank": process.rank, "world": process.world}))
+        lines += [event.to_json() for event in process.events]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def load_world(path: Path) -> World:
+    """Read a run that `write_world` wrote."""
+    first, *lines = path.read_text(encoding="utf-8").splitlines()
+    about = json.loads(first)
+    del about["kind"]
+    processes: list[Process] = []
+    for line in lines:
+        values = json.loads(line)
+        kind = values.pop("kind")
+        if kind == "process":
+            processes.append(Process([], values["rank"], values["world"]))
+        else:
+            processes[-1].events.append(_event(kind, values))
+    return _gather(processes, **about)

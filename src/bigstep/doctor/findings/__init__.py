@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from bigstep.doctor.finding import Rule
-from bigstep.doctor.findings import gradients, samples
+from bigstep.doctor.findings import accumulation, checkpoint, gradients, order, precision, rate, samples, state, time
 
 __all__ = ["RULES"]
 
 RULES: dict[str, tuple[Rule, ...]] = {
     "samples": samples.RULES,
-    "gradients": gradients.RULES,
+    "gradients": (*gradients.RULES, *accumulation.RULES),
+    "rate": rate.RULES,
+    "randomness": state.RANDOMNESS,
+    "state": state.STATE,
+    "checkpoint": checkpoint.RULES,
+    "time": time.RULES,
+    "precision": precision.RULES,
+    "order": order.RULES,
 }

@@ -126,6 +126,27 @@ def _missed(world: World, updates: tuple[Update, ...], different: list[int]) -> 
     )
 
 
+def stale_optimizer(case: Case) -> Iterator[Finding]:
+    """The optimizer holds parameters that no backward reaches: copies, or those of a model that was replaced."""
+    world = case.many or case.one
+    if world is None or not any(detailed_updates(process) for process in world.ranks):
+        raise Unseen("no update was seen")
+    updates = [update for process in world.ranks for update in detailed_updates(process)]
+    idle = [u for u in updates if u.strange == len(u.norms) and all(norm < 0 for norm in u.norms)]
+    if len(idle) == len(updates):
+        yield Finding(
+            name="stale-optimizer",
+            title="the optimizer holds parameters that the model does not use",
+            evidence=f"none of the {len(idle[0].norms)} parameters of {idle[0].optimizer} belongs to the model that is "
+            f"called, and none got a gradient in {len(idle)} updates",
+            cost="nothing is trained: the loss moves only with the batches",
+            remedy="make the optimizer from the parameters of the model that is called, after it was moved, copied, "
+            "converted or wrapped",
+            likelihood=0.97,
+            line=idle[0].line,
+        )
+
+
 def scaled_gradients(case: Case) -> Iterator[Finding]:
     """The gradient is N times too large or too small: summed instead of averaged, or divided twice."""
     world = case.several
@@ -198,4 +219,4 @@ def _before(process: Process, end: type[Event], number: int, kind: type[Backward
     return found
 
 
-RULES: tuple[Rule, ...] = (unexchanged_gradients, scaled_gradients)
+RULES: tuple[Rule, ...] = (unexchanged_gradients, stale_optimizer, scaled_gradients)

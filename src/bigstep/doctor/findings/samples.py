@@ -128,6 +128,53 @@ def _same_inputs(world: World) -> Iterator[Finding]:
         )
 
 
+def missing_samples(case: Case) -> Iterator[Finding]:
+    """A pass leaves out a part of the data on all ranks: it was split twice."""
+    world = case.several
+    known = [loader for loader in training_loaders(world) if loader.samples > 0 and loader.drawn > 0]
+    if not known:
+        raise Unseen("no training loader that knows its length")
+    for loader in known:
+        single = next((e for e in case.one.all(Loader) if e.loader == loader.loader), None) if case.one else None
+        whole = single.drawn if single else loader.samples
+        slack = loader.batch * world.size  # the last batch of each rank may be dropped, or counted as full
+        if loader.samples >= whole and world.size * loader.drawn + slack < 0.8 * whole:
+            yield Finding(
+                name="missing-samples",
+                title="the data is split over the ranks twice",
+                evidence=f"{world.size} ranks read {loader.drawn:,} samples each, of {loader.samples:,} in all",
+                cost=f"{100 * (1 - world.size * loader.drawn / whole):.0f} % of the data is left out of every pass",
+                remedy="split once: either a DistributedSampler, or accelerator.prepare, which splits by itself",
+                likelihood=0.94,
+                line=loader.line,
+            )
+            return
+
+
+def overlapping_shares(case: Case) -> Iterator[Finding]:
+    """Ranks shuffle differently before they take their shares, so that some samples are read twice and some never."""
+    world = case.several
+    train = {loader.loader for loader in training_loaders(world)}
+    loaders = [[e for e in process.all(Loader) if e.loader in train and e.seed >= 0] for process in world.ranks]
+    if not all(loaders):
+        raise Unseen("no training sampler with a seed")
+    for same in zip(*loaders, strict=False):
+        seeds = [loader.seed for loader in same]
+        if len(set(seeds)) > 1 and same[0].shuffle and same[0].drawn < same[0].samples:
+            left = (1 - 1 / world.size) ** world.size
+            yield Finding(
+                name="overlapping-shares",
+                title="ranks take their shares from different orders",
+                evidence=f"{same[0].sampler} is seeded with {', '.join(map(str, seeds))} on ranks 0 to "
+                f"{world.size - 1}",
+                cost=f"about {100 * left:.0f} % of the samples are left out of a pass, and as many are read twice",
+                remedy="give the sampler the same seed on every rank; it adds the rank and the epoch by itself",
+                likelihood=0.96,
+                line=same[0].line,
+            )
+            return
+
+
 def same_order(case: Case) -> Iterator[Finding]:
     """Every pass over the data takes the samples in the same shuffled order."""
     seen = False
@@ -281,6 +328,8 @@ def padded_evaluation(case: Case) -> Iterator[Finding]:
 
 RULES: tuple[Rule, ...] = (
     same_samples,
+    missing_samples,
+    overlapping_shares,
     same_order,
     repeated_by_workers,
     alike_workers,

@@ -73,9 +73,9 @@ class _Waiting(importlib.abc.MetaPathFinder):
 
 
 def _observe_torch(recorder: Recorder) -> None:
-    from bigstep.doctor.observe import collectives, data, models, probe, randomness, saving, updates
+    from bigstep.doctor.observe import collectives, data, models, probe, randomness, saving, syncs, updates
 
-    for observer in (data, updates, collectives):
+    for observer in (data, updates, collectives, syncs):
         observer.install(recorder)
     if not recorder.settings.only_time:
         for observer in (models, randomness, saving, probe):

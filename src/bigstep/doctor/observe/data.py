@@ -166,5 +166,6 @@ def _describe(loader: DataLoader[Any], number: int, line: str) -> Loader:
         iterable=iterable,
         padded=padded,
         drop_last=bool(loader.drop_last),
+        seed=int(getattr(single, "seed", -1)) if isinstance(getattr(single, "seed", -1), int) else -1,
         line=line,
     )

@@ -6,27 +6,27 @@ was there before the examination is not to be touched; new files are allowed and
 
 from __future__ import annotations
 
+import glob
 import os
 import sys
 import tempfile
-from pathlib import Path
 from typing import Any
 
 from bigstep.doctor.facts import Wrote
 from bigstep.doctor.observe.recorder import Recorder
 
-__all__ = ["install", "refuse_or_note"]
+__all__ = ["install"]
 
 _CHANGING = {"os.remove": (0,), "os.rename": (0, 1), "os.rmdir": (0,), "os.truncate": (0,), "shutil.rmtree": (0,)}
-_CACHES = ("~/.cache", "~/.triton", "~/.config/matplotlib", "~/.nv")
-_CACHE_VARIABLES = ("HF_HOME", "TORCH_HOME", "XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TMPDIR")
+_CACHES = ("~/.cache", "~/.triton", "~/.config/matplotlib", "~/.nv", f"{tempfile.gettempdir()}/torchinductor_*")
+_CACHE_VARIABLES = ("HF_HOME", "TORCH_HOME", "XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 _seen: set[str] = set()
 
 
 def install(recorder: Recorder) -> None:
     """Listen to what this process does to files."""
-    free = [tempfile.gettempdir(), "/dev", "/proc", "/sys", "/run", recorder.settings.root, recorder.settings.facts]
-    free += [os.path.expanduser(folder) for folder in _CACHES]
+    free = ["/dev", "/proc", "/sys", "/run", recorder.settings.root, recorder.settings.facts]
+    free += [found for folder in _CACHES for found in glob.glob(os.path.expanduser(folder))]
     free += [os.environ[name] for name in _CACHE_VARIABLES if os.environ.get(name)]
     allowed = tuple(os.path.realpath(folder) + os.sep for folder in free)
 
@@ -40,25 +40,24 @@ def install(recorder: Recorder) -> None:
             for position in _CHANGING[event]:
                 _judge(recorder, arguments[position], allowed)
 
-    recorder.refuse = lambda path: _judge(recorder, path, allowed)
+    recorder.judge_file = lambda path: _judge(recorder, path, allowed)
     sys.addaudithook(hear)
-
-
-def refuse_or_note(recorder: Recorder, path: object) -> None:
-    """Judge a file that something other than Python is about to write."""
-    if isinstance(path, str | os.PathLike):
-        recorder.refuse(path)
 
 
 def _judge(recorder: Recorder, path: Any, allowed: tuple[str, ...]) -> None:
     if not isinstance(path, str | bytes | os.PathLike):
         return
     name = os.path.realpath(os.fsdecode(path))
-    if name.startswith(allowed) or name in _seen or name.endswith(".pyc") or "__pycache__" in name:
+    if name.startswith(allowed) or name in _seen or name.endswith((".pyc", ".lock")) or "__pycache__" in name:
         return
-    there = Path(name).exists()
-    if not there:
+    try:
+        older = os.stat(name).st_mtime < recorder.settings.began
+    except OSError:
+        older = False  # a new file
+    temporary = name.startswith(os.path.realpath(tempfile.gettempdir()) + os.sep)
+    if not older:
         _seen.add(name)
-    recorder.write(Wrote(path=name, refused=there, line=recorder.line()))
-    if there:
+    if older or not temporary:
+        recorder.write(Wrote(path=name, refused=older, line=recorder.line()))
+    if older:
         raise PermissionError(f"bigstep doctor keeps {name} as it is: it was there before this examination")

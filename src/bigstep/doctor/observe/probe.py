@@ -73,7 +73,7 @@ def _averages() -> Iterator[tuple[str, list[Tensor]]]:
             if isinstance(thing, nn.parallel.DistributedDataParallel) or id(thing) in own:
                 continue
             if isinstance(thing, nn.Module):
-                copies = list(thing.parameters())
+                copies: list[Tensor] = list(thing.parameters())
                 if tuple(p.shape for p in copies) in shapes and not any(id(p) in own for p in copies):
                     yield type(thing).__name__, copies
             elif type(thing) is dict and len(thing) >= len(names) and names <= set(thing):

@@ -53,11 +53,16 @@ class Recorder:
         self.world = int(os.environ.get("WORLD_SIZE", "1"))
         self.updates = 0
         self.tally = Tally()
+        self.look_until = 0
+        """Updates after a checkpoint are looked at as well: a run that goes on from it should repeat them."""
         self.enough = False
         self.looking = False
         """While an observer itself uses torch: what it does is not the program's doing."""
         self.before_end: list[Callable[[], None]] = []
+        self.judge_file: Callable[[Any], None] = lambda path: None
+        """Refuses or notes a file that is about to be written."""
         self._pid = 0
+        self._born = os.getpid()
         self._file = -1
         self._waiting: list[str] = []
         self._flushed = 0.0
@@ -66,7 +71,7 @@ class Recorder:
     @property
     def detailed(self) -> bool:
         """Whether this update is looked at in detail; the others are only timed, undisturbed by looking."""
-        return not self.settings.only_time and (self.updates < self.settings.detail or self.settings.short > 0)
+        return not self.settings.only_time and (self.updates < self.settings.detail or self.updates < self.look_until)
 
     @contextlib.contextmanager
     def quietly(self) -> Iterator[None]:
@@ -105,21 +110,24 @@ class Recorder:
         """Return the innermost line of the user's own code on the stack, as file:number of the original file."""
         frame = sys._getframe(1)
         while frame is not None:
-            code = frame.f_code
-            own = self._own_code.get(code)
-            if own is None:
-                own = self._own_code[code] = self._is_own(code.co_filename)
-            if own:
-                return f"{self._original(code.co_filename)}:{frame.f_lineno}"
+            if self.owns(frame.f_code):
+                return f"{self._original(frame.f_code.co_filename)}:{frame.f_lineno}"
             frame = frame.f_back  # type: ignore[assignment]
         return ""
+
+    def owns(self, code: CodeType) -> bool:
+        """Whether code is the user's own, and no library's."""
+        own = self._own_code.get(code)
+        if own is None:
+            own = self._own_code[code] = self._is_own(code.co_filename)
+        return own
 
     def called_by_own(self, depth: int = 2) -> bool:
         """Whether the user's own code made the present call itself, and not a framework."""
         frame = sys._getframe(depth)
         while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES[-1]):
             frame = frame.f_back  # type: ignore[assignment]
-        return frame is not None and self._is_own(frame.f_code.co_filename)
+        return frame is not None and self.owns(frame.f_code)
 
     def _is_own(self, filename: str) -> bool:
         filename = os.path.realpath(filename)
@@ -150,8 +158,8 @@ class Recorder:
 
     def close(self, reason: str, message: str = "") -> None:
         """Look at what is left to be seen, and write how this process ended."""
-        if self._pid != os.getpid():
-            return
+        if os.getpid() not in (self._pid, self._born):
+            return  # forked, and nothing was seen in it
         looks, self.before_end = self.before_end, []
         for look in looks:
             try:

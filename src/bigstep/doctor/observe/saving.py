@@ -11,7 +11,6 @@ from torch import Tensor
 
 from bigstep.doctor.facts import Load, Save
 from bigstep.doctor.observe import updates
-from bigstep.doctor.observe.guard import refuse_or_note
 from bigstep.doctor.observe.recorder import Recorder, replace
 
 __all__ = ["install"]
@@ -30,8 +29,10 @@ def install(recorder: Recorder) -> None:
 def _observed_save(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
     def save(obj: Any, f: Any, *arguments: Any, **named: Any) -> Any:
         if isinstance(f, str | os.PathLike):
-            refuse_or_note(recorder, f)
+            recorder.judge_file(f)  # torch writes by itself, and Python does not announce it
             holds = tuple(sorted(set(_holdings(obj))))
+            if "weights" in holds and recorder.updates:
+                recorder.look_until = recorder.updates + 2
             recorder.write(
                 Save(
                     path=_place(recorder, f),

@@ -26,7 +26,6 @@ _local: dict[int, Tensor] = {}
 """The functional of each parameter's own gradient, by id, as it stood before any exchange."""
 _began: dict[int, dict[str, Any]] = {}
 """What was seen of an optimizer just before its step."""
-_waited: weakref.WeakSet[Any] = weakref.WeakSet()
 _unscaled: set[int] = set()
 _scaling: list[int] = []
 
@@ -43,6 +42,7 @@ def install(recorder: Recorder) -> None:
         replace(nn.utils, name, lambda original: _observed_clip(recorder, original))
     nn.utils.clip_grad.clip_grad_norm_ = nn.utils.clip_grad_norm_
     nn.utils.clip_grad.clip_grad_value_ = nn.utils.clip_grad_value_
+    replace(torch.amp.GradScaler, "scale", lambda original: _observed_scale(original))
     replace(torch.amp.GradScaler, "step", lambda original: _observed_scaler(original))
     replace(torch.amp.GradScaler, "unscale_", lambda original: _observed_unscale(original))
     _observe_schedulers(recorder)
@@ -54,7 +54,8 @@ def _observed_backward(recorder: Recorder, original: Callable[..., Any]) -> Call
         if recorder.detailed and not recorder.looking and isinstance(root, Tensor) and root.numel() == 1:
             with recorder.quietly():
                 synchronised = all(_synchronises(reference()) for reference in models.wrapped.values())
-                value, factor = float(root.detach()), _factor(root)
+                scale = next((s.get_scale() for reference in scalers if (s := reference()) is not None), 1.0)
+                value, factor = float(root.detach()) / scale, _factor(root) / scale
                 recorder.write(Backward(value=value, factor=factor, synchronised=synchronised, line=recorder.line()))
         began = time.perf_counter()
         try:
@@ -113,7 +114,7 @@ def _observed_clip(recorder: Recorder, original: Callable[..., Any]) -> Callable
 
     def clip(parameters: Any, *arguments: Any, **named: Any) -> Any:
         limit = named.get("max_norm", named.get("clip_value", arguments[0] if arguments else 0.0))
-        waiting = any(r() is not None and r()._scale is not None for r in scalers) and not _unscaled
+        waiting = any(reference() is not None for reference in scalers) and not _unscaled
         kept = parameters if isinstance(parameters, Tensor) else list(parameters)
         recorder.tally.clipped = True
         recorder.write(Clip(most=float(limit), scaled=waiting, by_value=by_value, line=recorder.line()))
@@ -122,9 +123,17 @@ def _observed_clip(recorder: Recorder, original: Callable[..., Any]) -> Callable
     return clip
 
 
+def _observed_scale(original: Callable[..., Any]) -> Callable[..., Any]:
+    def scale(self: Any, outputs: Any) -> Any:
+        if self.is_enabled():
+            _remember(scalers, self)
+        return original(self, outputs)
+
+    return scale
+
+
 def _observed_scaler(original: Callable[..., Any]) -> Callable[..., Any]:
     def step(self: Any, optimizer: Any, *arguments: Any, **named: Any) -> Any:
-        _remember(scalers, self)
         _scaling.append(1)
         try:
             return original(self, optimizer, *arguments, **named)
@@ -137,7 +146,6 @@ def _observed_scaler(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _observed_unscale(original: Callable[..., Any]) -> Callable[..., Any]:
     def unscale_(self: Any, optimizer: Any) -> Any:
-        _remember(scalers, self)
         result = original(self, optimizer)
         _unscaled.add(id(optimizer))
         return result
@@ -172,6 +180,7 @@ def _before_step(recorder: Recorder, optimizer: Optimizer, arguments: Any, named
 def _look(recorder: Recorder, optimizer: Optimizer) -> None:
     groups = optimizer.param_groups
     seen: dict[str, Any] = {"rates": tuple(float(group["lr"]) for group in groups if "lr" in group)}
+    seen["base"] = float(groups[0].get("initial_lr", groups[0].get("lr", 0.0)))
     if recorder.detailed:
         with recorder.quietly(), torch.no_grad():
             parameters = [p for group in groups for p in group["params"]]
@@ -181,7 +190,8 @@ def _look(recorder: Recorder, optimizer: Optimizer) -> None:
             seen |= {
                 "norms": norms(gradients),
                 "names": tuple(names.get(id(p), "") for p in parameters),
-                "own": sum(id(p) not in names for p in parameters) if names else 0,
+                "strange": sum(id(p) not in names for p in parameters) if names else 0,
+                "untouched": sum(p.requires_grad and id(p) not in _local for p in parameters),
                 "used": float(sum((functional(g) for g in plain), torch.zeros((), dtype=torch.float64))),
                 "local": float(sum((_local.get(id(p), 0.0) for p in parameters), torch.zeros((), dtype=torch.float64))),
                 "sharded": any(p.grad is not None and not is_plain(p.grad) for p in parameters),
@@ -269,12 +279,32 @@ def _observed_schedule(recorder: Recorder, original: Callable[..., Any]) -> Call
 
 def horizon_of(scheduler: Any) -> int:
     """Return the number of steps until a scheduler's shape ends; 0 where it has no end that can be read."""
+    known = getattr(scheduler, "_doctor_horizon", None)
+    if known is None:
+        known = scheduler._doctor_horizon = _horizon(scheduler)
+    return int(known)
+
+
+def _horizon(scheduler: Any) -> int:
     for name in ("total_steps", "T_max", "total_iters"):
         value = getattr(scheduler, name, None)
-        if isinstance(value, int) and type(scheduler).__name__ != "LinearLR":
+        if isinstance(value, int) and type(scheduler).__name__ not in ("LinearLR", "ConstantLR"):
             return value
     parts = getattr(scheduler, "_schedulers", None)
     if parts and getattr(scheduler, "_milestones", None):
         last = horizon_of(parts[-1])
         return int(scheduler._milestones[-1]) + last if last else 0
+    functions = getattr(scheduler, "lr_lambdas", None)
+    return _first_zero(functions[0]) if functions else 0
+
+
+def _first_zero(function: Callable[[int], float]) -> int:
+    """Return where a factor of the rate, once it has been up, comes down to nothing; 0 if it does not."""
+    highest, step = 0.0, 0
+    while step < 10_000_000:
+        value = float(function(step))
+        highest = max(highest, value)
+        if highest > 0 and value <= 1e-6 * highest and step:
+            return step
+        step += max(1, step // 200)
     return 0

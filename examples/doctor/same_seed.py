@@ -1,0 +1,34 @@
+"""The same seed on every rank: dropout repeats.
+
+Reported as huggingface/transformers 31412.
+"""
+
+import sys
+
+import torch
+from torch import distributed as dist
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+
+from small import Points, join, mlp
+
+right = "--right" in sys.argv
+rank, world = join()
+torch.manual_seed(0)
+model = DistributedDataParallel(mlp(dropout=0.3))
+if right:
+    torch.manual_seed(1 + rank)
+dataset = Points()
+sampler = DistributedSampler(dataset)
+loader = DataLoader(dataset, batch_size=8, sampler=sampler)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+for epoch in range(3):
+    sampler.set_epoch(epoch)
+    for points, labels in loader:
+        loss = F.cross_entropy(model(points), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+dist.destroy_process_group()

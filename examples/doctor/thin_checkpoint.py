@@ -1,0 +1,39 @@
+"""A checkpoint to go on from, without optimizer and scheduler.
+
+Reported as PolymathicAI/the_well 77.
+"""
+
+import sys
+
+import torch
+from torch import distributed as dist
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+
+from small import Points, join, mlp
+
+right = "--right" in sys.argv
+rank, world = join()
+torch.manual_seed(0)
+dataset = Points()
+sampler = DistributedSampler(dataset)
+loader = DataLoader(dataset, batch_size=8, sampler=sampler)
+
+model = DistributedDataParallel(mlp())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+for epoch in range(3):
+    sampler.set_epoch(epoch)
+    for points, labels in loader:
+        loss = F.cross_entropy(model(points), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    scheduler.step()
+    if rank == 0:
+        state = {"epoch": epoch, "model": model.module.state_dict()}
+        if right:
+            state |= {"optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict()}
+        torch.save(state, "last.pt")
+dist.destroy_process_group()

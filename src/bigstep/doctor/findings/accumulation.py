@@ -1,0 +1,177 @@
+"""From many losses to one gradient: clipping, accumulation, and means over unequal numbers of targets."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from bigstep.doctor.facts import Backward, Batch, Clip, Collective, Forward, Loss, Update
+from bigstep.doctor.finding import Case, Finding, Rule, Unseen
+from bigstep.doctor.world import Process, World
+
+__all__ = ["RULES"]
+
+
+@dataclass
+class Stretch:
+    """What a rank did between two updates."""
+
+    backwards: list[Backward] = field(default_factory=list)
+    forwards: list[Forward] = field(default_factory=list)
+    losses: list[Loss] = field(default_factory=list)
+    clips: list[Clip] = field(default_factory=list)
+    batches: int = 0
+    clipped_then: str = ""
+    """The line of a clip after which gradients were exchanged or added to."""
+    cause: str = ""
+
+
+def stretches(process: Process) -> list[tuple[Stretch, Update]]:
+    """Cut a rank's events at its updates; only updates that were looked at in detail."""
+    found: list[tuple[Stretch, Update]] = []
+    now = Stretch()
+    for event in process.events:
+        if isinstance(event, Update):
+            if event.norms:
+                found.append((now, event))
+            now = Stretch()
+        elif isinstance(event, Backward):
+            if now.clips and not now.clipped_then:
+                now.clipped_then, now.cause = now.clips[-1].line, "more gradients were added afterwards"
+            now.backwards.append(event)
+        elif isinstance(event, Forward) and event.training:
+            now.forwards.append(event)
+        elif isinstance(event, Loss):
+            now.losses.append(event)
+        elif isinstance(event, Clip):
+            now.clips.append(event)
+        elif isinstance(event, Batch):
+            now.batches += 1
+        elif isinstance(event, Collective) and event.target == "gradient" and now.clips and not now.clipped_then:
+            now.clipped_then, now.cause = now.clips[-1].line, "gradients were exchanged afterwards"
+    return found
+
+
+def _any_world(case: Case) -> World:
+    world = case.many or case.one
+    if world is None or not world.ranks:
+        raise Unseen("no rank trained")
+    return world
+
+
+def clipped_early(case: Case) -> Iterator[Finding]:
+    """Gradients are clipped before they are whole: before the exchange, the unscaling, or the last micro-batch."""
+    found = stretches(_any_world(case).ranks[0])
+    clips = [clip for stretch, _ in found for clip in stretch.clips]
+    if not clips:
+        raise Unseen("no clipping was seen")
+    early = [stretch for stretch, _ in found if stretch.clipped_then]
+    scaled = [clip for clip in clips if clip.scaled]
+    if early:
+        exchanged = "exchanged" in early[0].cause
+        yield Finding(
+            name="clipped-early",
+            title="gradients are clipped before the exchange"
+            if exchanged
+            else "gradients are clipped while they add up",
+            evidence=f"in {len(early)} of {len(found)} updates clipping came first, and {early[0].cause}",
+            cost="each rank is cut by its own norm, so that the mean is not the gradient and its norm is not bounded"
+            if exchanged
+            else "what came before is cut again with every micro-batch, and the last ones weigh most",
+            remedy="clip after the all-reduce, just before optimizer.step()"
+            if exchanged
+            else "clip once, after the last backward, just before optimizer.step()",
+            likelihood=0.95,
+            line=early[0].clipped_then,
+        )
+    elif scaled:
+        yield Finding(
+            name="clipped-early",
+            title="gradients are clipped before they are unscaled",
+            evidence=f"clip_grad ran in {len(scaled)} of {len(clips)} cases while gradients still carried the "
+            f"scaler's factor",
+            cost=f"the bound of {scaled[0].most:g} is divided by the scale (65,536 at the start): nearly "
+            f"nothing is left",
+            remedy="call scaler.unscale_(optimizer) before clip_grad_norm_",
+            likelihood=0.95,
+            line=scaled[0].line,
+        )
+
+
+def undivided_accumulation(case: Case) -> Iterator[Finding]:
+    """Micro-batches are added up, but the loss is not divided by their number, or divided twice."""
+    world = _any_world(case)
+    found = [(s, u) for s, u in stretches(world.ranks[0]) if len(s.backwards) > 1 and len(s.forwards) > 1]
+    found = [(s, u) for s, u in found if s.batches != 1 and len(s.backwards) == len(s.forwards)]
+    if len(found) < 2:
+        raise Unseen("no accumulation over micro-batches was seen")
+    stretch, update = found[0]
+    k = len(stretch.backwards)
+    factors = [backward.factor for s, _ in found for backward in s.backwards]
+    if any(loss.reduction == "sum" for loss in stretch.losses) or len(found) < len(stretches(world.ranks[0])) / 2:
+        return
+    applied = update.used / update.local if update.local and world.size == 1 else 1.0
+    line = stretch.backwards[0].line
+    if all(math.isclose(f, 1.0, rel_tol=1e-3) for f in factors) and not math.isclose(applied, 1 / k, rel_tol=0.05):
+        yield Finding(
+            name="undivided-accumulation",
+            title="micro-batches are added up, but not averaged",
+            evidence=f"{k} backward passes an update, each from the whole loss",
+            cost=f"the gradient is {k} times too large: the effective rate is {k} times the one that is set, "
+            f"and clipping "
+            f"cuts {k} times as much",
+            remedy=f"loss = loss / {k} before backward (accelerator.accumulate and Lightning do it for you)",
+            likelihood=0.88,
+            line=line,
+        )
+    elif k > 1 and all(math.isclose(f, 1 / k**2, rel_tol=1e-3) for f in factors):
+        yield Finding(
+            name="undivided-accumulation",
+            title="the loss is divided by the number of micro-batches twice",
+            evidence=f"{k} backward passes an update, each from the loss divided by {k * k}",
+            cost=f"the effective rate is 1/{k} of the one that is set",
+            remedy="leave the division to accelerator.accumulate or the trainer, or do it yourself, but not both",
+            likelihood=0.9,
+            line=line,
+        )
+
+
+def mean_of_means(case: Case) -> Iterator[Finding]:
+    """Losses are means over unequal numbers of targets, and the mean of those is not the mean over targets."""
+    world = _any_world(case)
+    updates = list(zip(*(stretches(process) for process in world.ranks), strict=False))
+    uneven, worst, line = 0, 1.0, ""
+    parts = 0
+    for update in updates:
+        losses = [loss for stretch, _ in update for loss in stretch.losses if loss.reduction == "mean" and loss.targets]
+        factors = [backward.factor for stretch, _ in update for backward in stretch.backwards]
+        if len(losses) != len(factors) or len(losses) < 2:
+            continue
+        parts += 1
+        ratio = max(loss.targets for loss in losses) / min(loss.targets for loss in losses)
+        weights = [f / loss.targets for f, loss in zip(factors, losses, strict=True)]
+        if ratio > 1.3 and max(factors) <= 1.01 * min(factors) and max(weights) > 1.2 * min(weights):
+            uneven, line = uneven + 1, losses[0].line
+            worst = max(worst, ratio)
+    if not parts:
+        raise Unseen("no update was made of several mean losses")
+    if uneven > parts / 2:
+        yield Finding(
+            name="mean-of-means",
+            title="a mean of means over unequal numbers of targets",
+            evidence=f"in {uneven} of {parts} updates the losses that were averaged counted unequal numbers of "
+            f"targets, up "
+            f"to {worst:.1f} to 1",
+            cost=f"a target in a short part weighs up to {worst:.1f} times as much as one in a long part, and "
+            f"the result "
+            "changes with the number of ranks and micro-batches",
+            remedy="use reduction='sum', all-reduce the number of targets of the whole update, and divide by it "
+            "(times the "
+            "world size, since DDP averages)",
+            likelihood=0.8,
+            line=line,
+        )
+
+
+RULES: tuple[Rule, ...] = (clipped_early, undivided_accumulation, mean_of_means)

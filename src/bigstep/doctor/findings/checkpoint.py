@@ -1,0 +1,106 @@
+"""Checkpoints: one writer a file, and all in it that the next step needs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from bigstep.doctor.facts import Load, Save, Update
+from bigstep.doctor.finding import Case, Finding, Rule, Unseen
+
+__all__ = ["RULES"]
+
+_LOSS = {
+    "optimizer": "momentum and second moments start from zero",
+    "scheduler": "the rate starts its schedule again",
+    "scaler": "the loss scale is searched again, and the first steps are skipped",
+}
+
+
+def same_file(case: Case) -> Iterator[Finding]:
+    """Several ranks write the same file at the same time."""
+    writers: dict[str, dict[int, Save]] = defaultdict(dict)
+    for world in case.worlds:
+        for process in world.ranks:
+            for save in process.all(Save):
+                writers[save.path][process.rank] = save
+    if not writers:
+        raise Unseen("no checkpoint was written")
+    for path, saves in writers.items():
+        if len(saves) > 1:
+            yield Finding(
+                name="same-file",
+                title="several ranks write the same checkpoint",
+                evidence=f"ranks {', '.join(map(str, sorted(saves)))} all write {path}",
+                cost="the file is torn whenever two of them write at once, and on a shared disk that is often",
+                remedy="save on rank 0 only (if dist.get_rank() == 0, accelerator.is_main_process), then "
+                "dist.barrier()",
+                likelihood=0.93,
+                line=next(iter(saves.values())).line,
+            )
+            return
+
+
+def incomplete_checkpoint(case: Case) -> Iterator[Finding]:
+    """A checkpoint from which training is to go on lacks something that the next step needs."""
+    worlds = [world for world in (case.one, *case.worlds) if world is not None]
+    saves = [save for world in worlds for save in world.all(Save) if save.updates and "weights" in save.holds]
+    if not saves:
+        raise Unseen("no checkpoint was written")
+    reads = any(world.all(Load) for world in worlds)
+    whole = [save for save in saves if not save.lacks]
+    for save in saves:
+        if save.lacks and not whole:
+            lost = "; ".join(_LOSS[part] for part in save.lacks)
+            meant = save.resumable or reads
+            yield Finding(
+                name="incomplete-checkpoint",
+                title=f"the checkpoint lacks the {' and the '.join(save.lacks)}",
+                evidence=f"{save.path} holds {', '.join(part for part in save.holds if part != 'counter')}"
+                + (" and a counter to go on from" if "counter" in save.holds else ""),
+                cost=f"a run that goes on from it is another run: {lost}",
+                remedy="save and load "
+                + ", ".join(f"{part}.state_dict()" for part in save.lacks)
+                + " beside the model's (accelerator.save_state does)",
+                likelihood=0.85 if meant else 0.35,
+                level="fault" if meant else "advice",
+                line=save.line,
+            )
+            return
+
+
+def broken_resume(case: Case) -> Iterator[Finding]:
+    """The program, started again, takes other steps than it would have taken without the interruption."""
+    if case.resumed is None or not case.resumed.ranks or case.many is None:
+        raise Unseen("no run went on from a checkpoint")
+    before, after = case.many.ranks[0], case.resumed.ranks[0]
+    load, first = after.first(Load), after.first(Update)
+    saves = [save for save in before.all(Save) if load is not None and save.path == load.path and save.updates]
+    if load is None or first is None or not saves:
+        raise Unseen("the program, started again, did not go on from its checkpoint")
+    # the file holds what was saved last before the run was stopped
+    there = next((u for u in before.all(Update) if u.number == saves[-1].updates), None)
+    if there is None or not there.norms or not first.norms:
+        raise Unseen("the step after the checkpoint was not seen in both runs")
+    if first.after == there.after:
+        return
+    step = f"update {there.number + 1}"
+    if first.rates != there.rates:
+        cause, remedy = f"its rate is {first.rates[0]:g} instead of {there.rates[0]:g}", "the scheduler's state"
+    elif first.norms == there.norms:
+        cause, remedy = "its gradient is the same, but the weights after it are not", "the optimizer's state"
+    else:
+        cause, remedy = "its gradient is another one", "epoch, sampler and generators, besides weights and buffers"
+    yield Finding(
+        name="broken-resume",
+        title="a run that goes on from its checkpoint is another run",
+        evidence=f"{step} after {load.path} was read again: {cause}",
+        cost="every interruption changes the training, mostly for the worse",
+        remedy=f"save and restore {remedy}",
+        likelihood=0.8 if first.rates != there.rates or first.norms == there.norms else 0.45,
+        level="fault" if first.rates != there.rates or first.norms == there.norms else "advice",
+        line=load.line,
+    )
+
+
+RULES: tuple[Rule, ...] = (same_file, incomplete_checkpoint, broken_resume)

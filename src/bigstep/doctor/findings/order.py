@@ -1,0 +1,84 @@
+"""Order: all ranks do the same things in the same order, or they wait for each other for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from bigstep.doctor.facts import Backward, Collective, Event, Forward, Group, Update
+from bigstep.doctor.finding import Case, Finding, Rule, Unseen
+from bigstep.doctor.world import Process, World
+
+__all__ = ["RULES"]
+
+
+def waiting_ranks(case: Case) -> Iterator[Finding]:
+    """A rank waits in a collective that another one never calls."""
+    world = case.several
+    if world.first(Group) is None:
+        raise Unseen("the ranks never join")
+    if world.ended not in ("hung", "failed"):
+        return
+    stuck = [(process, call) for process in world.ranks if (call := _pending(process)) is not None]
+    parted = _parted(world)
+    if parted is not None:
+        (a, b), position = parted
+        yield Finding(
+            name="waiting-ranks",
+            title="ranks call different collectives",
+            evidence=f"call {position + 1} is {_words(a)} on rank 0 and {_words(b)} on another rank",
+            cost="each waits for what the other never sends: the run hangs, or tensors are mixed up",
+            remedy="let every rank call the same collectives in the same order: no collective under `if rank == "
+            "0`, and "
+            "none that depends on a rank's own data (a gradient that is None on one rank)",
+            likelihood=0.97,
+            line=next((call.line for call in (a, b) if call is not None), ""),
+        )
+    elif world.ended == "hung" and (stuck or world.first(Update)):
+        last = [f"rank {process.rank} {_last(process)}" for process in world.ranks]
+        yield Finding(
+            name="waiting-ranks",
+            title="ranks wait for each other",
+            evidence="; ".join(last),
+            cost="the run hangs",
+            remedy="give every rank the same number of batches (drop_last, or DDP's join()), and let all ranks "
+            "reach every "
+            "forward of the wrapper and every collective",
+            likelihood=0.9,
+            line=stuck[0][1].line if stuck else _line(world.ranks[0]),
+        )
+
+
+def _pending(process: Process) -> Collective | None:
+    """Return the collective that a rank began and never ended."""
+    calls = process.all(Collective)
+    return calls[-1] if calls and not calls[-1].done else None
+
+
+def _parted(world: World) -> tuple[tuple[Collective | None, Collective | None], int] | None:
+    """Return the first call in which two ranks differ."""
+    lists = [[call for call in process.all(Collective) if not call.done] for process in world.ranks]
+    first = lists[0]
+    for other in lists[1:]:
+        for position in range(max(len(first), len(other))):
+            a = first[position] if position < len(first) else None
+            b = other[position] if position < len(other) else None
+            if a is None or b is None or (a.operation, a.values) != (b.operation, b.values):
+                return (a, b), position
+    return None
+
+
+def _words(call: Collective | None) -> str:
+    return "none" if call is None else f"{call.operation} of {call.values:,} values ({call.line})"
+
+
+def _last(process: Process) -> str:
+    kinds: tuple[type[Event], ...] = (Update, Backward, Forward, Collective)
+    event = next((e for e in reversed(process.events) if isinstance(e, kinds)), None)
+    return f"was last seen at {event.kind} ({event.line})" if event else "was never seen training"
+
+
+def _line(process: Process) -> str:
+    return next((event.line for event in reversed(process.events) if event.line), "")
+
+
+RULES: tuple[Rule, ...] = (waiting_ranks,)

@@ -1,0 +1,169 @@
+"""Rate and schedule: do they follow the batch, and does the schedule end when the training does?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from statistics import median
+
+from bigstep.doctor.facts import Pass, Schedule, Update
+from bigstep.doctor.finding import Case, Finding, Rule, Unseen
+from bigstep.doctor.findings.samples import training_loaders
+from bigstep.doctor.world import World
+
+__all__ = ["RULES"]
+
+
+def _batch(world: World) -> float:
+    """Return the samples of one update, over all ranks."""
+    counts = [[u.samples for u in process.all(Update) if u.samples] for process in world.ranks]
+    if not all(counts):
+        raise Unseen("the number of samples of an update is not known")
+    return sum(median(each) for each in counts)
+
+
+def _rate(world: World) -> float:
+    update = world.first(Update)
+    if update is None or not update.rates:
+        raise Unseen("no rate was seen")
+    return update.base or update.rates[0]
+
+
+def wrong_rate(case: Case) -> Iterator[Finding]:
+    """The rate changes with the number of ranks in a way that the batch does not explain."""
+    batches = _batch(case.single), _batch(case.several)
+    rates = _rate(case.single), _rate(case.several)
+    if not rates[0]:
+        raise Unseen("the first rate is 0")
+    batch, rate = batches[1] / batches[0], rates[1] / rates[0]
+    update = case.several.first(Update)
+    assert update is not None
+    figures = (
+        f"on {case.ranks} ranks the batch is {batches[1]:g} instead of {batches[0]:g} and the rate {rates[1]:g} "
+        f"instead "
+        f"of {rates[0]:g}"
+    )
+    if _near(rate, 1):
+        if batch > 1.5:
+            yield _unscaled(case, batch, rates[0], figures, update)
+    elif _near(batch, 1):
+        yield Finding(
+            name="wrong-rate",
+            title="the rate grows with the ranks though the batch stays",
+            evidence=figures,
+            cost=f"the rate is {rate:g} times what the same batch had on one rank",
+            remedy="scale the rate with the global batch, not with the world size: here not at all",
+            likelihood=0.92,
+            line=update.line,
+        )
+    elif not _near(rate, batch) and not _near(rate, math.sqrt(batch)):
+        yield Finding(
+            name="wrong-rate",
+            title="the rate is not scaled as the batch is",
+            evidence=figures,
+            cost=f"the batch is {batch:g} times as large and the rate {rate:g} times; the linear rule gives "
+            f"{batch * rates[0]:g}, the square-root rule {math.sqrt(batch) * rates[0]:g}",
+            remedy="multiply the rate by the ratio of global batches once (SGD), or by its square root (Adam)",
+            likelihood=0.85,
+            line=update.line,
+        )
+
+
+def _unscaled(case: Case, batch: float, rate: float, figures: str, update: Update) -> Finding:
+    adam = any(word in update.optimizer.lower() for word in ("adam", "lamb", "lion", "adagrad", "rmsprop"))
+    rule, value = ("square-root", math.sqrt(batch) * rate) if adam else ("linear", batch * rate)
+    return Finding(
+        name="wrong-rate",
+        title="the batch grows with the ranks and the rate stays",
+        evidence=figures,
+        cost=f"{batch:g} times fewer updates an epoch at the same rate: training advances more slowly for each sample",
+        remedy=f"try {value:g}, as the {rule} rule says for {update.optimizer}, with a warm-up; or divide the "
+        f"batch of a "
+        "rank by the number of ranks",
+        likelihood=0.5 if not adam else 0.4,
+        level="advice",
+        line=update.line,
+    )
+
+
+def _near(value: float, other: float) -> bool:
+    return math.isclose(value, other, rel_tol=0.1)
+
+
+def misplaced_schedule(case: Case) -> Iterator[Finding]:
+    """The schedule ends long before or after the training does, because it counts other steps than are taken."""
+    world = case.several
+    event = world.ranks[0].first(Schedule) or (case.short.ranks[0].first(Schedule) if case.short else None)
+    if event is None:
+        raise Unseen("no scheduler was stepped")
+    many = _passes_to_end(world, case.short)
+    passes = _planned_passes(case)
+    one = _passes_to_end(case.one, None) if case.one is not None and case.one.ranks else None
+    if many is None:
+        raise Unseen(f"{event.scheduler} has no end that can be read, or its steps in a pass are not known")
+    if passes:
+        share = passes / many
+        before = passes / one if one else None
+        if share < 0.7 or share > 1.4:
+            by_ranks = before is not None and 0.8 < before < 1.2
+            yield _misplaced(
+                case, event, share, 0.93 if by_ranks else 0.85, f"over the {passes} passes of the training"
+            )
+    elif one and not 0.7 < many / one < 1.4:
+        fast = many < one
+        yield _misplaced(
+            case, event, one / many, 0.88 if fast else 0.5, f"beside the run on one rank ({one:.3g} passes)"
+        )
+
+
+def _misplaced(case: Case, event: Schedule, share: float, likelihood: float, against: str) -> Finding:
+    fast = share > 1
+    often = [e for e in case.several.ranks[0].all(Schedule)]
+    updates = len([u for u in case.several.ranks[0].all(Update)])
+    return Finding(
+        name="misplaced-schedule",
+        title="the schedule runs ahead of the training" if fast else "the schedule never comes to its end",
+        evidence=f"{event.scheduler} ends after {event.horizon:,} steps; {against} it is stepped {share:.2g} "
+        f"times as far "
+        f"({len(often)} steps in {updates} updates on rank 0)",
+        cost=f"the rate has come down after 1/{share:.2g} of the training, and the rest is wasted or rises again"
+        if fast
+        else f"the training ends at {100 * share:.0f} % of the schedule, with a rate that is still high",
+        remedy="count the schedule in updates of this world: len(loader) after the sampler or "
+        "accelerator.prepare has split "
+        "it, divided by the accumulation, times the epochs; Accelerate steps a prepared scheduler once for each "
+        "process",
+        likelihood=likelihood,
+        level="fault" if likelihood > 0.6 else "advice",
+        line=event.line,
+    )
+
+
+def _passes_to_end(world: World | None, short: World | None) -> float | None:
+    """Return after how many passes over the data the schedule ends."""
+    if world is None or not world.ranks:
+        return None
+    rank = world.ranks[0]
+    loaders = training_loaders(world)
+    events, updates = rank.all(Schedule), rank.all(Update)
+    source = events or (short.ranks[0].all(Schedule) if short and short.ranks else [])
+    horizon = next((e.horizon for e in source if e.horizon), 0)
+    if not horizon or not loaders or loaders[0].drawn < 1 or loaders[0].batch < 1 or not updates:
+        return None
+    batches = loaders[0].drawn / loaders[0].batch
+    micro = median([u.micro_steps for u in updates]) or 1
+    if len(events) >= len(updates) / micro / 2:  # with the batches or updates; a step ahead of its update counts too
+        return horizon / (batches / micro * (len(events) / max(1, len(updates))))
+    return float(horizon)  # once a pass
+
+
+def _planned_passes(case: Case) -> int:
+    """Return how many passes the program makes in all, where a run was seen to its end; 0 where none was."""
+    for world in (case.short, case.many):
+        if world is not None and world.ended == "finished" and world.ranks:
+            train = {loader.loader for loader in training_loaders(world)}
+            return 1 + max((p.number for p in world.ranks[0].all(Pass) if p.loader in train), default=-1)
+    return 0
+
+
+RULES: tuple[Rule, ...] = (wrong_rate, misplaced_schedule)

@@ -1,0 +1,111 @@
+"""Programs that crash, hang, ask, fork or write: one sentence, nothing left running, nothing of the user's changed."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from bigstep.doctor import Examination, examine
+from bigstep.doctor.launch import Limits
+from bigstep.doctor.report import verdict
+from bigstep.errors import ConfigError
+
+LIMITS = Limits(total_s=20, stall_s=2, grace_s=2)
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def look_at(project: Path, source: str) -> Examination:
+    (project / "train.py").write_text(source)
+    return examine(["train.py"], limits=LIMITS)
+
+
+@pytest.mark.parametrize(
+    "source, words",
+    [
+        (
+            "def step():\n    raise ValueError('shapes do not fit')\nstep()\n",
+            "ValueError: shapes do not fit (train.py:2)",
+        ),
+        ("input('lr? ')\n", "it asked for input"),
+        ("import no_such_package\n", "it needs a package that is not installed here"),
+        ("raise RuntimeError('No CUDA GPUs are available')\n", "it needs a GPU"),
+        ("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n", "status -11"),
+        ("import time\ntime.sleep(1000)\n", "it stood still"),
+    ],
+)
+def test_trouble_is_told_in_one_sentence(project: Path, source: str, words: str) -> None:
+    result = look_at(project, source)
+    assert words in result.trouble
+    assert not result.to_mapping()["healthy"]
+    assert verdict(result).startswith("The program could not be examined to the end")
+
+
+def test_no_process_outlives_the_examination(project: Path) -> None:
+    pids = project / "pids"
+    pids.mkdir()
+    look_at(
+        project,
+        "import os, time\n"
+        "for leaves in (False, True):\n"
+        "    if os.fork() == 0:\n"
+        "        if leaves:\n"
+        "            os.setsid()\n"  # a daemon, in a group of its own
+        f"        open(os.path.join({str(pids)!r}, str(os.getpid())), 'w').close()\n"
+        "        time.sleep(1000)\n"
+        "time.sleep(1)\n",
+    )
+    assert len(list(pids.iterdir())) == 6  # two of each rank: one, and then two of them
+    deadline = time.monotonic() + 5
+    while any(_runs(int(path.name)) for path in pids.iterdir()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not [path.name for path in pids.iterdir() if _runs(int(path.name))]
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[0]
+    except OSError:
+        return False
+
+
+def test_what_the_program_writes_never_meets_the_users_files(project: Path) -> None:
+    (project / "results.txt").write_text("a month of work")
+    look_at(project, "open('results.txt', 'w').write('gone')\nopen('new.txt', 'w').write('x')\n")
+    assert (project / "results.txt").read_text() == "a month of work"
+    assert not (project / "new.txt").exists()
+
+
+@pytest.mark.parametrize("act", ["open({!r}, 'w')", "os.remove({!r})", "os.rename({!r}, 'x')", "open({!r}, 'a')"])
+def test_a_file_named_by_its_full_path_is_kept(project: Path, act: str) -> None:
+    precious = project / "elsewhere" / "weights.bin"
+    precious.parent.mkdir()
+    precious.write_text("a month of work")
+    os.utime(precious, (1, 1))
+    result = look_at(project, f"import os\n{act.format(str(precious))}\n")
+    assert precious.read_text() == "a month of work"
+    assert "it was about to change a file of yours" in result.trouble
+
+
+def test_new_files_elsewhere_are_told(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(project / "tmp"))
+    (project / "tmp").mkdir()
+    result = look_at(project, f"open({str(project / 'log.txt')!r}, 'w').close()\n")
+    assert any("log.txt" in note for note in result.notes)
+
+
+def test_mistakes_in_the_command_are_told_before_anything_starts(project: Path) -> None:
+    with pytest.raises(ConfigError, match="is not there"):
+        examine(["missing.py"])
+    (project / "train.py").write_text("")
+    with pytest.raises(ConfigError, match="--ranks is 1"):
+        examine(["train.py"], ranks=1)
+    with pytest.raises(ConfigError, match="must be one of samples"):
+        examine(["train.py"], only="sample")
