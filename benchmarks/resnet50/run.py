@@ -23,10 +23,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import accuracy
 import bounds
-import optimizers
 import torch
 from rivals import Step, batch_of, network, ours, usual
 
+import optimizers
 from bigstep.gpu import optimize
 
 RIVALS = {  # batch -> rivals worth their compile time there
