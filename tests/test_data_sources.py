@@ -218,7 +218,7 @@ def test_every_named_set_has_an_entry_that_opens(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="did you mean 'embedded'"):
         open_data("embeded")
     for name, entry in DATASETS.items():
-        assert entry.sentence.endswith(".")
+        assert entry.about.endswith(".")
         if entry.needs_path:
             with pytest.raises(DataError, match=rf"{name} needs data\.path"):
                 open_data(name)

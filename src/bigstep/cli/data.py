@@ -1,4 +1,4 @@
-"""`bigstep data`: look at a data set."""
+"""`bigstep data`: look at a data set, or pack it."""
 
 from __future__ import annotations
 
@@ -8,26 +8,49 @@ from typing import Annotated
 import typer
 
 from bigstep.cli.options import Json, print_json, refuse_existing
-from bigstep.data.names import Wanted
+from bigstep.data.names import Packing, Wanted
+from bigstep.errors import ConfigError
 
 __all__ = ["data"]
 
+_WORDS = "embedded, cifar10, shakespeare, …, a file or a folder; or `pack FOLDER OUT`."
+
 
 def data(
-    name: Annotated[str, typer.Argument(help="embedded, cifar10, shakespeare, …, a file or a folder.")] = "embedded",
+    words: Annotated[list[str] | None, typer.Argument(metavar="[NAME | pack NAME OUT]", help=_WORDS)] = None,
     sheet: Annotated[Path | None, typer.Option(help="Write a contact sheet (PNG) to this file.")] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Read every sample; exit 1 if one is corrupt.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a contact sheet that is there already.")] = False,
     length: Annotated[int, typer.Option(min=1, help="Tokens of a sequence, of text.")] = Wanted.length,
     vocabulary: Annotated[str, typer.Option(help="How text becomes tokens: bytes, chars, …")] = Wanted.vocabulary,
+    side: Annotated[int, typer.Option(min=0, help="pack: shrink images to this short side.")] = Packing.side,
+    raw: Annotated[bool, typer.Option("--raw", help="pack: store pixels, which need no decoding.")] = Packing.raw,
     as_json: Json = False,
 ) -> None:
-    """Look at a data set: counts, classes, sizes or tokens, a contact sheet, corrupt files, baselines."""
-    from bigstep.data.command import data_command, is_sound
+    """Look at a data set: counts, classes, sizes or tokens, corrupt files, baselines. Or pack it into a few files.
 
+    bigstep data FOLDER --verify              # name every damaged image
+    bigstep data pack FOLDER OUT --side 400   # a few tar files of smaller images
+    bigstep data pack TEXT.txt OUT.tokens     # tokens that need not fit in memory
+    """
+    from bigstep.data.command import data_command, is_sound, pack_command
+
+    given = words or ["embedded"]
+    if given[0] == "pack":
+        if len(given) != 3:
+            raise ConfigError(f"bigstep data pack takes what to pack and where to, not {len(given) - 1} words.")
+        packing = Packing(out=Path(given[2]), side=side, raw=raw, say=lambda line: typer.echo(line, err=True))
+        packed = pack_command(given[1], packing, vocabulary=vocabulary)
+        if as_json:
+            print_json(packed)
+        else:
+            typer.echo(f"{packed['path']}: {packed['bytes']:,} bytes. Train on it with --data {packed['path']}.")
+        return
+    if len(given) > 1:
+        raise ConfigError(f"bigstep data looks at one data set, but {len(given)} were named.")
     refuse_existing(sheet, force=force)
     result = data_command(
-        name, sheet=sheet, verify=verify, force=force, quiet=as_json, length=length, vocabulary=vocabulary
+        given[0], sheet=sheet, verify=verify, force=force, quiet=as_json, length=length, vocabulary=vocabulary
     )
     if as_json:
         print_json(result)

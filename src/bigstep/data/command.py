@@ -8,9 +8,12 @@ from typing import Any
 
 from bigstep.data.catalog import open_data
 from bigstep.data.inspect import contact_sheet, describe
-from bigstep.data.names import name_of_set
+from bigstep.data.names import Packing, Wanted, name_of_set
+from bigstep.errors import ConfigError
+from bigstep.tables import load
+from bigstep.tables.datasets import DATASETS
 
-__all__ = ["data_command", "is_sound"]
+__all__ = ["data_command", "is_sound", "pack_command"]
 
 
 def data_command(
@@ -24,6 +27,17 @@ def data_command(
     if not quiet:
         _print(facts)
     return facts
+
+
+def pack_command(given: str, packing: Packing, *, vocabulary: str) -> dict[str, Any]:
+    """Pack a set and return what `--json` prints."""
+    name, path = name_of_set(given)
+    packer = DATASETS[name].packer if name in DATASETS else ""
+    if not packer:
+        known = ", ".join(known for known, entry in DATASETS.items() if entry.packer)
+        raise ConfigError(f"{given} cannot be packed, since it would gain nothing; what can is of the kinds {known}.")
+    packed: dict[str, Any] = load(packer)(Wanted(name=name, path=path, vocabulary=vocabulary), packing)
+    return packed
 
 
 def is_sound(facts: dict[str, Any]) -> bool:

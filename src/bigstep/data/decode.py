@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -27,27 +28,31 @@ Box = tuple[float, float, float, float]
 
 _FORMATS = ["JPEG", "PNG", "WEBP", "BMP"]
 _MODES = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr"}
-_MAX_PIXELS = 2**26  # 200 MB decoded; below the limit at which Pillow itself warns
+MAX_PIXELS = 2**26  # 200 MB decoded; below the limit at which Pillow itself warns
 
 
 @contextmanager
-def open_image(path: Path) -> Iterator[Image.Image]:
+def open_image(path: Path | str, content: BinaryIO | None = None) -> Iterator[Image.Image]:
     """Open an image file and check what its header says; pixels are not decoded yet.
 
     Whatever goes wrong with the file inside the `with` block, too, becomes a `DataError` that names it.
+
+    Args:
+        path: the file; what to call it in a message if the content is given.
+        content: what the file would hold.
     """
     try:
-        with Image.open(path, formats=_FORMATS) as image:
+        with Image.open(path if content is None else content, formats=_FORMATS) as image:
             width, height = image.size
-            if width * height > _MAX_PIXELS:
-                raise DataError(f"{path} has {width} x {height} pixels, more than the {_MAX_PIXELS:,} that are read.")
+            if width * height > MAX_PIXELS:
+                raise DataError(f"{path} has {width} x {height} pixels, more than the {MAX_PIXELS:,} that are read.")
             if image.mode not in _MODES:
                 raise DataError(f"{path} has pixels of type {image.mode}; convert it to 8 bits a channel.")
             yield image
     except DataError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise DataError(f"{path} has more than the {_MAX_PIXELS:,} pixels that are read.") from None
+        raise DataError(f"{path} has more than the {MAX_PIXELS:,} pixels that are read.") from None
     except Exception as error:  # Pillow has no error of its own: a damaged file can raise nearly anything
         reason = getattr(error, "strerror", None) or str(error).removesuffix(f" {str(path)!r}")
         raise DataError(f"{path} cannot be decoded: {reason}.") from None

@@ -9,7 +9,10 @@ from pathlib import Path
 from bigstep.errors import DataError, nearest
 from bigstep.tables.datasets import DATASETS
 
-__all__ = ["TEXT_SUFFIXES", "Progress", "Wanted", "name_of_set"]
+__all__ = ["INDEX", "TEXT_SUFFIXES", "Packing", "Progress", "Wanted", "name_of_set"]
+
+INDEX = "index.json"
+"""The file by which a folder of packed images is known."""
 
 TEXT_SUFFIXES = (".txt", ".md", ".rst", ".tex", ".txt.gz", ".txt.xz", ".md.gz", ".md.xz")
 """Names of the files of a folder that are read as text."""
@@ -27,6 +30,19 @@ class Wanted:
     length: int = 128
     vocabulary: str = "bytes"
     progress: Progress | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packing:
+    """Where to pack a data set, and how."""
+
+    out: Path
+    side: int = 0
+    """Longest short side of an image in pixels; 0 keeps every byte of the files."""
+    raw: bool = False
+    """Store pixels instead of compressed images."""
+    say: Callable[[str], None] = print
+    """Called with a line as each file is complete."""
 
 
 def name_of_set(given: str, current: str = "embedded") -> tuple[str, str]:
@@ -54,6 +70,8 @@ def _kind(path: Path, current: str) -> str:
     """Recognise a set by the files it has."""
     if not path.is_dir():
         return "tokens" if path.suffix in (".tokens", ".npy") else "text"
+    if (path / INDEX).is_file():
+        return "packed"
     if any(_has_text(path / part) for part in ("train", ".")):
         return "text"
     if (path / "train").is_dir():

@@ -12,16 +12,16 @@ import lzma
 import os
 import zlib
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
-from bigstep.data.names import TEXT_SUFFIXES, Wanted
+from bigstep.data.names import TEXT_SUFFIXES, Packing, Wanted
 from bigstep.data.pair import DataPair
 from bigstep.data.sources.text import TokenWindows
-from bigstep.data.tokens import read_tokens
+from bigstep.data.tokens import read_tokens, write_tokens
 from bigstep.data.vocabulary import Numbers, Tokens, Vocabulary, make_vocabulary, restore_vocabulary
-from bigstep.errors import DataError
+from bigstep.errors import ConfigError, DataError
 
-__all__ = ["divide", "open_shakespeare", "open_text", "open_tokens", "read_documents"]
+__all__ = ["divide", "open_shakespeare", "open_text", "open_tokens", "pack_text", "read_documents", "read_text"]
 
 SHAKESPEARE = Path(__file__).with_name("embedded") / "shakespeare.txt.xz"
 SHAKESPEARE_SHA256 = "21b40ccf4999c004256d116655824719001352dbc22636354d9cd0c645d03a4a"
@@ -46,12 +46,7 @@ def open_shakespeare(wanted: Wanted) -> DataPair:
 
 def open_text(wanted: Wanted) -> DataPair:
     """Open a text file, or a folder of them."""
-    path = _path(wanted)
-    for name in ("val", "test"):
-        if (path / "train").is_dir() and (path / name).is_dir():
-            train, test = (b"".join(read_documents(path / part)) for part in ("train", name))
-            return _encoded(train, test, wanted, str(path))
-    return _encoded(*divide(read_documents(path)), wanted, str(path))
+    return _encoded(*read_text(_path(wanted)), wanted, wanted.path)
 
 
 def open_tokens(wanted: Wanted) -> DataPair:
@@ -59,7 +54,9 @@ def open_tokens(wanted: Wanted) -> DataPair:
     path = _path(wanted)
     packed = read_tokens(path)
     if packed.vocabulary:
-        if not packed.vocabulary.startswith(wanted.vocabulary) and wanted.vocabulary != Wanted.vocabulary:
+        given, kept = (name.partition(":") for name in (wanted.vocabulary, packed.vocabulary))
+        same = given == kept or (packed.built is not None and given[0] == kept[0])  # built: the file has it whole
+        if not same and wanted.vocabulary != Wanted.vocabulary:
             raise DataError(f"{path} was packed with {packed.vocabulary}, but data.vocabulary is {wanted.vocabulary}.")
         vocabulary = restore_vocabulary(packed.vocabulary, packed.size, packed.built)
     elif wanted.vocabulary != Wanted.vocabulary:
@@ -71,6 +68,23 @@ def open_tokens(wanted: Wanted) -> DataPair:
     for part in (pair.train, pair.test):
         part.check()
     return pair
+
+
+def pack_text(wanted: Wanted, packing: Packing) -> dict[str, Any]:
+    """Divide a text into tokens once and for all; return what was packed, as `--json` prints it."""
+    out = packing.out
+    if out.suffix != ".tokens":
+        raise ConfigError(f"{out} must end in .tokens, since that is what a text is packed into.")
+    if packing.side or packing.raw:
+        raise ConfigError("--side and --raw are for images; a text is packed by its --vocabulary.")
+    if out.exists():
+        raise ConfigError(f"{out} is there already; name another file.")
+    train, test, path = *read_text(_path(wanted)), wanted.path
+    vocabulary = make_vocabulary(wanted.vocabulary, train, test)
+    tokens, held = (vocabulary.encode(text, path) for text in (train, test))
+    write_tokens(out, tokens, held, vocabulary, len(train), len(test))
+    counted = len(tokens) + len(held)
+    return {"path": str(out), "tokens": counted, "bytes": out.stat().st_size, "vocabulary": vocabulary.name}
 
 
 def divide(documents: list[bytes]) -> tuple[bytes, bytes]:
@@ -89,6 +103,14 @@ def divide(documents: list[bytes]) -> tuple[bytes, bytes]:
     text = b"".join(documents)
     cut = len(text) * (_HELD_OUT - 1) // _HELD_OUT
     return text[:cut], text[cut:]
+
+
+def read_text(path: Path) -> tuple[bytes, bytes]:
+    """Read a file or a folder; return what to train on and what to evaluate on."""
+    for name in ("val", "test"):
+        if (path / "train").is_dir() and (path / name).is_dir():
+            return b"".join(read_documents(path / "train")), b"".join(read_documents(path / name))
+    return divide(read_documents(path))
 
 
 def read_documents(path: Path) -> list[bytes]:

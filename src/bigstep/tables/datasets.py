@@ -22,6 +22,8 @@ class DataSet:
     """The function that opens it: (Wanted) -> DataPair."""
     needs_path: bool = False
     """Whether it is nothing without a path."""
+    packer: str = ""
+    """The function that packs it: (Wanted, Packing) -> what was packed; empty where that would gain nothing."""
 
 
 DATASETS: dict[str, DataSet] = {
@@ -55,12 +57,21 @@ DATASETS: dict[str, DataSet] = {
         size="1,281,167 + 50,000 colour photographs, 1,000 classes",
         home="bigstep.data.catalog:open_folder_set",
         needs_path=True,
+        packer="bigstep.data.pack:pack_folder",
     ),
     "folder": DataSet(
         about="Any folder of images like ImageNet's: train/CLASS/* and val/CLASS/*.",
         input="images",
         size="as many images and classes as it holds",
         home="bigstep.data.catalog:open_folder_set",
+        needs_path=True,
+        packer="bigstep.data.pack:pack_folder",
+    ),
+    "packed": DataSet(
+        about="Images that `bigstep data pack` has packed: tar files of WebDataset with an index.",
+        input="images",
+        size="as many images and classes as it holds",
+        home="bigstep.data.sources.packed:open_packed",
         needs_path=True,
     ),
     "shakespeare": DataSet(
@@ -75,6 +86,7 @@ DATASETS: dict[str, DataSet] = {
         size="as much text as it holds; a tenth of it is the test set",
         home="bigstep.data.text:open_text",
         needs_path=True,
+        packer="bigstep.data.text:pack_text",
     ),
     "tokens": DataSet(
         about="A packed file of tokens (.tokens or .npy), read from disk as it is needed.",

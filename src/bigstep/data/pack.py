@@ -1,0 +1,239 @@
+"""`bigstep data pack` of images: a folder of many files into a few large ones.
+
+Images keep every byte unless a side is given: then those with a longer short side are shrunk to it. Raw stores pixels,
+which take ten times the room and no decoding. Each image is decoded once, so that a damaged one is named now and not in
+the middle of a run. A tar file appears when it is complete; packing that was interrupted goes on behind the last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import tarfile
+import time
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, cast
+
+import numpy as np
+from PIL import Image
+
+from bigstep.data.decode import cut, open_image
+from bigstep.data.names import INDEX, Packing, Wanted
+from bigstep.data.sources.folder import FolderImages, open_folder
+from bigstep.data.sources.packed import FORMAT, RECORD
+from bigstep.errors import ConfigError, DataError
+from bigstep.records import write_atomically
+
+__all__ = ["pack_folder"]
+
+PLAN = "pack.json"
+_SHARD_BYTES = 2**28
+_GROUP = 64  # images that are worked on at once: what bounds the memory
+_QUALITY = 92  # of images that are compressed anew
+_SUFFIXES = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp", "BMP": "bmp"}
+_BLOCK = tarfile.BLOCKSIZE
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """An image as it is stored."""
+
+    content: bytes
+    suffix: str
+    width: int
+    height: int
+
+
+@dataclass(frozen=True)
+class _Shard:
+    """A complete tar file."""
+
+    file: str
+    bytes: int
+    sha256: str
+    records: np.ndarray[Any, Any]
+
+
+def pack_folder(wanted: Wanted, packing: Packing) -> dict[str, Any]:
+    """Pack a folder of images; return what was packed, as `--json` prints it.
+
+    Args:
+        wanted: the folder.
+        packing: where to and how.
+    """
+    if packing.raw and not packing.side:
+        raise ConfigError("--raw stores pixels, so it needs --side, the longest short side of an image, such as 400.")
+    train, val = open_folder(Path(wanted.path))
+    out, began = packing.out, time.perf_counter()
+    plan = {
+        "format": FORMAT, "side": packing.side, "raw": packing.raw, "train": train.fingerprint(),
+        "val": val.fingerprint(),
+    }  # fmt: skip
+    try:
+        _begin(out, plan)
+        splits = {}
+        for split, source in (("train", train), ("val", val)):
+            shards = list(_shards(source, split, packing))
+            splits[split] = _write_index(out, split, source, shards)
+        index = {**plan, "classes": list(train.classes), "splits": splits}
+        write_atomically(out / INDEX, json.dumps(index, indent=1).encode())
+        for leftover in (out / PLAN, *out.glob("*-??????.json")):
+            leftover.unlink(missing_ok=True)
+    except OSError as error:
+        raise DataError(
+            f"{out} cannot be written: {error.strerror}; what is packed so far stays, and the same command goes on."
+        ) from None
+    stored = sum(shard["bytes"] for split in splits.values() for shard in split["shards"])
+    return {
+        "path": str(out),
+        "images": len(train) + len(val),
+        "bytes": stored,
+        "seconds": round(time.perf_counter() - began, 1),
+    }
+
+
+def _begin(out: Path, plan: dict[str, Any]) -> None:
+    """Make the folder, or see that what is in it belongs to the same pack."""
+    out.mkdir(parents=True, exist_ok=True)
+    if not any(out.iterdir()):
+        write_atomically(out / PLAN, json.dumps(plan).encode())
+        return
+    for name in (INDEX, PLAN):
+        try:
+            found = json.loads((out / name).read_bytes())
+            if {key: found.get(key) for key in plan} == plan:
+                return
+        except (OSError, ValueError, AttributeError):
+            continue
+    raise ConfigError(f"{out} is not empty, and holds no pack of the same images and options; name a new folder.")
+
+
+def _shards(source: FolderImages, split: str, packing: Packing) -> Iterator[_Shard]:
+    """Yield the tar files of a split: those that are there, then those that are missing."""
+    begin, number, began = 0, 0, time.perf_counter()
+    with ThreadPoolExecutor() as pool:  # decoding releases the interpreter's lock
+        while begin < len(source):
+            path = packing.out / f"{split}-{number:06d}.tar"
+            shard = _finished(path)
+            if shard is None:
+                shard = _write_shard(path, source, begin, packing, pool)
+                rate = (begin + len(shard.records)) / (time.perf_counter() - began)
+                packing.say(f"{path.name}: {begin + len(shard.records):,} of {len(source):,} images, {rate:,.0f}/s")
+            begin, number = begin + len(shard.records), number + 1
+            yield shard
+
+
+def _finished(path: Path) -> _Shard | None:
+    """Return a tar file that an earlier attempt has completed."""
+    try:
+        kept = json.loads(path.with_suffix(".json").read_bytes())
+        if path.stat().st_size != kept["bytes"]:
+            return None
+        records = np.array([tuple(record) for record in kept["records"]], dtype=RECORD)
+        return _Shard(path.name, kept["bytes"], kept["sha256"], records)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _write_shard(path: Path, source: FolderImages, begin: int, packing: Packing, pool: ThreadPoolExecutor) -> _Shard:
+    """Write one tar file, from the image `begin` on until it is full."""
+    number = int(path.stem.rpartition("-")[2])
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    records = []
+    try:
+        temporary.unlink(missing_ok=True)
+        with open(temporary, "xb") as file:
+            hashed = _Hashed(file)
+            with tarfile.open(fileobj=cast(IO[bytes], hashed), mode="w", format=tarfile.USTAR_FORMAT) as tar:
+                for index, image in _encoded(source, begin, packing, pool):
+                    label = int(source.labels[index])
+                    offset = tar.offset + _BLOCK
+                    _add(tar, f"{index:08d}.{image.suffix}", image.content)
+                    _add(tar, f"{index:08d}.cls", str(label).encode())
+                    crc = zlib.crc32(image.content)
+                    records.append((number, len(image.content), offset, label, image.width, image.height, crc))
+                    if tar.offset >= _SHARD_BYTES:
+                        break
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    kept = {"bytes": hashed.tell(), "sha256": hashed.digest.hexdigest(), "records": records}
+    write_atomically(path.with_suffix(".json"), json.dumps(kept).encode())
+    return _Shard(path.name, hashed.tell(), hashed.digest.hexdigest(), np.array(records, dtype=RECORD))
+
+
+def _encoded(
+    source: FolderImages, begin: int, packing: Packing, pool: ThreadPoolExecutor
+) -> Iterator[tuple[int, _Packed]]:
+    for first in range(begin, len(source), _GROUP):
+        group = range(first, min(first + _GROUP, len(source)))
+        images = pool.map(lambda index: _encode(source.path(index), packing.side, packing.raw), group)
+        yield from zip(group, images, strict=True)
+
+
+def _encode(path: Path, side: int, raw: bool) -> _Packed:
+    """Read an image and return it as it is stored; every pixel is decoded, so that damage shows."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}.") from None
+    with open_image(path, io.BytesIO(content)) as image:
+        width, height = image.size
+        kind = image.format or ""
+        scale = side / min(width, height) if side else 1.0
+        if scale >= 1 and not raw:
+            image.load()
+            return _Packed(content, _SUFFIXES[kind], width, height)
+        shape = (max(round(width * min(scale, 1)), 1), max(round(height * min(scale, 1)), 1))
+        pixels = cut(image, (0, 0, width, height), shape)
+    stored = io.BytesIO()
+    if raw:
+        np.save(stored, pixels)
+    else:
+        Image.fromarray(pixels).save(stored, "JPEG", quality=_QUALITY)
+    return _Packed(stored.getvalue(), "npy" if raw else "jpg", *shape)
+
+
+def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+    member = tarfile.TarInfo(name)  # no time, no owner: the same images give the same bytes
+    member.size = len(content)
+    tar.addfile(member, io.BytesIO(content))
+
+
+def _write_index(out: Path, split: str, source: FolderImages, shards: list[_Shard]) -> dict[str, Any]:
+    """Write where every image of a split lies; return what the index says of the split."""
+    files = {}
+    for kind, values in (("records", np.concatenate([shard.records for shard in shards])), ("names", source.files)):
+        content = io.BytesIO()
+        np.save(content, values)
+        files[kind] = content.getvalue()
+        write_atomically(out / f"{split}-{kind}.npy", files[kind])
+    return {
+        "records": f"{split}-records.npy",
+        "names": f"{split}-names.npy",
+        "sha256": hashlib.sha256(files["records"]).hexdigest(),
+        "shards": [{"file": shard.file, "bytes": shard.bytes, "sha256": shard.sha256} for shard in shards],
+    }
+
+
+class _Hashed:
+    """A file that is hashed as it is written."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._written, self.digest = file, 0, hashlib.sha256()
+
+    def write(self, content: bytes) -> int:
+        self.digest.update(content)
+        self._written += len(content)
+        return self._file.write(content)
+
+    def tell(self) -> int:
+        return self._written

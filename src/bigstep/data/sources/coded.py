@@ -1,0 +1,199 @@
+"""Images that are decoded as they are needed, wherever their bytes lie."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from bigstep.data.augment import Augment, resized_crop_boxes
+from bigstep.data.decode import Box, centre_box, cut, cut_fast, whole_box
+from bigstep.data.loaders import Chunk, Finish, Job, Loaders
+from bigstep.data.pixels import count_values, moments
+from bigstep.data.rectangles import rectangle_of, rectangular_batches
+from bigstep.data.sources.base import Source, spread
+from bigstep.data.view import Request, View, Way
+from bigstep.errors import ConfigError, DataError
+
+__all__ = ["CodedImages"]
+
+_SAMPLE = 500  # images that are decoded for statistics unless all are asked for
+_STATISTICS_SIZE = 64  # side at which they are decoded, in pixels
+
+
+class CodedImages(Source):
+    """Labelled images of many sizes; loader processes decode what is needed of each."""
+
+    unit = "images"
+    if TYPE_CHECKING:  # as in Source
+
+        @property
+        def labels(self) -> Tensor:
+            """The class of each sample, int64."""
+
+        @property
+        def mean(self) -> tuple[float, ...]:
+            """Of each channel, images scaled to 0..1."""
+
+        @property
+        def std(self) -> tuple[float, ...]:
+            """Of each channel."""
+
+        @property
+        def sizes(self) -> Tensor:
+            """Width and height of each image in pixels, (N, 2)."""
+
+    @abstractmethod
+    def open(self, index: int) -> AbstractContextManager[Image.Image]:
+        """Open an image; what goes wrong with it inside the `with` block becomes a `DataError` that names it."""
+
+    @abstractmethod
+    def size(self, index: int) -> tuple[int, int]:
+        """Return width and height of an image in pixels."""
+
+    @abstractmethod
+    def where(self, index: int) -> str:
+        """Say where an image lies, for messages."""
+
+    @property
+    def channels(self) -> int:
+        """Images of every kind are decoded to red, green and blue."""
+        return 3
+
+    def inputs(self, image_size: int) -> dict[str, int]:
+        """Return channels and side of the images as they are shown."""
+        return {"channels": self.channels, "image_size": image_size}
+
+    def feed(self, view: View) -> Way:
+        """Decode and crop in loader processes, because the crop decides how much is decoded; the rest on the device."""
+        if not view.image_size:
+            raise ConfigError(f"{self.name} has images of many sizes; set data.image_size, for example to 224.")
+
+        def prepare(view: View) -> Finish:
+            kind = "flip" if view.kind == "resized_crop" else view.kind
+            return Augment(kind=kind, seed=view.seed, mean=self.mean, std=self.std, dtype=view.dtype)
+
+        return Loaders(view, CodedJobs(self, view.seed), prepare, self.name)
+
+    def batches(self, batch: int, view: View) -> list[Tensor]:
+        """Divide all samples into batches: in order, or by shape if whole images are evaluated."""
+        if _is_whole(view):
+            return rectangular_batches(self.sizes, view.image_size, batch)
+        return super().batches(batch, view)
+
+    def thumbnail(self, index: int, side: int) -> Image.Image:
+        """Shrink the middle of an image."""
+        try:
+            with self.open(index) as image:
+                return Image.fromarray(cut(image, centre_box(*image.size, fraction=1.0), (side, side)))
+        except DataError:
+            return Image.new("RGB", (side, side), "red")  # a damaged file is meant to be seen
+
+    def describe(self, verify: bool) -> dict[str, Any]:
+        """Count classes, decode some files, or all of them, and describe their pixels."""
+        chosen = spread(len(self), len(self) if verify else _SAMPLE).tolist()  # evenly over the classes
+        sizes, corrupt, histogram = [], [], torch.zeros(3, 256, dtype=torch.int64)
+        with ThreadPoolExecutor() as pool:  # decoding releases the interpreter's lock
+            for index, seen in zip(chosen, pool.map(lambda index: self._examine(index, verify), chosen), strict=True):
+                if isinstance(seen, str):
+                    corrupt.append({"file": self.where(index), "reason": seen})
+                else:
+                    sizes.append(seen[0])
+                    histogram += seen[1]
+        counts = self.labels.bincount(minlength=len(self.classes)).tolist()
+        facts: dict[str, Any] = {"per_class": dict(zip(self.classes, counts, strict=True))}
+        if sizes:
+            by_area = sorted(sizes, key=lambda size: (math.prod(size), size))
+            picks = {"smallest": by_area[0], "median": by_area[len(by_area) // 2], "largest": by_area[-1]}
+            facts["sizes"] = {key: list(size) for key, size in picks.items()}
+            facts.update(moments(histogram))
+        return {**facts, "checked": len(chosen), "corrupt": corrupt}
+
+    def _examine(self, index: int, verify: bool) -> tuple[tuple[int, int], Tensor] | str:
+        """Return the size of an image and the counts of its pixels' values, or what is wrong with it."""
+        try:
+            with self.open(index) as image:
+                size = image.size
+                if verify:
+                    image.load()  # every pixel: a reduced decode can pass over damage
+                pixels = cut(image, centre_box(*size, fraction=1.0), (_STATISTICS_SIZE, _STATISTICS_SIZE))
+        except DataError as error:
+            return str(error)
+        return size, torch.stack([count_values(torch.from_numpy(pixels[..., c].copy())) for c in range(3)])
+
+    def load_crops(self, indices: list[int], size: int) -> Tensor:
+        """Decode for evaluation: the short side shrunk to size / 0.875, then the centre of size x size."""
+        return self._load(indices, (size, size), centre_box)
+
+    def load_random_crops(self, indices: list[int], size: int, seed: int, epoch: int, min_scale: float) -> Tensor:
+        """Decode for training: a random resized crop of size x size that depends on (seed, epoch, index) alone.
+
+        Boxes are drawn for all images at once, from the sizes in their headers, and moved to whole pixels.
+        """
+        sizes = torch.tensor([self.size(index) for index in indices])
+        drawn = resized_crop_boxes(torch.tensor(indices), seed, epoch, sizes[:, 1], sizes[:, 0], min_scale)
+        out = torch.empty(len(indices), size, size, 3, dtype=torch.uint8)
+        for row, (left, top, width, height) in enumerate(drawn.T.tolist()):
+            with self.open(indices[row]) as image:
+                out[row] = cut_fast(image, (left, top, left + width, top + height), (size, size))
+        return out.permute(0, 3, 1, 2)
+
+    def load_rectangles(self, indices: list[int], shape: tuple[int, int]) -> Tensor:
+        """Decode whole images, trimmed only as far as the aspect ratio of `shape` (width, height) asks."""
+        return self._load(indices, shape, lambda width, height: whole_box(width, height, shape))
+
+    def _load(self, indices: list[int], shape: tuple[int, int], box: Callable[[int, int], Box]) -> Tensor:
+        out = np.empty((len(indices), shape[1], shape[0], 3), dtype=np.uint8)
+        for row, index in enumerate(indices):
+            with self.open(index) as image:
+                out[row] = cut(image, box(*image.size), shape)
+        return torch.from_numpy(out).permute(0, 3, 1, 2)
+
+
+class Look(NamedTuple):
+    """How the images of a request are shown."""
+
+    crop: Literal["random", "centre", "whole"]
+    shape: tuple[int, int]
+    """Width and height in pixels."""
+    min_scale: float
+
+
+class CodedJobs:
+    """Decode to uint8 images of one shape."""
+
+    def __init__(self, source: CodedImages, seed: int) -> None:
+        self.source, self.seed = source, seed
+
+    def look(self, request: Request, view: View) -> Look:
+        """Choose crop and shape; whole images of a request have one shape, that of the first."""
+        if _is_whole(view):
+            width, height = self.source.sizes[request.indices[0]].tolist()
+            return Look("whole", rectangle_of(width, height, view.image_size), view.min_scale)
+        crop: Literal["random", "centre"] = "random" if view.kind == "resized_crop" else "centre"
+        return Look(crop, (view.image_size, view.image_size), view.min_scale)
+
+    def __getitem__(self, job: Job) -> Chunk:
+        look: Look = job.look
+        try:
+            if look.crop == "random":
+                images = self.source.load_random_crops(job.indices, look.shape[0], self.seed, job.epoch, look.min_scale)
+            elif look.crop == "whole":
+                images = self.source.load_rectangles(job.indices, look.shape)
+            else:
+                images = self.source.load_crops(job.indices, look.shape[0])
+        except DataError as error:
+            return str(error)
+        return images, self.source.labels[job.indices]
+
+
+def _is_whole(view: View) -> bool:
+    return view.rectangular and not view.train

@@ -1,0 +1,174 @@
+"""Packed images: tar files in the form of WebDataset (000042.jpg beside 000042.cls), and an index beside them.
+
+Any reader of WebDataset reads the tar files. The index adds what they lack: where each image lies, so that any sample
+is read without those before it; how large it is, so that crops are drawn before it is opened; and a checksum. The files
+are memory-mapped: all processes of a machine share one copy in the page cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from bigstep.data.decode import MAX_PIXELS, open_image
+from bigstep.data.names import INDEX, Wanted
+from bigstep.data.pair import DataPair
+from bigstep.data.sources.base import digest
+from bigstep.data.sources.coded import CodedImages
+from bigstep.data.sources.folder import MEAN, STD
+from bigstep.errors import DataError
+
+__all__ = ["FORMAT", "RECORD", "PackedImages", "open_packed"]
+
+FORMAT = "bigstep pack 1"
+RECORD = np.dtype(
+    [
+        ("shard", "<u4"), ("size", "<u4"), ("offset", "<u8"), ("label", "<u4"), ("width", "<u4"), ("height", "<u4"),
+        ("crc", "<u4"),
+    ]
+)  # fmt: skip
+"""Where an image lies (tar file, bytes, place of the first), its label, its size in pixels, and its CRC-32."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PackedImages(CodedImages):
+    """Labelled images in tar files.
+
+    Args:
+        root: the folder of the tar files.
+        shards: names of the tar files.
+        records: where each image lies, of type `RECORD`.
+        names: what each image was called before it was packed, as bytes.
+        classes: names, by label.
+        raw: whether images are stored as pixels instead of compressed.
+        mean: of each channel, images scaled to 0..1.
+        std: of each channel.
+    """
+
+    root: Path
+    shards: tuple[str, ...]
+    records: NDArray[Any]
+    names: NDArray[np.bytes_]
+    classes: tuple[str, ...]
+    raw: bool
+    mean: tuple[float, ...] = MEAN
+    std: tuple[float, ...] = STD
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    @property
+    def name(self) -> str:
+        """The folder."""
+        return str(self.root)
+
+    @cached_property
+    def labels(self) -> Tensor:
+        """The class of each image."""
+        return torch.from_numpy(self.records["label"].astype(np.int64))
+
+    @cached_property
+    def sizes(self) -> Tensor:
+        """Width and height of each image in pixels, (N, 2)."""
+        return torch.from_numpy(np.stack([self.records["width"], self.records["height"]], 1).astype(np.int64))
+
+    def size(self, index: int) -> tuple[int, int]:
+        """Return width and height as the index has them."""
+        record = self.records[index]
+        return int(record["width"]), int(record["height"])
+
+    def where(self, index: int) -> str:
+        """Return the tar file, and what the image was called."""
+        shard = self.shards[self.records[index]["shard"]]
+        return f"{self.root / shard} ({os.fsdecode(self.names[index])})"
+
+    @contextmanager
+    def open(self, index: int) -> Iterator[Image.Image]:
+        """Open an image after its checksum was compared."""
+        record = self.records[index]
+        begin, size = int(record["offset"]), int(record["size"])
+        content = self._mapped[record["shard"]][begin : begin + size].data
+        if zlib.crc32(content) != record["crc"]:
+            raise DataError(f"{self.where(index)} does not have its checksum; pack it again.")
+        if self.raw:
+            width, height = self.size(index)
+            pixels = np.frombuffer(content[-3 * width * height :], dtype=np.uint8).reshape(height, width, 3)
+            yield Image.fromarray(pixels)
+            return
+        with open_image(self.where(index), io.BytesIO(content)) as image:
+            yield image
+
+    @cached_property
+    def _mapped(self) -> list[NDArray[np.uint8]]:
+        """The tar files; mapping one takes no memory and reads nothing."""
+        return [np.memmap(self.root / shard, dtype=np.uint8, mode="r") for shard in self.shards]
+
+    def subset(self, indices: Tensor) -> PackedImages:
+        """Keep the samples at `indices`, in that order."""
+        return replace(self, records=self.records[indices.numpy()], names=self.names[indices.numpy()])
+
+    def fingerprint(self) -> str:
+        """Hash what the images were called, their labels, sizes and checksums."""
+        return digest(len(self), self.names, self.records["label"].copy(), self.records["crc"].copy())
+
+
+def open_packed(wanted: Wanted) -> DataPair:
+    """Open a folder that `bigstep data pack` wrote; what its index says is checked before anything is read."""
+    if not wanted.path:
+        raise DataError(f"{wanted.name} needs data.path, the folder that `bigstep data pack` wrote.")
+    root = Path(wanted.path)
+    try:
+        head = json.loads((root / INDEX).read_bytes())
+        classes, raw = tuple(map(str, head["classes"])), bool(head["raw"])
+        if head["format"] != FORMAT:
+            raise KeyError
+        return DataPair(*(_open_split(root, head["splits"][split], classes, raw) for split in ("train", "val")))
+    except DataError:  # a ValueError, too
+        raise
+    except OSError as error:
+        raise DataError(f"{error.filename} cannot be read: {error.strerror}.") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise DataError(f"{root / INDEX} is no index that `bigstep data pack` wrote; pack the images again.") from None
+
+
+def _open_split(root: Path, head: dict[str, Any], classes: tuple[str, ...], raw: bool) -> PackedImages:
+    # names alone: whatever an index says, nothing outside of its folder is opened
+    shards = tuple(Path(shard["file"]).name for shard in head["shards"])
+    for shard in head["shards"]:
+        path = root / Path(shard["file"]).name
+        if (found := path.stat().st_size) != shard["bytes"]:
+            raise DataError(f"{path} has {found:,} bytes, but should have {shard['bytes']:,}; pack it again.")
+    content = (root / Path(head["records"]).name).read_bytes()
+    if hashlib.sha256(content).hexdigest() != head["sha256"]:
+        raise DataError(f"{root / head['records']} does not have its checksum; pack the images again.")
+    records = np.load(io.BytesIO(content), allow_pickle=False)
+    names = np.load(root / Path(head["names"]).name, mmap_mode="r", allow_pickle=False)
+    room = np.array([shard["bytes"] for shard in head["shards"]], dtype=np.uint64)
+    if records.dtype != RECORD or records.ndim != 1 or not len(records) or names.shape != records.shape:
+        raise ValueError
+    pixels = records["width"].astype(np.uint64) * records["height"]
+    fits = (
+        (records["shard"] < len(shards)).all()
+        and (records["label"] < len(classes)).all()
+        and (records["offset"] + records["size"] <= room[records["shard"]]).all()
+        and ((pixels > 0) & (pixels <= MAX_PIXELS)).all()
+        and (not raw or (records["size"] >= 3 * pixels).all())
+    )
+    if not fits:
+        raise ValueError
+    return PackedImages(root=root, shards=shards, records=records, names=names, classes=classes, raw=raw)
