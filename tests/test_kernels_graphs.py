@@ -6,6 +6,7 @@ Here they run through the tape that stands for a CUDA graph; with BIGSTEP_TEST_G
 from __future__ import annotations
 
 import copy
+import math
 import os
 from typing import Any
 
@@ -257,6 +258,27 @@ def test_state_that_is_loaded_between_steps_is_used(kind: str) -> None:
     step.optimizer.load_state_dict(kept[1])
     again = [float(step(images, labels)) for _ in range(3)]
     assert again == (first if DEVICE == "cpu" else pytest.approx(first, rel=1e-2))  # sums of a GPU in any order
+
+
+def test_weights_that_are_changed_from_outside_are_noticed() -> None:
+    model, images, labels = model_and_batch()
+    step = graphed(model, torch.optim.SGD(model.parameters(), lr=0.0, fused=True), precision="bf16")
+    first = float(step(images, labels))
+    with torch.no_grad():
+        model.head.weight.zero_()
+        model.head.bias.zero_()
+    assert float(step(images, labels)) == pytest.approx(math.log(10), rel=1e-3)  # all classes alike
+    assert first != pytest.approx(math.log(10), rel=1e-3)
+
+
+@pytest.mark.parametrize("scale", [1.0, 4096.0])
+def test_a_gradient_is_clipped_after_it_is_unscaled(scale: float) -> None:
+    model, images, labels = model_and_batch()
+    before = [p.detach().clone() for p in model.parameters()]
+    step = graphed(model, torch.optim.SGD(model.parameters(), lr=1.0, fused=True), scale=scale, clip=0.01)
+    step(images, labels)
+    moved = torch.stack([(p.detach() - b).norm() for p, b in zip(model.parameters(), before, strict=True)]).norm()
+    assert float(moved) == pytest.approx(0.01, rel=1e-3)  # 1e-6 is added to the norm, and weights round
 
 
 def test_a_rehearsal_leaves_no_trace() -> None:

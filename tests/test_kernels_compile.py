@@ -1,0 +1,51 @@
+"""The update kernels go through the compiler for a GPU, which needs none; the interpreter takes more than it does."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from bigstep.gpu import lamb_triton, lars_triton
+
+WALK = {"table": "*i64", "chunk_tensor": "*i32", "chunk_first": "*i32", "sizes": "*i32", "first_chunk": "*i32"}
+TYPES = {**WALK, "tensors": "i32", "chunks": "i32", "momentum": "fp32"}
+KIND = {"CHUNK": 2048, "NARROW": tl.bfloat16, "ALIGNED": True}
+KERNELS = [
+    (lars_triton.norms_kernel, KIND, 8),
+    (lars_triton.trust_kernel, {"BLOCK": 256}, 2),
+    (lars_triton.update_kernel, {**KIND, "NESTEROV": True, "COPIES": True}, 8),
+    (lamb_triton.corrections_kernel, {}, 1),
+    (lamb_triton.moments_kernel, KIND, 8),
+    (lamb_triton.ratios_kernel, {"BLOCK": 256}, 2),
+    (lamb_triton.update_kernel, {**KIND, "COPIES": True}, 8),
+]
+for kernel, fixed, warps in KERNELS:
+    names = kernel.arg_names
+    signature = {name: "constexpr" if name in fixed else TYPES.get(name, "*fp32") for name in names}
+    source = ASTSource(kernel, signature, {(names.index(name),): value for name, value in fixed.items()})
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+    print(kernel.__module__.split(".")[-1], kernel.__name__, compiled.asm["ptx"].count(".v4.b32"))
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+def test_update_kernels_compile_and_move_sixteen_bytes_at_once() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    run = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=environment, check=False)
+    assert run.returncode == 0, run.stderr
+    wide = {" ".join(line.split()[:2]): int(line.split()[2]) for line in run.stdout.splitlines()}
+    assert len(wide) == 7
+    # what walks over tensors does it with 16-byte accesses; an address from a table does not tell the compiler
+    for walk in ("lars_triton norms_kernel", "lars_triton update_kernel", "lamb_triton moments_kernel"):
+        assert wide[walk] > 0
+    assert wide["lamb_triton update_kernel"] > 0
