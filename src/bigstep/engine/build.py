@@ -37,6 +37,10 @@ __all__ = ["Emulation", "Own", "Run", "build"]
 
 GPU_SAMPLES_PER_FORWARD = 8192
 """Workers are joined into one forward up to this many samples on a GPU; larger forwards gain nothing there."""
+GPU_BYTES_PER_PARAMETER = 0.03
+"""The same for each token, by the parameters of the network: GPT-124M takes 0.007 in half precision, GPT-10M 0.015."""
+GPU_BYTES_PER_SCORE = 12
+"""The same for each token, by the size of the vocabulary: scores, their gradient, and one of both in float32."""
 GPU_BYTES_PER_PIXEL = 4096
 """Memory of a forward and backward for each pixel of its images: ResNets take 1.5 to 2.1 kB in half precision."""
 
@@ -189,15 +193,21 @@ def _prepare_for_device(
     samples, kernels = 1, None
     if ranks.device.type == "cuda":
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub lacks this form
-        largest = max([feed.image_size, *(size.image_size for size in config.data.sizes)])
-        samples = _joined_samples(model, ranks.device, largest)
+        samples = _joined_samples(model, ranks.device, _bytes_per_sample(model, config, feed))
         kernels = fuse(model, config, own=own)
-    if config.compile:
-        model.compile()  # in place: names in checkpoints stay as they are
     return samples, kernels
 
 
-def _joined_samples(model: nn.Module, device: torch.device, image_size: int) -> int:
+def _bytes_per_sample(model: nn.Module, config: RunConfig, feed: Feed) -> float:
+    """Estimate the memory of a forward and backward for one sample, rather too much than too little."""
+    if feed.length:
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        return feed.length * (GPU_BYTES_PER_PARAMETER * parameters + GPU_BYTES_PER_SCORE * feed.num_classes)
+    largest = max([feed.image_size, *(size.image_size for size in config.data.sizes)])
+    return float(GPU_BYTES_PER_PIXEL * largest**2)
+
+
+def _joined_samples(model: nn.Module, device: torch.device, bytes_per_sample: float) -> int:
     """Make ready to run several workers in one forward, and return how many samples that may be.
 
     A norm layer that cannot keep workers apart leaves every worker to a forward of its own.
@@ -207,8 +217,7 @@ def _joined_samples(model: nn.Module, device: torch.device, image_size: int) -> 
     except ConfigError:
         return 1
     memory: int = torch.cuda.get_device_properties(device).total_memory
-    fitting = memory // (GPU_BYTES_PER_PIXEL * image_size**2)
-    return max(1, min(fitting, GPU_SAMPLES_PER_FORWARD))
+    return max(1, min(int(memory / bytes_per_sample), GPU_SAMPLES_PER_FORWARD))
 
 
 def _loss(feed: Feed, smoothing: float = 0.0) -> Loss:

@@ -11,7 +11,7 @@ from bigstep.config import RunConfig
 from bigstep.gpu import optimize
 from bigstep.gpu.backend import why_not_triton
 
-__all__ = ["Kernels", "fuse", "why_plain"]
+__all__ = ["Kernels", "fuse", "why_open", "why_plain"]
 
 
 @dataclass
@@ -45,13 +45,18 @@ def fuse(model: nn.Module, config: RunConfig, *, own: bool) -> Kernels:
 
 
 def why_plain(config: RunConfig, own: bool) -> str | None:
-    """Return why a run on a GPU must be plain torch, or None."""
+    """Return why the layers of a run on a GPU must be torch's own, or None."""
+    if config.compile:
+        return "torch compiles the model"
+    return why_open(config, own)
+
+
+def why_open(config: RunConfig, own: bool) -> str | None:
+    """Return why the steps of a run on a GPU cannot be graphs, whatever they hold, or None."""
     if config.kernels == "plain":
         return "kernels is plain"
     if config.precision == "float64":
         return "the kernels have no float64"
-    if config.compile:
-        return "torch compiles the model"
     if own:
         return "a model of your own stays as it is (bigstep.gpu.optimize would change it)"
     return None

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from bigstep.config import RunConfig, require
 from bigstep.data.feed import Feed, Request
 from bigstep.data.sampler import Sampler, hosted_workers
-from bigstep.engine.fusing import Kernels, why_plain
+from bigstep.engine.fusing import Kernels, why_open
 from bigstep.engine.learner import Learner
 from bigstep.engine.methods.base import Method
 from bigstep.engine.methods.eager import Eager
@@ -82,9 +82,11 @@ def _synchronous(setting: Setting, ranks: Ranks, *, measure: bool = True) -> Syn
     enabled = setting.precision.scales_loss or setting.emulation.loss_scale
     scale, clip = LossScale(ranks.device, enabled=enabled), config.optimizer.clip
     if _takes_graphs(setting, ranks) or setting.emulation.graphs:
-        emulate = setting.emulation.graphs
-        passes: Pass = Graphed(learner, config.precision, scale, clip=clip, emulate=emulate)
+        emulate, compiled = setting.emulation.graphs, config.compile
+        passes: Pass = Graphed(learner, config.precision, scale, clip=clip, compiled=compiled, emulate=emulate)
     else:
+        if config.compile:
+            learner.model.compile()  # in place: names in checkpoints stay as they are
         skip = config.nonfinite == "skip"
         parallel = _parallel(setting, ranks)
         passes = Eager(learner, ranks, setting.precision, scale, parallel, skip_nonfinite=skip, clip=clip)
@@ -94,7 +96,7 @@ def _synchronous(setting: Setting, ranks: Ranks, *, measure: bool = True) -> Syn
 def _takes_graphs(setting: Setting, ranks: Ranks) -> bool:
     """Whether a GPU has whole steps to itself, so that each can be a graph; note what hinders it."""
     kernels = setting.kernels
-    if kernels is None or why_plain(setting.config, own=setting.own_model) is not None:
+    if kernels is None or why_open(setting.config, own=setting.own_model) is not None:
         return False
     reason = _why_no_graphs(setting.config, ranks, setting.learner)
     kernels.graphs = reason is None

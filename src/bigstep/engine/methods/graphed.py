@@ -30,12 +30,22 @@ class Graphed:
     own_weight = 1.0
     steady = True
 
-    def __init__(self, learner: Learner, precision: str, scale: LossScale, *, clip: float = 0.0, emulate: bool = False):
+    def __init__(
+        self,
+        learner: Learner,
+        precision: str,
+        scale: LossScale,
+        *,
+        clip: float = 0.0,
+        compiled: bool = False,
+        emulate: bool = False,
+    ):
         """Args:
         learner: What is trained.
         precision: As the configuration names it.
         scale: Of the loss.
         clip: The largest norm of a gradient, all parameters together; 0 for none.
+        compiled: Let torch compile what is captured.
         emulate: On a CPU, with a tape in place of a graph.
         """
         self.graphs = GraphedStep(
@@ -45,6 +55,7 @@ class Graphed:
             precision=precision,
             scale=scale,
             clip=clip or None,
+            compiled=compiled,
             emulate=emulate,
         )
         self._names = [name for name, parameter in learner.objective.named_parameters() if parameter.requires_grad]

@@ -168,7 +168,7 @@ class Progress(Observer):
 
     def _done(self) -> float:
         """The part of the run that is over, by epochs, or by steps where those end it sooner."""
-        over = self._row.get("epoch", 0.0) / self._epochs
+        over = float(self._row.get("epoch", 0.0)) / self._epochs
         if self._steps is not None:
             over = max(over, self._row.get("step", 0) / self._steps)
         return min(1.0, max(0.0, over))
