@@ -10,7 +10,7 @@ import pytest
 from bigstep import recipes
 from bigstep.asynchronous.limits import require_runnable
 from bigstep.config import RunConfig
-from bigstep.config.edit import decides_path, find_change, same_experiment, scale_batch, stretch
+from bigstep.config.edit import decides_path, find_change, same_experiment, scale_batch, scale_workers, stretch
 from bigstep.config.text import apply_settings, config_from_mapping, config_from_yaml, config_to_mapping, config_to_yaml
 from bigstep.errors import ConfigError
 from bigstep.tables.optimizers import RMSpropWarmupSettings
@@ -186,6 +186,13 @@ def test_another_batch_adds_workers_and_the_rate_follows_by_the_rule_of_the_opti
     assert scale_batch(base(), 512).lr == base().lr  # it follows by itself
     planned = apply_settings(base(), ["plan=[{epoch: 1, count: 8, local_batch: 64}]"])
     assert scale_batch(planned, 1024, of_largest=True).plan[0].count == 16
+
+
+def test_islands_share_the_workers_of_a_scaled_run_evenly() -> None:
+    config = apply_settings(base(), ["islands={count: 4, every: 2}", "plan=[{epoch: 1, count: 16, local_batch: 64}]"])
+    small = scale_workers(config, count=0.3, least=2)
+    assert [small.workers.count, small.plan[0].count] == [4, 4]
+    assert scale_workers(config, count=2).plan[0].count == 32
 
 
 SETTINGS = [

@@ -54,27 +54,33 @@ def stretch(config: RunConfig, epochs: float) -> RunConfig:
 def scale_workers(config: RunConfig, *, count: float = 1, local_batch: float = 1, least: int = 1) -> RunConfig:
     """Return `config` with workers and local batches of all stages multiplied; no stage has fewer workers than `least`.
 
+    Islands stay, and share the workers of every stage evenly.
+
     >>> base = {"workers": {"count": 8, "local_batch": 32}, "epochs": 8, "lr": {"base": 0.1}}
     >>> grown = config_from_mapping({**base, "plan": [{"epoch": 4, "count": 8, "local_batch": 64}]})
     >>> scaled = scale_workers(grown, count=2, local_batch=0.5)
     >>> scaled.workers, [(stage.count, stage.local_batch) for stage in scaled.plan]
     (WorkersConfig(count=16, local_batch=16), [(16, 32)])
     """
-    workers = _scale(config.workers, count, local_batch, least)
-    return replace(config, workers=workers, plan=tuple(_scale(s, count, local_batch, least) for s in config.plan))
+    islands = config.islands.count
+    fewest = -(-least // islands) * islands
+
+    def scale(stage: T) -> T:
+        workers = round(stage.count * count / islands) * islands
+        return replace(stage, count=max(fewest, workers), local_batch=max(1, round(stage.local_batch * local_batch)))
+
+    return replace(config, workers=scale(config.workers), plan=tuple(map(scale, config.plan)))
 
 
 def follow_workers(plan: Sequence[Stage], before: WorkersConfig, after: WorkersConfig) -> tuple[Stage, ...]:
     """Return the stages of a plan in the proportion in which the workers of the first stage have changed."""
-    count, local_batch = after.count / before.count, after.local_batch / before.local_batch
-    return tuple(_scale(stage, count, local_batch) for stage in plan)
-
-
-def _scale(stage: T, count: float, local_batch: float, least: int = 1) -> T:
-    return replace(
-        stage,
-        count=max(least, round(stage.count * count)),
-        local_batch=max(1, round(stage.local_batch * local_batch)),
+    return tuple(
+        replace(
+            stage,
+            count=max(1, round(stage.count * after.count / before.count)),
+            local_batch=max(1, round(stage.local_batch * after.local_batch / before.local_batch)),
+        )
+        for stage in plan
     )
 
 

@@ -37,6 +37,9 @@ sentences as comments, `--config FILE` reads it back, and `--set lr.base=0.2` ch
 the beginning of islands and Downpour's warm start keep their places in it. A resumed run may change `data.path`,
 `data.loaders`, `checkpoint` and `kernels`, which do not decide its path; everything else must be as it was.
 
+An epoch is a fraction of the data seen, so schedules in tokens need nothing of their own: a warm-up over the first 10
+of 500 million tokens ends at epoch 0.02.
+
 ## Names
 """
 KINDS: dict[str, tuple[str, Mapping[str, Any]]] = {
