@@ -10,7 +10,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from bigstep.exchange import Exchange
+from bigstep.exchange import Exchange, Torus, World
+from bigstep.exchange.bucket import Bucket
+from bigstep.exchange.codecs.dense import Half
+from bigstep.exchange.summed import Summed
 from bigstep.tables.codecs import encoded_bytes
 from bigstep.tables.collectives import collective_traffic
 from worlds import World as Ranks
@@ -73,6 +76,27 @@ def test_lossless_exchange_trains_as_ddp_does_and_half_precision_nearly(world: C
             bound = 3e-8 if "none" in name or "accumulated" in name else 3e-5 if "fp16" in name else 3e-4
             assert difference <= bound, name
             assert difference > 0 or "16" not in name, "half precision rounds"
+
+
+def agree_on_a_scale() -> list[Tensor]:
+    """Half precision as many ranks use it, with four: they agree on a scale before they encode."""
+    group = dist.group.WORLD
+    assert group is not None
+    world = World.join(group, grid=(2, 2))
+    rank = dist.get_rank()
+    summed = Summed(world, Torus(world), Half(), agrees=True)
+    flat = torch.full((5,), 1e-9 * 10.0**rank)
+    bucket = Bucket(flat=flat, names=("w",), shapes=(flat.shape,), step=0)
+    for under_way in summed.start(bucket):
+        for work in under_way:
+            work.wait()
+    return [flat]
+
+
+def test_ranks_that_agree_on_a_scale_lose_no_small_gradient(world: Callable[[int], Ranks]) -> None:
+    """float16 by itself has nothing below 6e-8."""
+    for (mean,) in world(4).run(agree_on_a_scale):
+        torch.testing.assert_close(mean, torch.full((5,), 1.111e-6 / 4), rtol=2e-3, atol=0)
 
 
 def count_bytes() -> list[tuple[str, float, float, float, float]]:

@@ -33,6 +33,10 @@ CODECS: dict[str, dict[str, Any]] = {
     "fp16": {"collective": "ring", "codec": "fp16"},
     "onebit": {"collective": "gather", "codec": "onebit", "warmup_steps": 2},
     "onebit, double buffer": {"collective": "gather", "codec": "onebit", "double_buffer": True},
+    "exact": {"collective": "halving", "codec": "exact"},
+    "int8": {"codec": "int8", "warmup_steps": 1},
+    "int4": {"codec": "int4", "double_buffer": True},
+    "topk": {"codec": "topk", "keep": 100},
     "powersgd": {"codec": "powersgd", "rank": 1},
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from bigstep.tables.codecs import check_pair
+from bigstep.tables.codecs import CHUNK, check_pair
 from bigstep.validate import Count, Positive, Range, WholeNotNegative, check_ranges
 
 __all__ = ["ExchangeConfig"]
@@ -14,6 +14,8 @@ Grid = Annotated[
     tuple[int, ...],
     Range(lambda grid: len(grid) == 2 and min(grid) > 0, "be auto or two positive numbers [X, Y]"),
 ]
+Kept = Annotated[int, Range(lambda kept: 0 < kept <= CHUNK, f"be from 1 to {CHUNK}")]
+Decay = Annotated[float, Range(lambda decay: 0 < decay <= 1, "be above 0 and at most 1")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +38,10 @@ class ExchangeConfig:
     """Carry what a lossy codec lost into the next step."""
     rank: Count = 2
     """Rank of the approximation (powersgd)."""
+    keep: Kept = 64
+    """How many of 4,096 values are sent (topk)."""
+    decay: Decay = 0.95
+    """What is carried is multiplied by this in each step (topk)."""
 
     def __post_init__(self) -> None:
         check_ranges(self, "exchange")

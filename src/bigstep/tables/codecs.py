@@ -13,7 +13,7 @@ from bigstep.tables.collectives import COLLECTIVES, RUNNABLE
 
 __all__ = [
     "CHUNK", "CODECS", "ONEBIT_MAX_BLOCK", "ONEBIT_MIN_BLOCK", "SETTINGS", "BlockCode", "CodecEntry", "Cut",
-    "check_pair", "collectives_for", "encoded_bytes", "fill_settings", "onebit_blocks",
+    "check_pair", "collectives_for", "count_largest", "encoded_bytes", "fill_settings", "onebit_blocks",
 ]  # fmt: skip
 
 Shape = Sequence[int]
@@ -209,6 +209,15 @@ def _cut_evenly(length: int) -> Callable[[Shape], Cut]:
     return lambda shape: Cut((length,), *divmod(math.prod(shape), length))
 
 
+def count_largest(length: int, settings: Settings) -> int:
+    """How many values of a chunk top-k sends: `keep` of 4,096, and of a shorter chunk its share, rounded up.
+
+    >>> count_largest(4096, {"keep": 64}), count_largest(100, {"keep": 64})
+    (64, 2)
+    """
+    return min(length, math.ceil(settings["keep"] * length / CHUNK))
+
+
 def _powersgd_bytes(shape: Shape, settings: Settings) -> int:
     values = math.prod(shape)
     if len(shape) < 2 or values == 0:
@@ -221,7 +230,7 @@ def _powersgd_bytes(shape: Shape, settings: Settings) -> int:
 
 # Traffic of memory, in bytes a value: half precision reads 4 and writes 2; 1-bit reads gradient and residual and writes
 # residual and a bit (12.1), then unpacks and adds at the owner (8.1) and at the receiver (4.1); PowerSGD reads the
-# matrix three times.
+# matrix three times; top-k reads the values again to choose among them.
 CODECS = {
     "none": CodecEntry(
         "float32, or whatever type the gradients have",
@@ -265,6 +274,31 @@ CODECS = {
         encode_traffic=12.125,
         decode_traffic=12.25,
         offered=True,
+    ),
+    "int8": CodecEntry(
+        "a byte a value and a scale for each 1,024",
+        home="bigstep.exchange.codecs.integers:Int8",
+        loses="carried",
+        blocks=BlockCode(_cut_evenly(INTEGER_BLOCK), 4, lambda length, _: length),
+        encode_traffic=13.0,
+        decode_traffic=14.0,
+    ),
+    "int4": CodecEntry(
+        "half a byte a value and a scale for each 1,024",
+        home="bigstep.exchange.codecs.integers:Int4",
+        loses="carried",
+        blocks=BlockCode(_cut_evenly(INTEGER_BLOCK), 4, lambda length, _: -(-length // 2)),
+        encode_traffic=12.5,
+        decode_traffic=13.0,
+    ),
+    "topk": CodecEntry(
+        "the largest of each 4,096 values with their places; what is carried decays",
+        home="bigstep.exchange.codecs.topk:TopK",
+        loses="carried",
+        blocks=BlockCode(_cut_evenly(CHUNK), 0, lambda length, settings: 4 * count_largest(length, settings)),
+        settings={"keep": 64, "decay": 0.95},
+        encode_traffic=24.0,
+        decode_traffic=12.25,
     ),
     "powersgd": CodecEntry(
         "each matrix as the product of two thin ones, through torch's own hook",

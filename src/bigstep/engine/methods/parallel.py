@@ -17,6 +17,7 @@ from bigstep.engine.precision import Precision
 from bigstep.engine.ranks import Ranks
 from bigstep.exchange import BucketTuner, Exchange, sum_owed
 from bigstep.norm import set_workers
+from bigstep.tables.codecs import SETTINGS
 
 __all__ = ["Debt", "Parallel", "make_exchange"]
 
@@ -36,9 +37,9 @@ def make_exchange(
         warmup_steps=config.warmup_steps,
         error_feedback=config.error_feedback,
         double_buffer=config.double_buffer,
-        rank=config.rank,
         timeout=timeout_s,
         prepare=prepare,
+        **{name: getattr(config, name) for name in SETTINGS},
     )
 
 

@@ -43,14 +43,14 @@ class Exact:
         """The integer q of each value."""
         assert agreed is not None
         power = make_power(_shift(agreed, rule), torch.float64)
-        return flat.double().mul_(_spread(power, sizes)).round_().long()
+        return _scale(flat.double(), sizes, power).round_().long()
 
     def decode(self, wire: Tensor, flat: Tensor, sizes: Sequence[int], agreed: Tensor | None, rule: Sum) -> None:
         """The sum, rounded to float64, scaled back and divided there."""
         assert agreed is not None
         power = make_power(-_shift(agreed, rule), torch.float64) / rule.divide_by
         power = power.masked_fill(agreed == NOT_FINITE, torch.nan)
-        flat.copy_(wire.double().mul_(_spread(power, sizes)))
+        flat.copy_(_scale(wire.double(), sizes, power))
 
 
 def exact_sum_parts(
@@ -84,7 +84,8 @@ def _shift(agreed: Tensor, rule: Sum) -> Tensor:
     return _BITS - spare_bits(rule.parts) - agreed.clamp(_LEAST, _MOST)
 
 
-def _spread(of_parameters: Tensor, sizes: Sequence[int]) -> Tensor:
-    """One number for each parameter, repeated for all its values."""
-    counts = torch.tensor(sizes, device=of_parameters.device)
-    return of_parameters.repeat_interleave(counts, output_size=sum(sizes))
+def _scale(flat: Tensor, sizes: Sequence[int], factors: Tensor) -> Tensor:
+    """Multiply the values of each parameter by its factor, in place."""
+    for piece, factor in zip(flat.split_with_sizes(list(sizes)), factors.unbind(), strict=True):
+        piece.mul_(factor)
+    return flat
