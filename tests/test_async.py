@@ -13,8 +13,8 @@ from torch import nn
 from bigstep import recipes
 from bigstep.asynchronous import join_downpour, train_downpour, train_hogwild, train_locked
 from bigstep.asynchronous.board import Board, adopt_state, shared_state
+from bigstep.asynchronous.gate import split_address
 from bigstep.asynchronous.limits import require_runnable
-from bigstep.asynchronous.mail import split_address
 from bigstep.asynchronous.shares import Shares, batches_of
 from bigstep.config import (
     AsynchronousConfig,

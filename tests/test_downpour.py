@@ -21,9 +21,9 @@ from torch import nn
 from bigstep.asynchronous import join_downpour, train_downpour
 from bigstep.asynchronous.courier import Courier
 from bigstep.asynchronous.layout import Layout
-from bigstep.asynchronous.mail import connect_store, host_store
 from bigstep.asynchronous.server import serve_shard, stop_shard
 from bigstep.asynchronous.shard import Push, Shard
+from bigstep.asynchronous.store import connect_store, host_store
 from bigstep.config import (
     AsynchronousConfig,
     CheckpointConfig,
@@ -168,20 +168,21 @@ def test_a_push_that_broke_off_between_chunks_is_finished_when_it_comes_again() 
 
 def test_chunks_on_the_wire_give_the_bits_of_the_whole(tmp_path: Path) -> None:
     """A shard and a courier over a real line, in chunks of 64 of 1,000 elements, the last of them short."""
-    store, address = host_store("127.0.0.1:0")
+    store, where = host_store("127.0.0.1:0")
     cut = Layout(
         sizes=(301, 650), decays=(0.1, 0.0), averages=49, shards=2, dtype="float32", keep=0.9, max_staleness=0,
         save_every=0, keep_checkpoints=1, optimizer={"name": "adagrad", "eps": 1e-8}, chunk=64,
     )  # fmt: skip
     store.set("layout", cut.to_json())
-    for index in range(2):
+    clients = [connect_store(where) for _ in range(2)]
+    for index, client in enumerate(clients):
         folder = tmp_path / str(index)
-        threading.Thread(target=serve_shard, args=(connect_store(address), address, index, folder), daemon=True).start()
+        threading.Thread(target=serve_shard, args=(client, where, index, folder), daemon=True).start()
     whole = Shard(dataclasses.replace(cut, shards=1, chunk=1000), 0)
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(1000, generator=generator)
-    courier = Courier(address, cut)
-    courier.put(start)
+    courier = Courier(store, where.secret, cut)
+    courier.put(start).result()
     whole.put(start)
     versions = [0, 0]
     for number in range(1, 4):
@@ -196,6 +197,8 @@ def test_chunks_on_the_wire_give_the_bits_of_the_whole(tmp_path: Path) -> None:
     for index in range(2):
         stop_shard(store, index)
     until(lambda: store.check(["final/0", "final/1"]))
+    for each in (*clients, store):
+        each.close()
 
 
 def order(**asynchronous: Any) -> RunConfig:
@@ -266,7 +269,10 @@ def waiting(folder: Path, name: str) -> Callable[[], bool]:
 
 
 @pytest.mark.parametrize("calls", [1, 5])
-def test_a_killed_replica_loses_its_step_and_a_late_one_takes_part(tmp_path: Path, calls: int) -> None:
+def test_a_killed_replica_loses_its_step_and_a_late_one_takes_part(
+    tmp_path: Path, calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BIGSTEP_SECRET", "a secret of both sides")
     gate, folder, data = tmp_path / "gate", tmp_path / "run", Ninety()
     joined: list[int] = []
 

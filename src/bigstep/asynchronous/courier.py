@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from bigstep.asynchronous.layout import Layout
-from bigstep.asynchronous.pairs import FETCH, PUSH, PUT, Call, Link
+from bigstep.asynchronous.line import FETCH, PUSH, PUT, Call, Line
 from bigstep.asynchronous.shard import Push, Receipt
+from bigstep.asynchronous.store import Store
 
 __all__ = ["Courier", "Delivery"]
 
@@ -42,28 +43,36 @@ class Delivery:
 class Courier:
     """One exchange at a time with all shards at once; `carry` returns at once, its future tells the end."""
 
-    def __init__(self, address: str, layout: Layout, meanwhile: Callable[[], None] = lambda: None):
+    def __init__(self, store: Store, secret: bytes, layout: Layout):
         self._layout = layout
-        self._links = [Link(address, shard, layout.chunks(shard), meanwhile) for shard in range(layout.shards)]
+        self._lines = [Line(store, secret, shard) for shard in range(layout.shards)]
         self._thread = ThreadPoolExecutor(1, "courier")
+        self._carriers = ThreadPoolExecutor(layout.shards, "line")  # all shards at once: none waits for another's
 
     def carry(self, push: Push | None, versions: list[int], vector: Tensor | None, *, fetch: bool) -> Future[Delivery]:
         """Push a vector, fetch the weights, or both; `versions` are those that the vector was computed on."""
         return self._thread.submit(self._exchange, push, versions, vector, fetch)
 
-    def fetch(self) -> Delivery:
-        """Fetch the weights and wait for them."""
-        return self.carry(None, [0] * self._layout.shards, None, fetch=True).result()
+    def fetch(self) -> Future[Delivery]:
+        """Fetch the weights."""
+        return self.carry(None, [0] * self._layout.shards, None, fetch=True)
 
-    def put(self, weights: Tensor) -> None:
+    def put(self, weights: Tensor) -> Future[Any]:
         """Give the shards their initial weights."""
-        self._thread.submit(self._all, [Call(PUT)] * self._layout.shards, weights, None).result()
+        return self._thread.submit(self._all, [Call(PUT)] * self._layout.shards, weights, None)
+
+    def give_up(self) -> None:
+        """Let go of an exchange under way, and close."""
+        for line in self._lines:
+            line.give_up()
+        self.close()
 
     def close(self) -> None:
         """Take leave of the shards."""
         self._thread.shutdown(wait=True)
-        for link in self._links:
-            link.leave()
+        self._carriers.shutdown(wait=True)
+        for line in self._lines:
+            line.leave()
 
     def _exchange(self, push: Push | None, versions: list[int], vector: Tensor | None, fetch: bool) -> Delivery:
         wants = (PUSH if push else 0) | (FETCH if fetch else 0)
@@ -76,10 +85,7 @@ class Courier:
             start, stop = self._layout.bounds(shard)
             return None if whole is None else whole[start:stop]
 
-        jobs = [
-            (link, call, part(vector, k), part(weights, k))
-            for k, (link, call) in enumerate(zip(self._links, calls, strict=True))
-        ]
-        for link, call, mine, room in jobs:  # all shards at once: none waits for another's transfer
-            link.start(call, mine, room)
-        return [link.finish(call, mine, room) for link, call, mine, room in jobs]
+        def one(line: Line, call: Call, shard: int) -> Receipt:
+            return line.exchange(call, part(vector, shard), part(weights, shard))
+
+        return list(self._carriers.map(one, self._lines, calls, range(self._layout.shards)))

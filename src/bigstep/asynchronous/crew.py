@@ -15,7 +15,9 @@ from typing import Any
 import torch
 import torch.multiprocessing as multiprocessing
 
-from bigstep.asynchronous.mail import Post, connect_store
+from bigstep.asynchronous.gate import Rendezvous
+from bigstep.asynchronous.mail import Post
+from bigstep.asynchronous.store import connect_store
 from bigstep.engine.launch import die_with_launcher
 from bigstep.errors import BigstepError, ConfigError
 
@@ -29,14 +31,14 @@ _END_S = 10.0
 class Crew:
     """Child processes by name; `how_ended` tells of those that are no more."""
 
-    address: str
-    """Where the store of the run is."""
+    where: Rendezvous
+    """Where the store of the run is; a process is told through a pipe that only it reads."""
     members: dict[str, BaseProcess] = field(default_factory=dict)
 
     def start(self, name: str, work: Callable[..., None], *arguments: Any) -> None:
         """Run `work(store, post, *arguments)` in a new process."""
         context = multiprocessing.get_context("spawn")
-        process = context.Process(target=_enter, args=(os.getpid(), self.address, name, work, arguments), name=name)
+        process = context.Process(target=_enter, args=(os.getpid(), self.where, name, work, arguments), name=name)
         try:
             process.start()
         except (pickle.PicklingError, AttributeError, TypeError) as error:  # before there is a process
@@ -75,11 +77,16 @@ def share_cores(replicas: int) -> None:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // replicas))
 
 
-def _enter(parent: int, address: str, name: str, work: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-    """What a child does: die with its parent, leave Ctrl-C to it, work, and tell why if it fails."""
+def _leave_it(number: int, frame: Any) -> None:
+    """Do nothing: the parent decides. A handler, since what is ignored would stay so in processes started from here."""
+
+
+def _enter(parent: int, where: Rendezvous, name: str, work: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    """What a child does: die with its parent, leave signals to it, work, and tell why if it fails."""
     die_with_launcher(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    store = connect_store(address)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # a terminal or a scheduler sends them to all
+        signal.signal(number, _leave_it)
+    store = connect_store(where)
     post = Post(store, name)
     try:
         work(store, post, *arguments)

@@ -13,31 +13,40 @@ import math
 import os
 import time
 from collections import Counter
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from bigstep.asynchronous.averages import set_averages
 from bigstep.asynchronous.courier import Courier
 from bigstep.asynchronous.crew import Crew
+from bigstep.asynchronous.gate import Rendezvous
 from bigstep.asynchronous.layout import Layout, load_vector, weight_vector
 from bigstep.asynchronous.ledger import Ledger
-from bigstep.asynchronous.mail import LOOK_S, START_S, Mailbox, Store, host_store, wait_until
+from bigstep.asynchronous.mail import LOOK_S, START_S, Mailbox, wait_until
 from bigstep.asynchronous.replica import replicate
 from bigstep.asynchronous.resume import Progress
 from bigstep.asynchronous.server import serve_shard, stop_shard
 from bigstep.asynchronous.shares import Shares
+from bigstep.asynchronous.store import Store, host_store
 from bigstep.config import require
 from bigstep.config.text import config_to_mapping
 from bigstep.engine.build import Own, Run
+from bigstep.engine.interruption import StoppedError, StopRequest
 from bigstep.engine.run import Order
 from bigstep.errors import RunError
 
 __all__ = ["train_sharded"]
 
+T = TypeVar("T")
+
 _SILENT_S = 600.0
 """How long the run waits for a replica that says nothing when all others have ended."""
+
+_SAVE_S = 20.0
+"""How long shards may take to save when the run is to stop; schedulers often wait for 30 seconds before they kill."""
 
 _RESTARTS = 5
 """How often a shard is started again before the run is given up."""
@@ -49,6 +58,7 @@ def train_sharded(
     ledger: Ledger,
     own: Own,
     saved: Progress | None,
+    request: StopRequest,
     *,
     listen: str,
     elsewhere: tuple[int, int],
@@ -64,17 +74,27 @@ def train_sharded(
         not (order.resume and elsewhere[0]),
         "A run with shards on other machines cannot be resumed: their checkpoints are there; start it anew.",
     )
-    store, address = host_store(listen)
+    store, where = host_store(listen, alone=not any(elsewhere))
     shares_per_epoch = built.sampler.size / config.workers.local_batch
     layout = Layout.of(built, shares_per_epoch)
     store.set("layout", layout.to_json())
-    store.set("order", json.dumps({"config": config_to_mapping(config), "max_shares": order.max_steps}))
     store.set("shards_elsewhere", str(elsewhere[0]))
-    coordinator = _Coordinator(order, built, ledger, own, saved, store, address, layout, Crew(address), elsewhere)
+    store.set("order", json.dumps({"config": config_to_mapping(config), "max_shares": order.max_steps}))
+    crew = Crew(where)
+    coordinator = _Coordinator(order, built, ledger, own, saved, request, store, where, layout, crew, elsewhere)
     try:
         return coordinator.run()
+    except _StopAskedError:
+        raise coordinator.stop() from None
     finally:
-        coordinator.crew.kill()
+        if coordinator.courier is not None:
+            coordinator.courier.give_up()
+        crew.kill()
+        store.close()
+
+
+class _StopAskedError(Exception):
+    """A signal asks the run to save itself and leave."""
 
 
 @dataclass
@@ -84,8 +104,9 @@ class _Coordinator:
     ledger: Ledger
     own: Own
     saved: Progress | None
+    request: StopRequest
     store: Store
-    address: str
+    where: Rendezvous
     layout: Layout
     crew: Crew
     elsewhere: tuple[int, int]
@@ -95,10 +116,11 @@ class _Coordinator:
     restarts: Counter[int] = field(default_factory=Counter)
     versions: list[int] = field(default_factory=list)
     heard: dict[int, float] = field(default_factory=dict)
+    courier: Courier | None = None
 
     def run(self) -> dict[str, Any]:
         settings = self.order.config.asynchronous
-        self.ledger.note(f"The parameter server of {settings.shards} shards is at {self.address}.")
+        self.ledger.note(f"The parameter server of {settings.shards} shards is at {self.where.address}.")
         self.mailbox = Mailbox(self.store)
         self.versions = self.saved.versions if self.saved else [0] * settings.shards
         local_shards, local_replicas = settings.shards - self.elsewhere[0], settings.replicas - self.elsewhere[1]
@@ -108,9 +130,9 @@ class _Coordinator:
             self._start_shard(shard)
         for number in range(local_replicas):
             self._start_replica(number)
-        self.courier = Courier(self.address, self.layout, self._watch_shards)
+        self.courier = courier = Courier(self.store, self.where.secret, self.layout)
         if self.saved is None:
-            self.courier.put(weight_vector(self.built.learner.model))
+            self._wait_for(courier.put(weight_vector(self.built.learner.model)))
         else:  # the shards have their weights
             self.store.add("shares", self.saved.shares)
         wait_until(self._all_ready, START_S, self._missing())
@@ -134,13 +156,7 @@ class _Coordinator:
     def _finish(self, seconds: float) -> dict[str, Any]:
         self.store.set("finished", "")
         self._take_snapshot()
-        self.courier.close()
-        finals = []
-        for shard in range(self.layout.shards):
-            stop_shard(self.store, shard)
-            ended = functools.partial(self.store.check, [f"final/{shard}"])
-            wait_until(ended, START_S, f"Shard {shard} did not end within {START_S:g} s.")
-            finals.append(json.loads(self.store.get(f"final/{shard}")))
+        finals = self._stop_shards(START_S)
         self.crew.end()
         staleness: Counter[int] = Counter()
         for final in finals:
@@ -157,6 +173,27 @@ class _Coordinator:
             staleness=staleness,
         )
 
+    def _stop_shards(self, within_s: float) -> list[dict[str, Any]]:
+        """Let every shard write its last checkpoint and end; return their figures."""
+        for shard in range(self.layout.shards):
+            stop_shard(self.store, shard)
+        finals = []
+        for shard in range(self.layout.shards):
+            ended = functools.partial(self.store.check, [f"final/{shard}"])
+            wait_until(ended, within_s, f"Shard {shard} did not end within {within_s:g} s.")
+            finals.append(json.loads(self.store.get(f"final/{shard}")))
+        return finals
+
+    def stop(self) -> StoppedError:
+        """Let the shards write what they have, as whole updates, and say how far the run came."""
+        try:
+            updates, saved = min(final["updates"] for final in self._stop_shards(_SAVE_S)), True
+        except RunError:
+            updates, saved = self.ledger.updates, False
+        self._read_letters()
+        self.ledger.flush()
+        return StoppedError(self.request.number, updates, saved=saved)
+
     def _shares_drawn(self) -> int:
         """Shares that were handed out; the counter goes on past the end of the run."""
         counted = self.store.add("shares", 0)
@@ -165,13 +202,13 @@ class _Coordinator:
 
     def _start_shard(self, shard: int) -> None:
         folder = self.order.folder / "checkpoints" / f"shard-{shard}"
-        self.crew.start(f"shard-{shard}", _serve, self.address, shard, folder)
+        self.crew.start(f"shard-{shard}", _serve, self.where, shard, folder)
 
     def _start_replica(self, number: int) -> None:
         device = self.built.ranks.device
         if device.type == "cuda":
             device = torch.device("cuda", number % torch.cuda.device_count())
-        self.crew.start(f"replica-{number}", replicate, self.address, number, device, self.local, self.own)
+        self.crew.start(f"replica-{number}", replicate, self.where, number, device, self.local, self.own)
 
     def _known(self) -> range:
         return range(self.store.add("replicas", 0))
@@ -192,6 +229,11 @@ class _Coordinator:
         return any(number not in self.done and number not in self.dead for number in self._known())
 
     def _listen(self) -> None:
+        if self.request.number:
+            raise _StopAskedError
+        self._read_letters()
+
+    def _read_letters(self) -> None:
         for number in self._known():
             name = f"replica-{number}"
             ended = self.crew.how_ended(name) if name in self.crew.members else None  # before its last letters
@@ -251,15 +293,26 @@ class _Coordinator:
             lost = self.versions[shard] - version
             self.ledger.note(f"Shard {shard} is back at update {version}; {lost} updates were lost on it.")
 
+    def _wait_for(self, errand: Future[T]) -> T:
+        """Wait for the courier, who may have to wait for a shard that is started again here.
+
+        In this thread: the kernel ends a process that is to die with its parent when the thread that started it ends.
+        """
+        while not errand.done():
+            self._watch_shards()
+            time.sleep(LOOK_S / 10)
+        return errand.result()
+
     def _take_snapshot(self) -> None:
         """Load the weights that the shards have now."""
-        delivery = self.courier.fetch()
+        assert self.courier is not None
+        delivery = self._wait_for(self.courier.fetch())
         assert delivery.weights is not None
         load_vector(self.built.learner.model, delivery.weights)
         set_averages(self.built.learner, delivery.weights[self.layout.parameters :].to(self.built.ranks.device))
 
 
-def _serve(store: Store, post: Any, address: str, shard: int, folder: Any) -> None:
+def _serve(store: Store, post: Any, where: Rendezvous, shard: int, folder: Any) -> None:
     """What the process of a shard does; it ends at once, since threads may still wait on lines that nobody uses."""
-    serve_shard(store, address, shard, folder)
+    serve_shard(store, where, shard, folder)
     os._exit(0)

@@ -12,6 +12,7 @@ from bigstep.asynchronous.limits import require_runnable
 from bigstep.asynchronous.resume import saved_progress
 from bigstep.config.text import config_to_mapping
 from bigstep.engine.build import Own, build
+from bigstep.engine.interruption import listening
 from bigstep.engine.observers.base import Audience, Observer
 from bigstep.engine.observers.records import Records
 from bigstep.engine.ranks import Ranks
@@ -73,13 +74,14 @@ def _run(
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the cores are the replicas': threads that spin beside them would slow all down
     try:
-        if asynchronous.method == "downpour":
-            from bigstep.asynchronous.downpour import train_sharded
+        with listening() as request:
+            if asynchronous.method == "downpour":
+                from bigstep.asynchronous.downpour import train_sharded
 
-            return train_sharded(order, run, ledger, own, saved, listen=listen, elsewhere=elsewhere)
-        from bigstep.asynchronous.shared import train_shared
+                return train_sharded(order, run, ledger, own, saved, request, listen=listen, elsewhere=elsewhere)
+            from bigstep.asynchronous.shared import train_shared
 
-        return train_shared(order, run, ledger, own)
+            return train_shared(order, run, ledger, own, request)
     finally:
         torch.set_num_threads(threads)
         run.close()

@@ -16,10 +16,12 @@ from torch import Tensor
 
 from bigstep.asynchronous.courier import Courier, Delivery
 from bigstep.asynchronous.crew import share_cores
+from bigstep.asynchronous.gate import Rendezvous
 from bigstep.asynchronous.layout import Layout, gradient_vector, load_vector
-from bigstep.asynchronous.mail import START_S, Post, Store, connect_store, or_gone, wait_until
+from bigstep.asynchronous.mail import START_S, Post, wait_until
 from bigstep.asynchronous.shard import Push
 from bigstep.asynchronous.shares import Shares, batches_of, gradient_of
+from bigstep.asynchronous.store import Store, connect_store, or_gone
 from bigstep.config.text import config_from_mapping
 from bigstep.data.sampler import Step
 from bigstep.engine.build import Own, Run, build
@@ -32,28 +34,28 @@ _WARM_S = 7 * 86_400.0
 """How long a warm start may take."""
 
 
-def take_part(address: str, device: torch.device, own: Own, timeout_s: float) -> int:
+def take_part(where: Rendezvous, device: torch.device, own: Own, timeout_s: float) -> int:
     """Join a run from elsewhere and work until it ends; return the pushes made."""
-    store = connect_store(address, timeout_s)
-    with or_gone(address):
+    with or_gone(where.address), contextlib.closing(connect_store(where, timeout_s)) as store:
         if store.check(["finished"]):
             return 0
+        wait_until(lambda: store.check(["order"]), START_S, f"The run at {where.address} does not begin.")
         number = store.add("replicas", 1) - 1
-        return _work(store, Post(store, f"replica-{number}"), address, number, device, own)
+        return _work(store, Post(store, f"replica-{number}"), where, number, device, own)
 
 
 def replicate(
-    store: Store, post: Post, address: str, number: int, device: torch.device, replicas: int, own: Own
+    store: Store, post: Post, where: Rendezvous, number: int, device: torch.device, replicas: int, own: Own
 ) -> None:
     """What the process of a replica on this machine does."""
     share_cores(replicas)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     own = replace(own, model=copy.deepcopy(own.model))  # it came through shared memory; each needs weights of its own
-    _work(store, post, address, number, device, own)
+    _work(store, post, where, number, device, own)
 
 
-def _work(store: Store, post: Post, address: str, number: int, device: torch.device, own: Own) -> int:
+def _work(store: Store, post: Post, where: Rendezvous, number: int, device: torch.device, own: Own) -> int:
     order = json.loads(store.get("order"))
     config = config_from_mapping(order["config"])
     run = build(config, Ranks(device=device), own)
@@ -61,7 +63,7 @@ def _work(store: Store, post: Post, address: str, number: int, device: torch.dev
     wait_until(lambda: store.check(["begin"]), START_S, "The Downpour run did not begin; look at its coordinator.")
     if number > 0:
         wait_until(lambda: store.check(["warm"]), _WARM_S, "The warm start did not end; look at replica 0.")
-    courier = Courier(address, Layout.from_json(store.get("layout")))
+    courier = Courier(store, where.secret, Layout.from_json(store.get("layout")))
     replica = _Replica(run, courier, post, number)
     shares = Shares(run.sampler, config.epochs, order["max_shares"])
     with contextlib.closing(run):
@@ -94,7 +96,7 @@ class _Replica:
         self._flight: tuple[Future[Delivery], _Load | None] | None = None
         self._waited_s = self._lr = 0.0
         self.pushes = 0
-        first = courier.fetch()
+        first = courier.fetch().result()
         self._read_at = first.versions
         assert first.weights is not None
         load_vector(run.learner.model, first.weights)

@@ -5,31 +5,33 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from bigstep.asynchronous.gate import Gate, Rendezvous
 from bigstep.asynchronous.layout import Layout
-from bigstep.asynchronous.mail import LOOK_S, Store, connect_store, or_gone
-from bigstep.asynchronous.pairs import CALL_WORDS, FETCH, LEAVE, PUSH, PUT, Call, Pair, pair_group
+from bigstep.asynchronous.line import CALL_WORDS, FETCH, LEAVE, PUSH, PUT, Call, receive_into, view_of
+from bigstep.asynchronous.mail import LOOK_S, START_S, wait_until
 from bigstep.asynchronous.shard import Receipt, Shard
+from bigstep.asynchronous.store import Store, StoreGoneError, connect_store, or_gone
 from bigstep.engine.checkpoint import load_latest, save_checkpoint
 from bigstep.errors import RunError
 
 __all__ = ["offer_shard", "serve_shard", "stop_shard"]
 
-_REPLICA = 1
-"""The other rank of a pair."""
-
 _IDLE_S = 600.0
 """After this long without a word a replica counts as gone; one that was only slow calls again."""
+
+_LAST_S = 30.0
+"""How long a shard that is to end waits for the exchanges that are under way."""
 
 
 class _Keeper:
@@ -64,26 +66,24 @@ class _Keeper:
             self._saved = state["version"]
 
 
-def serve_shard(store: Store, address: str, index: int, folder: Path) -> None:
+def serve_shard(store: Store, where: Rendezvous, index: int, folder: Path) -> None:
     """Serve shard `index` of the run whose store this is, until the coordinator says stop."""
     torch.set_num_threads(1)
     shard = Shard(Layout.from_json(store.get("layout")), index)
     keeper = _Keeper(shard, folder)
-    number = store.add(f"served/{index}", 0)  # calls that a shard before this one has answered
     if keeper.restore():
-        if number == 0:  # the whole run goes on: its replicas are new
+        if store.add(f"served/{index}", 0) == 0:  # the whole run goes on: its replicas are new
             shard.forget_replicas()
             keeper.keep(force=True)
-        else:
+        else:  # a shard before this one has answered replicas
             store.set(f"restored/{index}", str(shard.version))
-    store.set(f"shard/{index}", "ready")
-    while True:
-        _wait_for_call(store, f"call/{index}/{number}")
-        store.add(f"served/{index}", 1)
-        if store.get(f"call/{index}/{number}") == b"stop":
-            break
-        threading.Thread(target=_answer, args=(address, shard, keeper, number), daemon=True).start()
-        number += 1
+    desk = _Desk(store, shard, keeper)
+    gate = Gate(where.near(), 0, where.secret, desk.admit)
+    store.set(f"shard/{index}", gate.address)
+    while not store.check([f"stop/{index}"]):
+        time.sleep(LOOK_S)
+    gate.close()
+    desk.close()
     keeper.keep(force=True)
     facts = {
         "updates": shard.version,
@@ -96,16 +96,15 @@ def serve_shard(store: Store, address: str, index: int, folder: Path) -> None:
 
 
 def stop_shard(store: Store, index: int) -> None:
-    """Ask a shard to write its last checkpoint and its figures, and to end."""
-    number = store.add(f"calls/{index}", 1) - 1
-    store.set(f"call/{index}/{number}", "stop")
+    """Ask a shard to end the exchanges under way, to write its last checkpoint and its figures, and to end."""
+    store.set(f"stop/{index}", "")
 
 
-def offer_shard(address: str, folder: Path, timeout_s: float) -> None:
+def offer_shard(where: Rendezvous, folder: Path, timeout_s: float) -> None:
     """Serve the next free shard of a run that awaits shards from elsewhere."""
-    store = connect_store(address, timeout_s)
-    with or_gone(address):
-        serve_shard(store, address, _claim(store, address, folder), folder)
+    with or_gone(where.address), contextlib.closing(connect_store(where, timeout_s)) as store:
+        wait_until(lambda: store.check(["order"]), START_S, f"The run at {where.address} does not begin.")
+        serve_shard(store, where, _claim(store, where.address, folder), folder)
 
 
 def _claim(store: Store, address: str, folder: Path) -> int:
@@ -124,60 +123,91 @@ def _claim(store: Store, address: str, folder: Path) -> int:
     return index
 
 
-def _wait_for_call(store: Store, key: str) -> None:
-    while not store.check([key]):
-        time.sleep(LOOK_S)
+class _Desk:
+    """Answers replicas, each in a thread of its own."""
+
+    def __init__(self, store: Store, shard: Shard, keeper: _Keeper):
+        self._store, self._shard, self._keeper = store, shard, keeper
+        self._under_way, self._open, self._changed = 0, True, threading.Condition()
+
+    def admit(self, line: socket.socket) -> None:
+        """Begin to answer a replica."""
+        threading.Thread(target=self._answer, args=(line,), daemon=True).start()
+
+    def close(self) -> None:
+        """Begin no other exchange, and wait for those under way: a push is applied as a whole."""
+        with self._changed:
+            self._open = False
+            self._changed.wait_for(lambda: self._under_way == 0, _LAST_S)
+
+    @contextlib.contextmanager
+    def _one_exchange(self) -> Iterator[None]:
+        with self._changed:
+            if not self._open:
+                raise ConnectionError("the shard ends")
+            self._under_way += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._under_way -= 1
+                self._changed.notify_all()
+
+    def _answer(self, line: socket.socket) -> None:
+        """Serve one replica until it leaves, dies or is silent for too long."""
+        replica = -1
+        try:
+            with line:
+                line.settimeout(_IDLE_S)
+                self._store.add(f"served/{self._shard.index}", 1)
+                vector = torch.zeros_like(self._shard.fetch()[0])
+                while True:
+                    words = torch.zeros(CALL_WORDS, dtype=torch.float64)
+                    receive_into(line, words)
+                    call = Call.decode(words)
+                    if call.wants & LEAVE:
+                        return
+                    replica = max(replica, call.push.replica)
+                    with self._one_exchange():
+                        self._exchange(line, call, vector)
+                    self._keep()
+        except (OSError, ValueError, OverflowError, StoreGoneError):  # the line broke, or no replica speaks on it
+            if replica >= 0:
+                with contextlib.suppress(StoreGoneError):  # the coordinator may be gone as well
+                    self._store.set(f"gone/{replica}", "")
+        except BaseException as error:
+            _give_up(self._shard.index, error)
+
+    def _exchange(self, line: socket.socket, call: Call, vector: Tensor) -> None:
+        """Take what a call brings and send what it wants, chunk by chunk.
+
+        Weights travel back while the rest of the gradient still comes: both directions of the link are busy at once.
+        """
+        shard = self._shard
+        receipt = Receipt(True, 0, shard.version)
+        for number, (first, last) in enumerate(shard.spans):
+            if call.wants & (PUSH | PUT):
+                receive_into(line, vector[first:last])
+            if call.wants & PUSH:
+                told = shard.push_chunk(call.push, number, vector[first:last])
+                receipt = told if number == 0 else receipt
+            if call.wants & FETCH:
+                weights, version = shard.fetch_chunk(number)
+                receipt = replace(receipt, version=version) if number == 0 else receipt
+                line.sendall(view_of(weights))
+        if call.wants & PUT:
+            shard.put(vector)
+            self._keep(force=True)
+        reply = torch.tensor([receipt.accepted, receipt.staleness, receipt.version], dtype=torch.float64)
+        line.sendall(view_of(reply))
+
+    def _keep(self, *, force: bool = False) -> None:
+        try:
+            self._keeper.keep(force=force)
+        except BaseException as error:  # a disk that is full, say: a shard that cannot keep its promise must not go on
+            _give_up(self._shard.index, error)
 
 
-def _exchange(group: Pair, shard: Shard, keeper: _Keeper, call: Call, vector: Tensor) -> None:
-    """Take what a call brings and send what it wants, chunk by chunk.
-
-    Weights travel back while the rest of the gradient still comes: both directions of the link are busy at once.
-    """
-    limit = timedelta(seconds=_IDLE_S)
-    brings = call.wants & (PUSH | PUT)
-    incoming = [group.recv([vector[a:b]], _REPLICA, 1) for a, b in shard.spans] if brings else []
-    receipt = Receipt(True, 0, shard.version)
-    outgoing: list[tuple[Any, Tensor]] = []  # with what is sent, which must live until it has travelled
-    for number, (first, last) in enumerate(shard.spans):
-        if brings:
-            incoming[number].wait(limit)
-        if call.wants & PUSH:
-            told = shard.push_chunk(call.push, number, vector[first:last])
-            receipt = told if number == 0 else receipt
-        if call.wants & FETCH:
-            weights, version = shard.fetch_chunk(number)
-            receipt = replace(receipt, version=version) if number == 0 else receipt
-            outgoing.append((group.send([weights], _REPLICA, 3), weights))
-    if call.wants & PUT:
-        shard.put(vector)
-        keeper.keep(force=True)
-    reply = torch.tensor([receipt.accepted, receipt.staleness, receipt.version], dtype=torch.float64)
-    for work, _ in [*outgoing, (group.send([reply], _REPLICA, 2), reply)]:
-        work.wait(limit)
-
-
-def _answer(address: str, shard: Shard, keeper: _Keeper, number: int) -> None:
-    """Serve one replica until it leaves, dies or is silent for too long."""
-    replica = -1
-    try:
-        store = connect_store(address)
-        group = pair_group(store, address, shard.index, number, side=0)
-        vector = torch.zeros_like(shard.fetch()[0])
-        while True:
-            words = torch.zeros(CALL_WORDS, dtype=torch.float64)
-            group.recv([words], _REPLICA, 0).wait(timedelta(seconds=_IDLE_S))
-            call = Call.decode(words)
-            if call.wants & LEAVE:
-                return
-            replica = max(replica, call.push.replica)
-            _exchange(group, shard, keeper, call, vector)
-            keeper.keep()
-    except RuntimeError:  # the line broke, or never came to be
-        if replica >= 0:
-            with contextlib.suppress(RuntimeError):  # the coordinator may be gone as well
-                store.set(f"gone/{replica}", "")
-    except BaseException as error:
-        # a disk that is full, say: a shard that cannot keep its promise must not go on
-        print(f"bigstep: Shard {shard.index} failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        os._exit(1)
+def _give_up(index: int, error: BaseException) -> None:
+    print(f"bigstep: Shard {index} failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    os._exit(1)

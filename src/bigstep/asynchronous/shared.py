@@ -21,10 +21,12 @@ from bigstep.asynchronous.averages import batch_statistics
 from bigstep.asynchronous.board import Board, adopt_state
 from bigstep.asynchronous.crew import Crew, share_cores
 from bigstep.asynchronous.ledger import Ledger
-from bigstep.asynchronous.mail import LOOK_S, START_S, Mailbox, Post, Store, host_store, wait_until
+from bigstep.asynchronous.mail import LOOK_S, START_S, Mailbox, Post, wait_until
 from bigstep.asynchronous.shares import Shares, batches_of, gradient_of
+from bigstep.asynchronous.store import Store, host_store
 from bigstep.config import RunConfig
 from bigstep.engine.build import Own, Run, build
+from bigstep.engine.interruption import StoppedError, StopRequest
 from bigstep.engine.ranks import Ranks
 from bigstep.engine.rates import learning_rate
 from bigstep.engine.run import Order
@@ -46,13 +48,13 @@ class _Task:
     own: Own
 
 
-def train_shared(order: Order, run: Run, ledger: Ledger, own: Own) -> dict[str, Any]:
+def train_shared(order: Order, run: Run, ledger: Ledger, own: Own, request: StopRequest) -> dict[str, Any]:
     """Run the processes of a locked or Hogwild! run and return its result; `run` ends with the final weights."""
     config = order.config
     method, replicas = config.asynchronous.method, config.asynchronous.replicas
     board = Board.of(run.learner, replicas, locked=method == "locked")
-    store, address = host_store("127.0.0.1:0")
-    mailbox, crew = Mailbox(store), Crew(address)
+    store, where = host_store("127.0.0.1:0")
+    mailbox, crew = Mailbox(store), Crew(where)
     names = [f"replica-{number}" for number in range(replicas)]
     # gamma was set to zero before the weights were shared; to do it again would undo training
     quiet = replace(config, norm=replace(config.norm, zero_gamma=False))
@@ -64,6 +66,11 @@ def train_shared(order: Order, run: Run, ledger: Ledger, own: Own) -> dict[str, 
         ready: set[str] = set()
         done: set[str] = set()
         while len(done) < replicas:
+            if request.number:
+                ledger.flush()
+                ledger.save(order.folder, lambda: board.copy_into(run.learner))
+                state = f"its weights are in {order.folder / 'checkpoints'}, but a {method} run cannot go on"
+                raise StoppedError(request.number, ledger.updates, state=state)
             for name in names:
                 _listen(mailbox, crew, ledger, name, ready, done)
             if len(ready) == replicas and not store.check(["begin"]):
@@ -79,6 +86,7 @@ def train_shared(order: Order, run: Run, ledger: Ledger, own: Own) -> dict[str, 
         return ledger.finish(order, lambda: board.copy_into(run.learner), seconds)
     finally:
         crew.kill()
+        store.close()
 
 
 def _listen(mailbox: Mailbox, crew: Crew, ledger: Ledger, name: str, ready: set[str], done: set[str]) -> None:

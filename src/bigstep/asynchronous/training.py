@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from bigstep.asynchronous.engine import run_asynchronously
+from bigstep.asynchronous.gate import Rendezvous, shared_secret, split_address
 from bigstep.config import RunConfig
 from bigstep.engine.build import Own
 from bigstep.engine.fit import FitResult
@@ -195,7 +196,7 @@ def join_downpour(
     from bigstep.asynchronous.replica import take_part
 
     with joined_ranks(device) as ranks:
-        return take_part(address, ranks.device, Own(model, data, loss), timeout_s)
+        return take_part(_rendezvous(address), ranks.device, Own(model, data, loss), timeout_s)
 
 
 def serve_downpour(address: str, folder: Path | str, *, timeout_s: float = 30.0) -> None:
@@ -208,7 +209,18 @@ def serve_downpour(address: str, folder: Path | str, *, timeout_s: float = 30.0)
     """
     from bigstep.asynchronous.server import offer_shard
 
-    offer_shard(address, Path(folder), timeout_s)
+    offer_shard(_rendezvous(address), Path(folder), timeout_s)
+
+
+def _rendezvous(address: str) -> Rendezvous:
+    """A run elsewhere, and the secret that it shares with this machine."""
+    split_address(address)
+    if (secret := shared_secret()) is None:
+        raise ConfigError(
+            f"Whoever takes part in the run at {address} needs its secret: set BIGSTEP_SECRET, or BIGSTEP_SECRET_FILE "
+            "to a file that holds it, here as for the run."
+        )
+    return Rendezvous(address, secret)
 
 
 def _with_method(config: RunConfig, method: str) -> RunConfig:

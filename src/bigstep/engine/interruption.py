@@ -20,11 +20,13 @@ _SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 class StoppedError(AgreedError):
     """A run that was asked to stop, and did so in a state from which it can go on."""
 
-    def __init__(self, number: int, step: int, *, saved: bool = True):
+    def __init__(self, number: int, step: int, *, saved: bool = True, state: str = ""):
+        """`state` says what became of a run that cannot go on."""
         self.exit_status = 128 + number  # as a shell reports a process that a signal ended
         self.number, self.step = number, step
-        state = "its state is saved" if saved else "its state could not be saved, but an earlier one may be there"
-        super().__init__(f"Stopped by {signal.Signals(number).name} after step {step}; {state}: go on with --resume.")
+        kept = "its state is saved" if saved else "its state could not be saved, but an earlier one may be there"
+        state = state or f"{kept}: go on with --resume"
+        super().__init__(f"Stopped by {signal.Signals(number).name} after step {step}; {state}.")
 
 
 class StopRequest:

@@ -1,0 +1,218 @@
+"""The values that all processes of a run see: a dictionary in the coordinator, behind a gate.
+
+Counters number the replicas and hand out shares; flags tell that the run began, that the warm start is over, or that a
+peer is gone. Nobody waits inside the store: whoever has to wait looks again a little later.
+
+On the wire a request is a JSON list [operation, key, value] and its answer a JSON value, each behind its length in four
+bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from bigstep.asynchronous.gate import Gate, Rendezvous, knock, new_secret, receive, shared_secret, split_address
+from bigstep.errors import ConfigError, RunError
+
+__all__ = ["HostedStore", "Store", "StoreGoneError", "connect_store", "host_store", "or_gone"]
+
+CONNECT_S = 30.0
+"""How long a server may take to answer before it counts as not there."""
+
+_REPLY_S = 300.0
+"""How long a coordinator that is there may take to reply: it may evaluate, or be stopped for a while."""
+
+_LONGEST = 1 << 26
+"""Bytes of a message; rows of a run take far fewer."""
+
+_LOOPBACK = ("127.", "localhost", "::1")
+
+
+class StoreGoneError(RuntimeError):
+    """The coordinator does not answer any more."""
+
+
+class Store(Protocol):
+    """What every process can do with the values of a run."""
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a counter and return it."""
+
+    def set(self, key: str, value: str) -> None:
+        """Set a value."""
+
+    def get(self, key: str) -> str:
+        """Return a value; raises RunError if there is none."""
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all keys are there."""
+
+    def delete_key(self, key: str) -> bool:
+        """Forget a key; whether it was there."""
+
+    def close(self) -> None:
+        """Leave it, or let nobody in any more."""
+
+
+class HostedStore:
+    """The dictionary itself; safe to call from several threads."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, str] = {}
+        self._counters: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a counter and return it."""
+        with self._lock:
+            self._counters[key] = self._counters.get(key, 0) + int(amount)
+            return self._counters[key]
+
+    def set(self, key: str, value: str) -> None:
+        """Set a value."""
+        with self._lock:
+            self._values[key] = str(value)
+
+    def get(self, key: str) -> str:
+        """Return a value; raises RunError if there is none."""
+        return _given(key, self._find(key))
+
+    def _find(self, key: str) -> str | None:
+        with self._lock:
+            return self._values.get(key)
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all keys are there."""
+        with self._lock:
+            return all(key in self._values for key in keys)
+
+    def delete_key(self, key: str) -> bool:
+        """Forget a key; whether it was there."""
+        with self._lock:
+            return self._values.pop(key, None) is not None
+
+    def listen(self, host: str, port: int, secret: bytes) -> Rendezvous:
+        """Let other processes in; return where."""
+
+        def admit(line: socket.socket) -> None:
+            threading.Thread(target=self._serve, args=(line,), name="store", daemon=True).start()
+
+        self._gate = Gate(host, port, secret, admit)
+        return Rendezvous(self._gate.address, secret)
+
+    def close(self) -> None:
+        """Let nobody in any more."""
+        self._gate.close()
+
+    def _serve(self, line: socket.socket) -> None:
+        """Answer one process until it leaves."""
+        operations: dict[str, Callable[..., Any]] = {
+            "add": self.add, "set": self.set, "get": self._find, "check": self.check, "delete_key": self.delete_key,
+        }  # fmt: skip
+        with line, contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+            while True:
+                operation, *arguments = json.loads(_read(line))
+                _write(line, operations[operation](*arguments))
+
+
+class _RemoteStore:
+    """The store of a coordinator elsewhere; safe to call from several threads."""
+
+    def __init__(self, line: socket.socket):
+        self._line, self._lock = line, threading.Lock()
+        line.settimeout(_REPLY_S)
+
+    def add(self, key: str, amount: int) -> int:
+        return int(self._ask("add", key, amount))
+
+    def set(self, key: str, value: str) -> None:
+        self._ask("set", key, value)
+
+    def get(self, key: str) -> str:
+        return _given(key, self._ask("get", key))
+
+    def check(self, keys: list[str]) -> bool:
+        return bool(self._ask("check", keys))
+
+    def delete_key(self, key: str) -> bool:
+        return bool(self._ask("delete_key", key))
+
+    def close(self) -> None:
+        self._line.close()
+
+    def _ask(self, *request: Any) -> Any:
+        try:
+            with self._lock:
+                _write(self._line, request)
+                return json.loads(_read(self._line))
+        except (OSError, ValueError) as error:
+            raise StoreGoneError(str(error)) from None
+
+
+def _given(key: str, value: str | None) -> str:
+    if value is None:
+        raise RunError(f"The run has no value {key!r:.60}; its processes seem to be of different versions.")
+    return value
+
+
+def _write(line: socket.socket, value: Any) -> None:
+    text = json.dumps(value).encode()
+    line.sendall(len(text).to_bytes(4, "big") + text)
+
+
+def _read(line: socket.socket) -> bytes:
+    length = int.from_bytes(receive(line, 4), "big")
+    if length > _LONGEST:
+        raise ValueError(f"a message of {length} bytes")
+    return receive(line, length)
+
+
+def host_store(listen: str, *, alone: bool = True) -> tuple[HostedStore, Rendezvous]:
+    """Open the store of a run; return it with where others reach it (port 0 takes a free one).
+
+    Args:
+        listen: HOST:PORT of this machine.
+        alone: Nobody comes from elsewhere, so that the secret is one that only this run's own processes are given.
+    """
+    host, port = split_address(listen)
+    secret = shared_secret()
+    if secret is None and not (alone and host.startswith(_LOOPBACK)):
+        raise ConfigError(
+            "Processes from elsewhere need a secret that all of the run share: set BIGSTEP_SECRET, or "
+            "BIGSTEP_SECRET_FILE to a file that holds it, for each of them; make one with `openssl rand -hex 32`."
+        )
+    if host in ("0.0.0.0", "::"):
+        raise ConfigError(f"The server cannot be reached at {listen}; give the address that the others know it by.")
+    store = HostedStore()
+    return store, store.listen(host, port, secret or new_secret())
+
+
+def connect_store(where: Rendezvous, timeout_s: float = CONNECT_S) -> Store:
+    """Join the store of a run, or say in one sentence that nobody answers there."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            return _RemoteStore(knock(where, timeout_s))
+        except OSError as error:
+            if time.monotonic() >= deadline or isinstance(error, socket.gaierror):
+                reason = error.strerror or str(error)
+                raise RunError(
+                    f"No parameter server answers at {where.address} within {timeout_s:g} s ({reason}); start "
+                    "`bigstep train downpour` there first, or correct the address."
+                ) from None
+            time.sleep(0.1)  # it may be starting, or have been crowded
+
+
+@contextlib.contextmanager
+def or_gone(address: str) -> Iterator[None]:
+    """Say in one sentence that the coordinator is gone, where the store would tell of a socket."""
+    try:
+        yield
+    except StoreGoneError as error:
+        raise RunError(f"The Downpour run at {address} is gone ({error}).") from None
