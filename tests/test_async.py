@@ -241,7 +241,8 @@ def test_what_cannot_travel_is_refused_before_a_process_exists() -> None:
         train_hogwild(order(SGD), network(), (data, data), lambda output, target: output.sum(), device="cpu")
 
 
-def test_a_server_that_is_not_there_is_one_sentence() -> None:
+def test_a_server_that_is_not_there_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BIGSTEP_SECRET", "a secret of both sides")
     with pytest.raises(RunError, match=r"No parameter server answers at 127\.0\.0\.1:1 within 0\.3 s"):
         join_downpour("127.0.0.1:1", device="cpu", timeout_s=0.3)
 

@@ -73,7 +73,7 @@ class Call:
 
 def view_of(tensor: Tensor) -> memoryview:
     """Return the bytes of a contiguous tensor on the CPU, without a copy."""
-    return memoryview(tensor.numpy()).cast("B") if tensor.numel() else memoryview(b"")
+    return tensor.numpy().data.cast("B") if tensor.numel() else memoryview(b"")
 
 
 def receive_into(line: socket.socket, tensor: Tensor) -> None:
