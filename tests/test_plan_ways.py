@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -94,6 +96,13 @@ def test_a_slow_network_and_dying_machines_ask_for_islands_and_a_fast_one_does_n
     assert "epochs" in why
 
 
+def test_islands_are_preferred_to_stale_gradients() -> None:
+    cluster = Cluster.load("dgx_h200")
+    ways = compare_ways(GPT, cluster, rank(GPT, cluster, 64)[0], lifetime_h=2)
+    assert max(ways, key=lambda way: way.samples_s).method == "downpour"
+    assert recommend(ways)[0].method == "islands"
+
+
 def test_the_cheapest_number_of_devices_is_that_of_the_lowest_price() -> None:
     resnet, cluster = Workload.load("resnet50"), Cluster.load("dgx_h100")
     counts = [1, 8, 64, 512]
@@ -113,6 +122,17 @@ def test_codes_that_change_the_path_are_chosen_only_where_they_pay() -> None:
     assert prefer(rank(GPT, fast, 64)).prediction.scheme.codec in ("none", "fp16")
     slow = fast.with_bandwidth(125e6)
     assert prefer(rank(GPT, slow, 64)).prediction.scheme.codec in ("onebit", "powersgd")
+
+
+def test_the_predicted_table_of_the_manual_is_current(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Path(__file__).parents[1]
+    monkeypatch.syspath_prepend(str(root / "benchmarks" / "planner"))
+    which_way = importlib.import_module("which_way")
+    monkeypatch.setattr(which_way, "MODELS", {"lstm": 64})
+    rows = [line for line in which_way.predicted_table().splitlines() if line.startswith("| lstm")]
+    text = (root / "docs" / "which-way.md").read_text(encoding="utf-8")
+    assert len(rows) == 3
+    assert all(row in text for row in rows), "run benchmarks/planner/which_way.py"
 
 
 @pytest.mark.parametrize("name", workload_names())
