@@ -33,6 +33,28 @@ def test_shell_scripts_pass_shellcheck(script: Path) -> None:
     assert given <= known_options()
 
 
+@pytest.mark.parametrize(
+    ("status", "restarts", "requeued"),
+    [(0, 0, False), (2, 0, False), (1, 3, False), (143, 0, True), (143, 19, True), (143, 20, False)],
+)
+def test_a_slurm_job_goes_back_into_the_queue_only_after_a_signal_and_not_forever(
+    status: int, restarts: int, requeued: bool, tmp_path: Path
+) -> None:
+    for name, ending in (("srun", status), ("scontrol", 0)):
+        body = f'echo "$@" >"{tmp_path}/{name}"; exit {ending}'
+        (tmp_path / "bin").mkdir(exist_ok=True)
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    variables = {
+        "PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin", "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "17",
+        "SLURM_RESTART_COUNT": str(restarts),
+    }  # fmt: skip
+    done = subprocess.run(["bash", str(EXAMPLES / "slurm.sh"), "sony"], env=variables, capture_output=True, text=True)
+    assert done.returncode == status, done.stderr
+    assert (tmp_path / "srun").read_text().endswith(f"train sony --out {tmp_path}/runs/17 --resume --timeout 120\n")
+    assert (tmp_path / "scontrol").exists() == requeued
+
+
 def require_fields(value: Any, fields: dict[str, Any], where: str) -> None:
     """Compare with a table of required fields and their types, taken from the resource definition of Trainer v2."""
     for name, kind in fields.items():

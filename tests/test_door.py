@@ -318,3 +318,18 @@ def test_recipes_and_fields_are_completed(bigstep: Bigstep, monkeypatch: pytest.
     assert completed("bigstep train so") == ["sony"]
     assert completed("bigstep train --set optimizer.mo") == ["optimizer.momentum="]
     assert "check" in completed("bigstep ch")
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_the_list_of_recipes_is_readable_on_a_terminal_of_any_width(
+    bigstep: Bigstep, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    from bigstep.recipes import NAMES, describe
+
+    monkeypatch.setenv("COLUMNS", str(columns))
+    _, out, _ = bigstep("recipes")
+    lines = out.splitlines()
+    assert all(len(line) <= columns for line in lines)
+    assert len(lines) < 4 * len(NAMES) + 4
+    words = " ".join(out.split())
+    assert all(describe(name).summary.split()[0] in words for name in NAMES)

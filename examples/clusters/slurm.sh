@@ -1,35 +1,30 @@
 #!/bin/bash
 # sbatch slurm.sh sony --preset paper --data /data/imagenet
 #
-# One task a node; torchrun starts a rank a GPU. Slurm sends SIGTERM two minutes before the time limit: the run saves
-# itself and leaves with status 143, and this script puts it back into the queue, where it goes on.
+# srun starts one rank for each GPU; bigstep finds its place among them. Slurm sends SIGTERM two minutes before the time
+# limit: the run saves itself and leaves with status 143, and this script puts it back into the queue, where it goes on.
+# A mistake or a fault of the program has another status and is not tried again.
 #SBATCH --job-name=bigstep
 #SBATCH --nodes=4
-#SBATCH --ntasks-per-node=1
+#SBATCH --ntasks-per-node=8
 #SBATCH --gpus-per-node=8
-#SBATCH --cpus-per-task=64
+#SBATCH --cpus-per-task=8
 #SBATCH --time=04:00:00
 #SBATCH --signal=TERM@120
 #SBATCH --requeue
 #SBATCH --open-mode=append
 set -uo pipefail
+trap : TERM # a preempted job: this shell stays until the run has saved itself
 
 run=${RUN:-$SLURM_SUBMIT_DIR/runs/$SLURM_JOB_ID} # storage that all nodes see
-head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-port=$((29000 + SLURM_JOB_ID % 1000))
+most=${RESTARTS:-20}
 
-srun --kill-on-bad-exit=1 torchrun \
-    --nnodes "$SLURM_JOB_NUM_NODES" \
-    --nproc-per-node "${SLURM_GPUS_ON_NODE:-8}" \
-    --max-restarts 3 \
-    --rdzv-backend c10d \
-    --rdzv-endpoint "$head:$port" \
-    --rdzv-id "$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}" \
-    -m bigstep train "$@" --out "$run" --resume --timeout 120
+srun --kill-on-bad-exit=1 python -m bigstep train "$@" --out "$run" --resume --timeout 120
 status=$?
 
-# torchrun ends with its own status, so the records tell whether the run is over
-if ! python -c 'import json, sys; sys.exit("result" not in json.load(open(sys.argv[1])))' "$run/run.json"; then
+restarts=${SLURM_RESTART_COUNT:-0}
+if ((status == 143 && restarts < most)); then
+    echo "Stopped by a signal and saved: back into the queue, start $((restarts + 2)) of at most $((most + 1))."
     scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$status"

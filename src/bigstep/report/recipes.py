@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from bigstep.report.words import duration, percent
+from bigstep.report.figures import cut
+from bigstep.report.words import duration, percent, plural
 
 if TYPE_CHECKING:
     from bigstep.config import Published
@@ -31,23 +32,26 @@ class Described(Protocol):
 
 
 def print_recipes(recipes: Sequence[Described]) -> None:
-    """Print a row a recipe: what it is, and what its paper reports."""
+    """Print each recipe: what it is, and under it what its paper reports; it fits any terminal."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, header_style="bold", row_styles=("", "dim"))
-    table.add_column("recipe", no_wrap=True)
-    table.add_column("what it is")
-    for heading in ("batch", "time", "top-1"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column()
     for recipe in recipes:
         published = recipe.published
-        table.add_row(
-            recipe.name, recipe.summary, published.batch, duration(published.seconds), percent(published.accuracy)
+        table.add_row(recipe.name, Text(recipe.summary))
+        figures = (
+            f"batch {cut(published.batch, 40)}",
+            None if published.seconds is None else duration(published.seconds),
+            None if published.accuracy is None else f"{percent(published.accuracy)} top-1",
         )
+        table.add_row("", Text(" · ".join(figure for figure in figures if figure), style="dim"))
     console = Console()
     console.print(table)
-    console.print("\nbatch, time and top-1 are the papers' own, on their hardware and ImageNet.", style="dim")
+    console.print("\nBatch, time and top-1 are the papers' own, on their hardware and ImageNet.", style="dim")
     console.print("bigstep recipes NAME explains one; bigstep train NAME runs it on embedded data.", style="dim")
 
 
@@ -64,6 +68,6 @@ def print_recipe(recipe: Described, config: Mapping[str, Any]) -> None:
     batch = workers["count"] * workers["local_batch"]
     share = f"{workers['count']} workers x {workers['local_batch']}"
     shown = f"{config['model']} on {config['data']['name']}, {share} = {batch:,}"
-    console.print(Text(f"{config['preset']:<11} {shown}, {config['epochs']:g} epochs", style="cyan"))
+    console.print(Text(f"{config['preset']:<11} {shown}, {plural(config['epochs'], 'epoch')}", style="cyan"))
     console.print()
     console.print(Text(recipe.docstring), soft_wrap=True)  # its tables must not be broken
