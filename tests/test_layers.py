@@ -18,6 +18,7 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "validate": set(),
     "published": set(),
+    "pages": set(),
     "tables": set(),
     "config": set(),
     "records": set(),
@@ -49,10 +50,10 @@ ALLOWED: dict[str, set[str]] = {
     # 5 choices
     "recipes": set(),
 }
-FACTS = {"errors", "validate", "published", "tables", "records", "config"}
+FACTS = {"errors", "validate", "pages", "published", "tables", "records", "config"}
 NO_CONFIG = {"schedules", "losses", "optim", "norm", "models", "data", "gpu", "exchange", "doctor"}
 NO_TORCH = {
-    "__init__", "errors", "validate", "published", "tables", "config", "records", "plan", "report", "recipes",
+    "__init__", "errors", "validate", "pages", "published", "tables", "config", "records", "plan", "report", "recipes",
 }  # fmt: skip
 DOOR = {"cli", "__main__"}
 

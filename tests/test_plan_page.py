@@ -39,9 +39,9 @@ class Browser:
         wanted = {"capabilities": {"alwaysMatch": {"browserName": "chrome", "goog:chromeOptions": options}}}
         self.session = "/session/" + self.call("POST", "/session", wanted)["sessionId"]
 
-    def call(self, scheme: str, path: str, body: Any = None) -> Any:
-        data = json.dumps(body if body is not None else {}).encode() if scheme == "POST" else None
-        request = urllib.request.Request(self.root + path, data, {"Content-Type": "application/json"}, scheme=scheme)
+    def call(self, method: str, path: str, body: Any = None) -> Any:
+        data = json.dumps(body if body is not None else {}).encode() if method == "POST" else None
+        request = urllib.request.Request(self.root + path, data, {"Content-Type": "application/json"}, method=method)
         with urllib.request.urlopen(request, timeout=40) as answer:
             return json.load(answer)["value"]
 
@@ -52,6 +52,10 @@ class Browser:
         metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
         self.devtools("Emulation.setDeviceMetricsOverride", metrics)
         self.call("POST", f"{self.session}/url", {"url": url})
+        ready = "const done = arguments[0]; const look = () => document.documentElement.dataset.ready ? done() : "
+        self.call(
+            "POST", f"{self.session}/execute/async", {"script": f"{ready}setTimeout(look, 20); look();", "args": []}
+        )
 
     def devtools(self, command: str, parameters: dict[str, Any]) -> Any:
         return self.call("POST", f"{self.session}/goog/cdp/execute", {"cmd": command, "params": parameters})
@@ -165,6 +169,23 @@ def test_crossover_in_the_page_equals_python(browser: Browser, page: Path) -> No
     onebit = replace(plain, collective="gather", codec="onebit")
     expected = find_crossover(workload, cluster, devices=256, local_batch=32, compressed=[onebit], plain=[plain])
     assert found == pytest.approx(expected.byte_s, rel=1e-6)
+
+
+@needs_browser
+def test_the_page_and_its_words_name_one_crossover(browser: Browser, page: Path) -> None:
+    browser.open(page.as_uri(), 1400)
+    told = cli_result(cluster="abci", gpus=2048)["crossover"]["gbit_s"]
+    assert f"below {told:.3g} Gbit/s" in browser.text("crossover")
+    assert f"below {told:.3g} Gbit/s" in str(browser.run("return document.querySelector('.words').textContent"))
+
+
+def test_less_accuracy_than_the_law_s_is_headlined_as_it_was_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "plan.html"
+    write_page(cli_result(cluster="abci", gpus=512, target=75), path, model="resnet50", cluster="abci")
+    headline = path.read_text().partition("<h1>")[2].partition("</h1>")[0]
+    assert ": 75 % in at most " in headline
+    assert headline.endswith("which is the time to 75.9 %")
+    assert path.stat().st_size < 2_100_000, "the plotting library travels compressed"
 
 
 @needs_browser

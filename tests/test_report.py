@@ -437,3 +437,12 @@ def test_one_is_not_written_as_several(tmp_path: Path) -> None:
     assert "for 1 epoch with" in said
     assert "on 1 rank (" in said
     assert nearest("sony", ["sonny"]) == "did you mean 'sonny'?"
+
+
+def test_the_summary_says_what_the_leaders_have_in_common(tmp_path: Path) -> None:
+    for recipe, local, top in (("one", 4, 0.9), ("two", 4, 0.9), ("three", 128, 0.7), ("four", 128, 0.7)):
+        for seed in range(3):
+            write_run(
+                tmp_path / f"{recipe}-{seed}", recipe=recipe, seed=seed, local_batch=local, top=top + 0.001 * seed
+            )
+    assert "The 2 leaders share batch 32 (others 1,024)." in text_of(study(tmp_path))

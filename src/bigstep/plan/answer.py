@@ -95,6 +95,7 @@ def cli_result(
     result |= {
         "gpus": gpus,
         "target": law.target if law else None,
+        "asked": target or None,
         "law": _law_facts(law),
         "best": _facts(best),
         "ranking": [_facts(choice) for choice in choices],

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import bigstep
+from bigstep.pages import packed_plotly, unpack_script
 from bigstep.plan.cluster import Cluster, Link
-from bigstep.plan.terminal import crossover_sentence, spoken_minutes
+from bigstep.plan.terminal import crossover_sentence, spoken_goal, spoken_minutes
 from bigstep.plan.workload import Workload
 from bigstep.records import write_atomically
 from bigstep.tables.codecs import CODECS, encoded_bytes
@@ -32,12 +33,11 @@ def write_page(result: dict[str, Any], path: Path, *, model: str, cluster: str) 
         cluster: The cluster, as given to `cli_result`.
     """
     import jinja2
-    from plotly.offline import get_plotlyjs
 
     workload, machine = Workload.load(model), Cluster.load(cluster)
     facts = page_facts(workload, machine.resized(result["gpus"]), result)
     best = result["best"]
-    goal = f"{result['target']} % in {spoken_minutes(best['minutes'])}" if best["minutes"] else "as fast as it goes"
+    goal = spoken_goal(result) or "as fast as it goes"
     sure = result["sure"]
     sentences = [
         *result["why"],
@@ -68,7 +68,8 @@ def write_page(result: dict[str, Any], path: Path, *, model: str, cluster: str) 
         version=bigstep.__version__,
         facts=facts,
         css=css,
-        plotly=get_plotlyjs().replace("</script>", "<\\/script>"),
+        plotly=packed_plotly(),
+        unpack_script=unpack_script(),
         model_js=model_js,
         page_js=page_js,
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["crossover_sentence", "render", "spoken_minutes"]
+__all__ = ["crossover_sentence", "render", "spoken_goal", "spoken_minutes"]
 
 
 def render(result: dict[str, Any], console: Console | None = None, *, limit: int = 8) -> None:
@@ -28,7 +28,7 @@ def _render_plan(result: dict[str, Any], console: Console, limit: int) -> None:
 
     best = result["best"]
     grid = f" {best['grid'][0]}x{best['grid'][1]}" if best["grid"] else ""
-    goal = f"{result['target']} % in {spoken_minutes(best['minutes'])}" if best["minutes"] else "by samples a second"
+    goal = spoken_goal(result) or "by samples a second"
     tokens = f"{best['tokens_per_s']:,.0f} tokens/s, " if best["tokens_per_s"] else ""
     console.print(
         f"[bold]{result['model']} on {best['gpus']:,} devices of {result['cluster']}: {goal}[/bold]\n"
@@ -108,6 +108,19 @@ def spoken_minutes(minutes: float) -> str:
     if minutes < 2:
         return f"{minutes * 60:.1f} s"
     return f"{minutes:.1f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
+
+
+def spoken_goal(result: dict[str, Any]) -> str:
+    """What is reached, and in which time; empty where no law of epochs is known.
+
+    A law gives the epochs to one accuracy. Less than that was asked for: its time is then the most that it takes.
+    """
+    minutes, target, asked = result["best"]["minutes"], result["target"], result["asked"]
+    if not minutes:
+        return ""
+    if asked and asked < target:
+        return f"{asked:g} % in at most {spoken_minutes(minutes)}, which is the time to {target:g} %"
+    return f"{target:g} % in {spoken_minutes(minutes)}"
 
 
 def crossover_sentence(result: dict[str, Any]) -> str:

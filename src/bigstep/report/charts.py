@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bigstep.report.compare import Group
-from bigstep.report.figures import DRAWN, Chart, cut, figure, safe, style_of
+from bigstep.report.figures import DRAWN, LEGEND, Chart, cut, figure, safe, style_of
 from bigstep.report.series import Line, group_line
 from bigstep.report.study import Study
 from bigstep.report.tradeoffs import tradeoff_charts
@@ -71,13 +71,14 @@ def _curves(
     most = max(24, min(200, POINTS // len(groups)))
     lines = [(index, group, group_line(group.outcomes, kind, x, y, most)) for index, group in enumerate(groups)]
     drawn = [(index, group, line) for index, group, line in lines if line is not None]
-    if not drawn:
+    if not any(len(set(line.x)) > 1 for _, _, line in drawn):  # a dot is no curve; the tables have it
         return None
     scale = 100.0 if y == "accuracy" else 1.0
     hovermode = "x unified" if len(drawn) <= BANDED else "closest"
     names = {"accuracy": "accuracy (%)", "loss": "loss", "lr": "learning rate", "batch": "images",
              "noise_scale": "images"}  # fmt: skip
-    made = figure(x_title, names[y], hovermode=hovermode)
+    named = 1 < len(drawn) <= BANDED  # more names would leave no room; there the buttons above are the legend
+    made = figure(x_title, names[y], hovermode=hovermode, showlegend=named, legend=LEGEND if named else None)
     for index, group, line in drawn:
         across = [value / divide for value in line.x]
         if line.low and len(drawn) <= BANDED:
@@ -96,7 +97,7 @@ def _curves(
         )
     if y == "accuracy":
         caption += _focus(made, [line for _, _, line in drawn])
-    if y == "batch":
+    if y in ("batch", "lr"):
         made.update_yaxes(rangemode="tozero")
     if y == "noise_scale":
         made.update_yaxes(type="log")  # it grows by orders of magnitude
@@ -114,6 +115,7 @@ def _band(index: int, across: Sequence[float], line: Line, scale: float) -> dict
         "line": {"width": 0},
         "mode": "lines",
         "hoverinfo": "skip",
+        "showlegend": False,
         "meta": {"group": index},
     }
 

@@ -19,7 +19,7 @@ from typing import Literal
 
 from bigstep.report.outcome import Outcome
 
-__all__ = ["RULE", "Group", "Verdict", "group_runs", "permutation_p", "told_apart"]
+__all__ = ["MATTER", "RULE", "Group", "Verdict", "group_runs", "naming_facts", "permutation_p", "told_apart"]
 
 RULE = (
     "Two groups count as told apart when an exact two-sided permutation test on their mean accuracies gives p ≤ 0.05. "
@@ -123,7 +123,7 @@ with the epochs, are told only where runs could not be told apart without them."
 
 def _telling(outcomes: Sequence[Outcome]) -> list[str]:
     """Choose the settings that name the groups: those that differ and matter, then what else keeps two apart."""
-    tables = [_facts(outcome) for outcome in outcomes]
+    tables = [naming_facts(outcome) for outcome in outcomes]
     names = list(dict.fromkeys(name for table in tables for name in table))
     differing = [name for name in names if len({table.get(name, "") for table in tables}) > 1]
     if "asynchronous.replicas" in differing and "ranks" in differing:
@@ -137,12 +137,13 @@ def _telling(outcomes: Sequence[Outcome]) -> list[str]:
     return chosen
 
 
-def _facts(outcome: Outcome) -> dict[str, str]:
+def naming_facts(outcome: Outcome) -> dict[str, str]:
+    """Return what may name a group: its settings, its preset, and its batch with all stages."""
     return {"preset": outcome.preset, "batch": outcome.batches, **outcome.settings}
 
 
 def _words(field: str, outcome: Outcome) -> str:
-    value = _facts(outcome).get(field, "")
+    value = naming_facts(outcome).get(field, "")
     short = value if len(value) <= 24 else value[:23] + "…"
     return short if field in ("preset", "model", "data.name") else f"{field.rpartition('.')[2]} {short}"
 

@@ -20,6 +20,8 @@ PALETTE = (
 """Colours with a contrast of at least 3 : 1 on the page's light and on its dark background."""
 DASHES = ("solid", "dash", "dot")
 DRAWN = len(PALETTE) * len(DASHES)
+LEGEND = {"traceorder": "normal", "orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "xanchor": "left"}
+"""Above the chart whose lines it names."""
 
 
 @dataclass(frozen=True)

@@ -1,22 +1,16 @@
-"""The report as one HTML file that needs nothing else: no network, no server, no second file.
-
-plotly.js is 4.8 MB of text. It travels compressed (gzip, written in 85 characters) and the page unpacks it with the
-browser's own DecompressionStream, which keeps a report under 2 MB.
-"""
+"""The report as one HTML file that needs nothing else: no network, no server, no second file."""
 
 from __future__ import annotations
 
-import base64
-import gzip
 import json
 import time
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import bigstep
 from bigstep.errors import ConfigError
+from bigstep.pages import pack, packed_plotly, unpack_script
 from bigstep.records import Run, write_atomically
 from bigstep.report.charts import charts_of
 from bigstep.report.compare import RULE
@@ -80,26 +74,14 @@ def render(study: Study) -> str:
         details=details_of(study),
         published=study.published,
         rule=RULE,
-        payload=_packed(json.dumps(payload, allow_nan=False, separators=(",", ":")).encode()),
-        plotly=_plotly(),
+        payload=pack(json.dumps(payload, allow_nan=False, separators=(",", ":")).encode()),
+        plotly=packed_plotly(),
+        unpack_script=unpack_script(),
         css=(TEMPLATES / "report.css").read_text(),
         javascript=(TEMPLATES / "report.js").read_text(),
         version=bigstep.__version__,
         written=time.strftime("%Y-%m-%d %H:%M"),
     )
-
-
-def _packed(content: bytes) -> str:
-    """Compress to text that can stand in an HTML script element: base 85 without the two letters HTML gives meaning."""
-    packed = base64.b85encode(gzip.compress(content, 9, mtime=0))
-    return packed.translate(bytes.maketrans(b"<&", b".,")).decode()
-
-
-@cache
-def _plotly() -> str:
-    from plotly.offline import get_plotlyjs
-
-    return _packed(get_plotlyjs().encode())
 
 
 def _chips(study: Study) -> list[dict[str, Any]]:

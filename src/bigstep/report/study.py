@@ -9,7 +9,7 @@ from functools import cached_property
 
 from bigstep.errors import DataError
 from bigstep.records import Run
-from bigstep.report.compare import Group, Verdict, group_runs, told_apart
+from bigstep.report.compare import MATTER, Group, Verdict, group_runs, naming_facts, told_apart
 from bigstep.report.effects import Effect, effects_of
 from bigstep.report.outcome import Outcome, outcome_of
 from bigstep.report.paper import BesidePaper, beside_paper
@@ -146,7 +146,7 @@ class Study:
             said.append(f"The median is {percent(best.median)}, from {percent(low)} to {percent(high)}.")
         else:
             said += self._ranking()
-        said += self._speed() + self._scaling() + self._techniques() + self._cautions()
+        said += self._reasons() + self._speed() + self._scaling() + self._techniques() + self._cautions()
         return said
 
     def _ranking(self) -> list[str]:
@@ -181,6 +181,25 @@ class Study:
         if far:
             said.append(f"More than {100 * FAR_BEHIND:g} points behind: {listing(far, 10)}.")
         return said
+
+    def _reasons(self) -> list[str]:
+        """What the leaders have in common that the others lack: where to look for why they lead."""
+        known = [group for group in self.groups if group.median is not None]
+        level = {*self.peers("alike"), known[0].label}
+        leaders = [group for group in known if group.label in level]
+        if len(self.leaders) > 1 or not len(leaders) < len(known) or len(known) < 3:
+            return []
+        shared = [field for field in MATTER if (values := _values(leaders, field)) and len(values) == 1]
+        others = [group for group in known if group not in leaders]
+        told = []
+        for field in shared:
+            (value,), rest = _values(leaders, field), _values(others, field)
+            if rest and value not in rest:
+                told.append(f"{field.removesuffix('.name')} {value} (others {listing(sorted(rest), 3)})")
+        if not told:
+            return []
+        who = "The leader alone has" if len(leaders) == 1 else f"The {len(leaders)} leaders share"
+        return [f"{who} {listing(told[:2])}."]
 
     def _speed(self) -> list[str]:
         if self.target is None or len(self.leaders) > 1:
@@ -254,6 +273,10 @@ class Study:
             if len(kinds) > 1:
                 said.append(f"The runs used different {what}: {listing(kinds)}.")
         return said
+
+
+def _values(groups: Sequence[Group], field: str) -> set[str]:
+    return {value for group in groups if (value := naming_facts(group.outcomes[0]).get(field))}
 
 
 def study_of(runs: Sequence[Run] | Study, target: float | None = None) -> Study:

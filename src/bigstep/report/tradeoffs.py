@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from bigstep.report.compare import Group
-from bigstep.report.figures import DRAWN, PALETTE, Chart, cut, figure, safe, style_of
+from bigstep.report.figures import DRAWN, LEGEND, PALETTE, Chart, cut, figure, safe, style_of
 from bigstep.report.outcome import PARTS, Outcome
 from bigstep.report.series import curve
 from bigstep.report.study import Study
@@ -16,7 +16,6 @@ __all__ = ["tradeoff_charts"]
 
 PART_COLORS = {"compute": PALETTE[0], "exchange": PALETTE[1], "data": PALETTE[5]}
 SPLIT_CAPTION = "Where the time of a step goes; exchange is only what computation does not hide."
-LEGEND = {"traceorder": "normal", "orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "xanchor": "left"}
 
 
 def tradeoff_charts(study: Study) -> list[Chart | None]:

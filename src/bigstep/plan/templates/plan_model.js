@@ -163,9 +163,11 @@ const planner = (() => {
   }
 
   // The rate between nodes at which 1-bit takes as long as the other exchange; null where one always wins.
-  function crossover(model, cluster, ask) {
-    const saved = (bandwidth) => predict(model, cluster, { ...ask, bandwidth }).step -
-      predict(model, cluster, { ...ask, bandwidth, collective: "gather", codec: "onebit" }).step;
+  // where the best of one list of schemes takes as long as the best of another, as in plan/crossover.py
+  function crossover(model, cluster, ask, plain = [{}], compressed = [{ collective: "gather", codec: "onebit" }]) {
+    const best = (schemes, bandwidth) =>
+      Math.min(...schemes.map((scheme) => predict(model, cluster, { ...ask, ...scheme, bandwidth }).step));
+    const saved = (bandwidth) => best(plain, bandwidth) - best(compressed, bandwidth);
     let low = 1e6 / 8, high = 1e13 / 8;
     if (!(saved(low) > 0 && saved(high) < 0)) return null;
     for (let i = 0; i < 40; i += 1) {

@@ -62,7 +62,7 @@ function update() {
   })), layout(look, "GPUs", "ms a step", { xaxis: tick, rest: { barmode: "stack", bargap: 0.25 } }));
   const names = facts.collectives;
   draw("scaling", names.map((collective, index) => ({
-    type: "scatter", mode: "lines", name: collective, x: labels, line: { width: collective === ask.collective ? 4 : 2, color: look.colors[index] },
+    type: "scatter", mode: "lines", name: collective, x: labels, line: { width: collective === ask.collective ? 4 : 2, color: look.colors[index ? index + 1 : 0] }, // the second is a shade of the first
     y: counts.map((devices) => 100 * planner.predict(facts.model, facts.cluster, { ...ask, devices, collective, codec: collective === "gather" ? "onebit" : ask.codec === "onebit" ? "fp16" : ask.codec }).efficiency),
     hovertemplate: "%{y:.1f} %",
   })), layout(look, "GPUs", "efficiency, %", { xaxis: tick, yaxis: { range: [0, 104] } }));
@@ -90,10 +90,14 @@ function update() {
     xaxis: { type: "log", dtick: 1, hoverformat: ".3g", tickformat: "~g" }, yaxis: { type: "log", rangemode: "normal", dtick: 1 },
     rest: { shapes: [{ type: "line", x0: (ask.bandwidth * 8) / 1e9, x1: (ask.bandwidth * 8) / 1e9, yref: "paper", y0: 0, y1: 1, line: { color: look.quiet, dash: "dot", width: 1.5 } }] },
   }));
-  const cross = planner.crossover(facts.model, facts.cluster, { ...ask, collective: dense, codec: "fp16" });
+  // the same schemes as in the words below: each side at its best
+  const sizes = [4, 64];
+  const plain = names.filter((name) => name !== "gather").flatMap((collective) => ["none", "fp16"].flatMap((codec) => sizes.map((bucketMb) => ({ collective, codec, bucketMb }))));
+  const onebit = sizes.map((bucketMb) => ({ collective: "gather", codec: "onebit", bucketMb }));
+  const cross = planner.crossover(facts.model, facts.cluster, ask, plain, onebit);
   by("crossover").textContent = ask.devices <= facts.cluster.perNode ? "Nothing leaves the node: there is nothing to compress."
-    : cross === null ? "1-bit and half precision do not cross between 1 Mbit/s and 10 Tbit/s."
-      : `1-bit beats half precision (${dense}) below ${number((cross * 8) / 1e9)} Gbit/s; the dotted line is the rate chosen above.`;
+    : cross === null ? "At its best, 1-bit meets no plain exchange between 1 Mbit/s and 10 Tbit/s."
+      : `At its best, 1-bit beats every plain exchange below ${number((cross * 8) / 1e9)} Gbit/s; the dotted line is the rate chosen above.`;
 }
 let waiting = 0;
 function soon() {
@@ -103,4 +107,7 @@ function soon() {
 for (const id of ["gpus", "bandwidth", "batch", "collective", "codec", "bucket"]) by(id).addEventListener("input", soon);
 by("restart").addEventListener("click", () => { by("controls").reset(); soon(); });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", soon);
-update();
+loadPlotly().then(() => {
+  update();
+  document.documentElement.dataset.ready = "yes";
+});
