@@ -132,6 +132,7 @@ def examine(
                 own=str(script.parent.resolve()) if script else str(root),
                 steps=updates,
                 ranks=size,
+                starts_itself=starts_itself,
                 only_time=only == "time",
                 began=time.time(),
                 short=short,
@@ -139,8 +140,11 @@ def examine(
             own = limits if not short else Limits(total_s=min(20.0, limits.total_s), stall_s=limits.stall_s)
             return run_world(command, settings, root, own, gpus=_use_gpus(device, ranks))
 
+        starts_itself = False
         one = run("one rank", 1)
-        many = run(f"{ranks} ranks", ranks) if _can_go_on(one) else None
+        starts_itself = any(process.all(Spawn) for process in one.everything) or one.size > 1
+        # a program that cannot be held to one rank has shown several already
+        many = run(f"{ranks} ranks", ranks) if _can_go_on(one) and one.size < 2 else None
         short = None
         if many is not None and only != "time" and not _saw_passes(many) and many.ended in ("stopped", "hung"):
             short = run(f"{ranks} ranks, short passes", ranks, short=SHORT_BATCHES, updates=SHORT_UPDATES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import signal
 import socket
@@ -47,7 +48,9 @@ def run_world(command: Sequence[str], settings: Settings, folder: Path, limits: 
     """
     began = time.monotonic()
     port = _free_port()
-    ranks = [_start(rank, command, settings, folder, port, gpus=gpus) for rank in range(settings.ranks)]
+    settings = dataclasses.replace(settings, port=port)
+    count = 1 if settings.starts_itself else settings.ranks
+    ranks = [_start(rank, count, command, settings, folder, gpus=gpus) for rank in range(count)]
     try:
         ended = _watch(ranks, Path(settings.facts), limits)
     finally:
@@ -65,7 +68,7 @@ def run_world(command: Sequence[str], settings: Settings, folder: Path, limits: 
 
 
 def _start(
-    rank: int, command: Sequence[str], settings: Settings, folder: Path, port: int, *, gpus: bool
+    rank: int, count: int, command: Sequence[str], settings: Settings, folder: Path, *, gpus: bool
 ) -> subprocess.Popen[bytes]:
     home = Path(bigstep.__file__).parents[1]
     site = Path(settings.facts) / "site"
@@ -76,11 +79,11 @@ def _start(
     environment |= {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(settings.ranks),
-        "LOCAL_WORLD_SIZE": str(settings.ranks),
+        "WORLD_SIZE": str(count),
+        "LOCAL_WORLD_SIZE": str(count),
         "GROUP_RANK": "0",
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": str(settings.port),
         "TORCHELASTIC_RUN_ID": "bigstep-doctor",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         "PYTHONPATH": os.pathsep.join(path + [p for p in [os.environ.get("PYTHONPATH", "")] if p]),

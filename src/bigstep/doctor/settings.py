@@ -26,6 +26,10 @@ class Settings:
     steps: int
     """Updates after which the program is stopped."""
     ranks: int
+    starts_itself: bool = False
+    """The program starts its ranks, so that it is started once."""
+    port: int = 0
+    """Where the ranks meet, whatever port a script has written down: it may be taken."""
     detail: int = 5
     """Updates that are looked at in detail; the later ones are only timed."""
     only_time: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -32,6 +33,8 @@ _OPERATIONS = (
     "gather_object",
 )
 _inside: list[int] = []
+ALONE = "BIGSTEP_DOCTOR_ALONE"
+"""Set for the one rank of a program that would have started several."""
 
 
 def install(recorder: Recorder) -> None:
@@ -131,8 +134,10 @@ def _observed_group(recorder: Recorder, original: Callable[..., Any]) -> Callabl
         given = backend
         if backend is not None and "nccl" in str(backend) and not torch.cuda.is_available():
             given = "gloo"  # so that a script written for GPUs can be looked at where there are none
-        if recorder.settings.ranks == 1 and "world_size" in named and named["world_size"] not in (-1, 1):
+        if ALONE in os.environ:
             named |= {"world_size": 1, "rank": 0}
+        if "MASTER_PORT" in os.environ and recorder.settings.port:
+            os.environ["MASTER_PORT"] = str(recorder.settings.port)
         line = recorder.line()
         result = original(given, *arguments, **named)
         recorder.rank, recorder.world = dist.get_rank(), dist.get_world_size()
@@ -153,6 +158,7 @@ def _observed_spawn(recorder: Recorder, original: Callable[..., Any]) -> Callabl
         if changed:  # the run on one rank: the number of ranks is also what such functions are told
             args = tuple(1 if type(a) is int and a == nprocs else a for a in args)
             nprocs = 1
+            os.environ[ALONE] = "1"
         return original(fn, args, nprocs, *more, **named)
 
     return start_processes

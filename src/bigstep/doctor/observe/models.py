@@ -24,6 +24,8 @@ called: dict[int, weakref.ref[nn.Module]] = {}
 wrapped: dict[int, weakref.ref[nn.Module]] = {}
 """Inner modules of wrappers, by id, and the wrapper."""
 _inside = threading.local()
+_evaluated: dict[int, int] = {}
+"""Calls outside training, by loader."""
 _LOSSES = (
     "cross_entropy",
     "nll_loss",
@@ -50,7 +52,7 @@ def _observed_call(recorder: Recorder, original: Callable[..., Any]) -> Callable
         if recorder.enough:
             recorder.stop()
         training = self.training and torch.is_grad_enabled()
-        look = recorder.detailed
+        look = recorder.detailed or (not training and _is_new_evaluation())
         before = _look(recorder, self, arguments, named, training) if look else None
         _inside.depth = 1
         began = time.perf_counter()
@@ -70,6 +72,12 @@ def _observed_call(recorder: Recorder, original: Callable[..., Any]) -> Callable
                 recorder.tally.samples += len(tensor) if tensor is not None else 0
 
     return __call__
+
+
+def _is_new_evaluation() -> bool:
+    """Whether this is among the first batches of a loader that a model is evaluated on; later ones tell nothing new."""
+    count = _evaluated[data.last_loader] = _evaluated.get(data.last_loader, 0) + 1
+    return count <= 3
 
 
 def _is_criterion(module: nn.Module) -> bool:

@@ -70,13 +70,14 @@ def _averages() -> Iterator[tuple[str, list[Tensor]]]:
         return
     for thing in gc.get_objects():
         try:
-            if isinstance(thing, nn.parallel.DistributedDataParallel) or id(thing) in own:
+            kind = type(thing)  # isinstance would ask the object, and some answer with a warning
+            if issubclass(kind, nn.parallel.DistributedDataParallel) or id(thing) in own:
                 continue
-            if isinstance(thing, nn.Module):
+            if issubclass(kind, nn.Module):
                 copies: list[Tensor] = list(thing.parameters())
                 if tuple(p.shape for p in copies) in shapes and not any(id(p) in own for p in copies):
                     yield type(thing).__name__, copies
-            elif type(thing) is dict and len(thing) >= len(names) and names <= set(thing):
+            elif kind is dict and len(thing) >= len(names) and names <= set(thing):
                 values = [thing[n] for n in sorted(names)]
                 if all(isinstance(v, Tensor) and id(v) not in own for v in values):
                     yield "dictionary", values
