@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from bigstep.gpu import backend
-from bigstep.gpu.lamb import LambKernels, LambSettings, lamb_twin
+from bigstep.gpu.lamb import LambKernels, LambSettings, adamw_kernels, lamb_twin
 from bigstep.optim import LAMB
 from bigstep.optim import lamb as lamb_module
 
@@ -111,3 +111,43 @@ def test_the_optimizer_takes_the_kernels_and_their_path_is_the_plain_one(monkeyp
         lamb_twin(exact[0], [g.double() for g in grads], *rest, settings, lr=lr)
     for got, want in zip(params, exact[0], strict=True):
         torch.testing.assert_close(got.double(), want, rtol=2e-5, atol=1e-6)  # fp32 state over three steps
+
+
+@pytest.mark.parametrize("low", [torch.float32, torch.bfloat16])
+def test_without_adaptation_two_launches_are_torchs_adamw(low: torch.dtype) -> None:
+    params = [torch.nn.Parameter(w) for w in weights()]
+    plain = [p.detach().double().requires_grad_() for p in params]
+    groups = [{"params": params[:3], "weight_decay": 0.1}, {"params": params[3:], "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=0.1, betas=(0.9, 0.95), fused=True)
+    twins = [{"params": plain[:3], "weight_decay": 0.1}, {"params": plain[3:], "weight_decay": 0.0, "lr": 0.02}]
+    reference = torch.optim.AdamW(twins, lr=0.1, betas=(0.9, 0.95))
+    copies = [torch.zeros_like(p, dtype=torch.bfloat16) if p.dim() > 1 else None for p in params]
+    kernels = adamw_kernels(optimizer, params, copies)
+    assert kernels is not None
+    assert not kernels.adapts
+    lr, factor, skipped = torch.tensor([0.1, 0.02]), torch.tensor(1 / 64), torch.zeros(())
+    rates = {"lr": lr.to(DEVICE)}
+    for step in range(4):
+        grads = [64 * g for g in tensors(2 + step, low)]
+        kernels.bind(grads)
+        kernels.launch(grads, rates, factor.to(DEVICE), skipped.to(DEVICE).fill_(step == 2))
+        if step != 2:  # that one is skipped
+            for twin, grad in zip(plain, grads, strict=True):
+                twin.grad = grad.double() / 64
+            reference.step()
+    for got, want, low_copy in zip(params, plain, copies, strict=True):
+        torch.testing.assert_close(got.detach().double(), want.detach(), rtol=2e-5, atol=1e-6)  # fp32 over three steps
+        if low_copy is not None:  # the interpreter cuts bf16 off where a GPU rounds
+            torch.testing.assert_close(low_copy.float(), got.detach(), rtol=2**-7, atol=0)
+    assert [float(optimizer.state[p]["step"]) for p in params] == [3.0] * len(params)
+
+
+def test_an_adamw_that_the_kernels_do_not_know_is_left_to_torch() -> None:
+    params = [torch.nn.Parameter(w) for w in weights()]
+    nothing = [None] * len(params)
+    for kind, settings in (
+        (torch.optim.AdamW, {"fused": False}),
+        (torch.optim.AdamW, {"fused": True, "amsgrad": True}),
+        (torch.optim.Adam, {"fused": True}),
+    ):
+        assert adamw_kernels(kind(params, lr=0.1, **settings), params, nothing) is None

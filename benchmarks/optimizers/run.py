@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from bigstep.gpu import chunks as chunk_sizes
 from bigstep.gpu import lamb, lars
-from bigstep.gpu.update import GroupSettings, make_update
+from bigstep.gpu.update import GroupSettings, StepUpdate, make_update
 from bigstep.models import build_model
 from bigstep.optim import LAMB, LARS, Muon, parameter_groups
 
@@ -44,8 +44,11 @@ def network(name: str, device: str, small: bool) -> nn.Module:
     return model.to(device, memory_format=torch.channels_last)
 
 
-def update_of(optimizer: torch.optim.Optimizer, low: bool) -> Update:
-    """An update with random gradients, through the protocol that whole-step graphs use."""
+def update_of(optimizer: torch.optim.Optimizer, low: bool, make=make_update) -> Update:
+    """An update with random gradients, through the protocol that whole-step graphs use.
+
+    `make=StepUpdate` takes the optimizer's own `step()` where there are kernels for it too.
+    """
     params = [p for group in optimizer.param_groups for p in group["params"]]
     is_low = [low and p.dim() > 1 for p in params]
     copies = [p.detach().bfloat16() if narrow else None for p, narrow in zip(params, is_low, strict=True)]
@@ -55,7 +58,7 @@ def update_of(optimizer: torch.optim.Optimizer, low: bool) -> Update:
     ]
     settings = GroupSettings(optimizer, params[0].device, torch.float32)
     settings.write()
-    update = make_update(optimizer, params, copies)
+    update = make(optimizer, params, copies)
     assert update.in_graph, f"{type(optimizer).__name__} would run behind the graph"
     update.bind(grads)
     return lambda: update.launch(grads, settings.values)
@@ -66,6 +69,7 @@ def rules(model: nn.Module) -> dict[str, Callable[[], torch.optim.Optimizer]]:
     groups = parameter_groups(model, 0.01)
     return {
         "torch AdamW (fused)": lambda: torch.optim.AdamW(groups, lr=1e-4, betas=(0.9, 0.95), fused=True),
+        "AdamW (two launches)": lambda: torch.optim.AdamW(groups, lr=1e-4, betas=(0.9, 0.95), fused=True),
         "LAMB": lambda: LAMB(groups, lr=1e-4, betas=(0.9, 0.95)),
         "LARS": lambda: LARS(groups, lr=1e-4),
         "Muon": lambda: Muon(groups, lr=1e-4),
@@ -158,7 +162,7 @@ def main() -> None:
     repeats, replays = (2, 1) if args.check else (REPEATS, REPLAYS)
     result: dict[str, object] = {"machine": machine(), "repeats": repeats, "replays": replays}
     for name, compared in (
-        ("gpt-124m", ("torch AdamW (fused)", "LAMB", "LARS", "Muon")),
+        ("gpt-124m", ("torch AdamW (fused)", "AdamW (two launches)", "LAMB", "LARS", "Muon")),
         ("resnet50", ("torch SGD (fused)", "LARS", "Muon", "Muon, 3 iterations, renormalised, rest SGD")),
     ):
         model = network(name, device, args.check)
@@ -166,7 +170,10 @@ def main() -> None:
         for low, title in ((False, "alone"), (True, "in training")):
             print(f"{name}, {parameters / 1e6:.1f} M parameters, {title}", flush=True)
             with torch.no_grad():
-                updates = {rule: update_of(rules(model)[rule](), low) for rule in compared}
+                updates = {
+                    rule: update_of(rules(model)[rule](), low, StepUpdate if rule.startswith("torch") else make_update)
+                    for rule in compared
+                }
                 rows = compare(updates, repeats, replays)
             result[f"{name}, {title}"] = {"parameters": parameters, "rows": rows}
             del updates

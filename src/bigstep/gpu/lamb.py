@@ -1,4 +1,4 @@
-"""LAMB over all tensors of a model in four launches, whatever their number; `lamb_twin` is its specification.
+"""LAMB over all tensors of a model in four launches, and AdamW in two; `lamb_twin` is the specification of both.
 
 Weights and moments are fp32; gradients may be fp32 or one lower precision; low-precision copies of the weights are
 rewritten in the same pass. Rates, loss scale and skipping are read on the device, so a CUDA graph can hold a step.
@@ -13,9 +13,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bigstep.gpu.chunks import WARPS, Chunks, on_device
+from bigstep.gpu.chunks import WARPS, Chunks, on_device, why_not_kernels
+from bigstep.gpu.tensor_lists import narrow_type
 
-__all__ = ["LambKernels", "LambSettings", "lamb_twin"]
+__all__ = ["LambKernels", "LambSettings", "adamw_kernels", "lamb_twin"]
 
 
 class LambSettings(NamedTuple):
@@ -30,7 +31,7 @@ class LambSettings(NamedTuple):
 
 
 class LambKernels:
-    """The tables of one set of tensors, and the four launches over them: a `GraphUpdate`.
+    """The tables of one set of tensors, and the launches over them, two if no tensor is adapted: a `GraphUpdate`.
 
     Args:
         params: fp32 weights, updated in place.
@@ -62,6 +63,7 @@ class LambKernels:
         self.corrections = torch.empty(2, self.chunks.tensors, dtype=torch.float32, device=device)
         self.partial = torch.empty(2, self.chunks.chunks, dtype=torch.float32, device=device)
         self.rates = torch.empty(self.chunks.tensors, dtype=torch.float32, device=device)
+        self.adapts = any(one.adapt for one in settings)
         self.one, self.zero = torch.ones((), device=device), torch.zeros((), device=device)
 
     def bind(self, gradients: Sequence[Tensor]) -> None:
@@ -79,42 +81,80 @@ class LambKernels:
         from bigstep.gpu import lamb_triton as kernels
 
         tables, chunks, tensors = self.chunks.walk, self.chunks.chunks, self.chunks.tensors
-        kind, own = self.chunks.kind, (self.settings, self.corrections)
+        kind, own = self.chunks.kind, (self.settings, self.corrections, self.rates)
+        copies = self.chunks.has_copies
         factor = self.one if factor is None else factor
         skipped = self.zero if skipped is None else skipped
         kernels.corrections_kernel[(tensors,)](
-            self.chunks.table, self.settings, skipped, self.corrections, tensors, num_warps=1
-        )
-        kernels.moments_kernel[(chunks,)](
-            *tables, *own, factor, skipped, self.partial, tensors, chunks, num_warps=WARPS, **kind
-        )
-        kernels.ratios_kernel[(tensors,)](
-            self.partial,
-            self.chunks.first_chunk,
+            self.chunks.table,
             self.settings,
             settings["lr"],
+            skipped,
+            self.corrections,
             self.rates,
             tensors,
-            chunks,
-            BLOCK=256,
-            num_warps=2,
+            num_warps=1,
         )
-        kernels.update_kernel[(chunks,)](
+        kernels.moments_kernel[(chunks,)](
             *tables,
             *own,
-            self.rates,
+            factor,
             skipped,
+            self.partial,
             tensors,
             chunks,
-            COPIES=self.chunks.has_copies,
+            APPLY=not self.adapts,
+            COPIES=copies and not self.adapts,
             num_warps=WARPS,
             **kind,
+        )
+        if not self.adapts:
+            return
+        kernels.ratios_kernel[(tensors,)](
+            self.partial, self.chunks.first_chunk, self.settings, self.rates, tensors, chunks, BLOCK=256, num_warps=2
+        )
+        kernels.update_kernel[(chunks,)](
+            *tables, *own, skipped, tensors, chunks, COPIES=copies, num_warps=WARPS, **kind
         )
 
 
 def _row(s: LambSettings) -> list[float]:
     logs = [math.log(beta) if beta else -math.inf for beta in s.betas]
     return [s.weight_decay, float(s.adapt), s.eps, float(s.rate), *s.betas, *logs]
+
+
+def adamw_kernels(
+    optimizer: torch.optim.Optimizer, params: Sequence[Tensor], copies: Sequence[Tensor | None]
+) -> LambKernels | None:
+    """Kernels for torch's fused AdamW, which is LAMB without adaptation; None for another optimizer or other tensors.
+
+    Unlike torch's own they read low-precision gradients and rewrite low-precision copies of the weights on the way.
+    """
+    narrow = narrow_type([copy for copy in copies if copy is not None])
+    if type(optimizer) is not torch.optim.AdamW or narrow is None:
+        return None
+    groups = optimizer.param_groups
+    if any(g["amsgrad"] or g["maximize"] or not g["fused"] for g in groups) or why_not_kernels(params) is not None:
+        return None
+    settings = {
+        param: LambSettings(group["weight_decay"], False, group["betas"], group["eps"], index)
+        for index, group in enumerate(groups)
+        for param in group["params"]
+    }
+    for param in params:
+        if not optimizer.state[param]:
+            optimizer.state[param] = {
+                "step": torch.zeros((), dtype=torch.float32, device=param.device),
+                "exp_avg": torch.zeros_like(param, memory_format=torch.preserve_format),
+                "exp_avg_sq": torch.zeros_like(param, memory_format=torch.preserve_format),
+            }
+    averages, squares, steps = (
+        [optimizer.state[param][name] for param in params] for name in ("exp_avg", "exp_avg_sq", "step")
+    )
+    if why_not_kernels(params, averages, squares) is not None:
+        return None
+    each = [settings[param] for param in params]
+    return LambKernels(params, averages, squares, steps, each, copies=copies, narrow=narrow)
 
 
 @torch.no_grad()

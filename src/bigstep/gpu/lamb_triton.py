@@ -1,5 +1,7 @@
 """Triton kernels of LAMB over all tensors of a model: corrections, moments, ratios, updates; four launches in all.
 
+Where no tensor is adapted, which is AdamW, the moments' launch applies the update too, and two launches do.
+
 A table on the device holds the addresses of all tensors; see `bigstep.gpu.chunks.Chunks`. Rows 4, 5 and 6 are the first
 and second moments and the numbers of steps. The update u is not kept between the two passes: it is computed again from
 what the first pass wrote, which moves one tensor less.
@@ -20,9 +22,13 @@ __all__ = ["corrections_kernel", "moments_kernel", "ratios_kernel", "update_kern
 
 
 @triton.jit
-def corrections_kernel(table, settings, skipped, corrections, tensors):
-    """Count the step, unless it is skipped, and store 1 / (1 - beta^t) of both moments; corrections is (2, tensors)."""
+def corrections_kernel(table, settings, lr, skipped, corrections, rates, tensors):
+    """Count the step, unless it is skipped, and store 1 / (1 - beta^t) of both moments and the plain rate.
+
+    corrections is (2, tensors).
+    """
     tensor = tl.program_id(0)
+    tl.store(rates + tensor, tl.load(lr + tl.load(settings + 3 * tensors + tensor).to(tl.int32)))
     step_at = pointer_of(table, 6, tensor, tensors, tl.float32, False)
     t = tl.load(step_at) + 1.0
     if tl.load(skipped) == 0.0:
@@ -49,6 +55,7 @@ def moments(
     table,
     settings,
     corrections,
+    rates,
     times,
     tensor,
     tensors,
@@ -56,16 +63,20 @@ def moments(
     size,
     CHUNK: tl.constexpr,
     GRAD: tl.constexpr,
+    NARROW: tl.constexpr,
+    APPLY: tl.constexpr,
+    COPIES: tl.constexpr,
     ALIGNED: tl.constexpr,
     FULL: tl.constexpr,
 ):
-    """Update both moments of a chunk; return the sums of squares of its weights and of u."""
+    """Update both moments of a chunk, and with APPLY the weights; return the squares of weights and of u, summed."""
     at = first + tl.arange(0, CHUNK)
     inside = at < size
+    w_at = pointer_of(table, 0, tensor, tensors, tl.float32, ALIGNED) + at
     m_at = pointer_of(table, 4, tensor, tensors, tl.float32, ALIGNED) + at
     v_at = pointer_of(table, 5, tensor, tensors, tl.float32, ALIGNED) + at
     g = times * take(pointer_of(table, 1, tensor, tensors, GRAD, ALIGNED) + at, inside, FULL)
-    w = take(pointer_of(table, 0, tensor, tensors, tl.float32, ALIGNED) + at, inside, FULL)
+    w = take(w_at, inside, FULL)
     m = take(m_at, inside, FULL)
     v = take(v_at, inside, FULL)
     beta1 = tl.load(settings + 4 * tensors + tensor)
@@ -75,7 +86,13 @@ def moments(
     put(m_at, m, inside, FULL)
     put(v_at, v, inside, FULL)
     u = direction(w, m, v, settings, corrections, tensor, tensors)
-    return tl.sum(w * w), tl.sum(u * u)
+    squares = tl.sum(w * w), tl.sum(u * u)
+    if APPLY:
+        w -= tl.load(rates + tensor) * u
+        put(w_at, w, inside, FULL)
+        if COPIES:
+            put_copy(table, tensor, tensors, at, w, inside, NARROW, ALIGNED, FULL)
+    return squares
 
 
 @triton.jit
@@ -86,6 +103,7 @@ def moments_kernel(
     sizes,
     settings,
     corrections,
+    rates,
     factor,
     skipped,
     partial,
@@ -93,6 +111,8 @@ def moments_kernel(
     chunks,
     CHUNK: tl.constexpr,
     NARROW: tl.constexpr,
+    APPLY: tl.constexpr,
+    COPIES: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
     """Update the moments with `factor` times the gradients; partial (2, chunks) is the squares of weights and of u."""
@@ -105,36 +125,40 @@ def moments_kernel(
         if tl.load(table + 3 * tensors + tensor) != 0:
             if first + CHUNK <= size:
                 w, u = moments(
-                    table, settings, corrections, times, tensor, tensors, first, size, CHUNK, NARROW, ALIGNED, True
-                )
+                    table, settings, corrections, rates, times, tensor, tensors, first, size,
+                    CHUNK, NARROW, NARROW, APPLY, COPIES, ALIGNED, True,
+                )  # fmt: skip
             else:
                 w, u = moments(
-                    table, settings, corrections, times, tensor, tensors, first, size, CHUNK, NARROW, ALIGNED, False
-                )
+                    table, settings, corrections, rates, times, tensor, tensors, first, size,
+                    CHUNK, NARROW, NARROW, APPLY, COPIES, ALIGNED, False,
+                )  # fmt: skip
         elif first + CHUNK <= size:
             w, u = moments(
-                table, settings, corrections, times, tensor, tensors, first, size, CHUNK, tl.float32, ALIGNED, True
-            )
+                table, settings, corrections, rates, times, tensor, tensors, first, size,
+                CHUNK, tl.float32, NARROW, APPLY, COPIES, ALIGNED, True,
+            )  # fmt: skip
         else:
             w, u = moments(
-                table, settings, corrections, times, tensor, tensors, first, size, CHUNK, tl.float32, ALIGNED, False
-            )
-        tl.store(partial + chunk, w)
-        tl.store(partial + chunks + chunk, u)
+                table, settings, corrections, rates, times, tensor, tensors, first, size,
+                CHUNK, tl.float32, NARROW, APPLY, COPIES, ALIGNED, False,
+            )  # fmt: skip
+        if not APPLY:
+            tl.store(partial + chunk, w)
+            tl.store(partial + chunks + chunk, u)
 
 
 @triton.jit
-def ratios_kernel(partial, first_chunk, settings, lr, rates, tensors, chunks, BLOCK: tl.constexpr):
-    """Store rates = lr * |w| / |u| of each tensor; lr alone where a norm is 0 or the tensor is not adapted."""
+def ratios_kernel(partial, first_chunk, settings, rates, tensors, chunks, BLOCK: tl.constexpr):
+    """Multiply the rate of each tensor by |w| / |u|, unless a norm is 0 or the tensor is not adapted."""
     tensor = tl.program_id(0)
     begin = tl.load(first_chunk + tensor)
     end = tl.load(first_chunk + tensor + 1)
     w_norm = tl.sqrt(partial_sum(partial, begin, end, BLOCK))
     u_norm = tl.sqrt(partial_sum(partial + chunks, begin, end, BLOCK))
     adapt = tl.load(settings + tensors + tensor)
-    rate = tl.load(lr + tl.load(settings + 3 * tensors + tensor).to(tl.int32))
     adapted = (adapt != 0.0) & (w_norm > 0.0) & (u_norm > 0.0)
-    tl.store(rates + tensor, rate * tl.where(adapted, w_norm / u_norm, 1.0))
+    tl.store(rates + tensor, tl.load(rates + tensor) * tl.where(adapted, w_norm / u_norm, 1.0))
 
 
 @triton.jit

@@ -1,7 +1,8 @@
 """How an optimizer takes part in a whole-step graph: the protocol, and the way through torch's own `step()`.
 
 An optimizer may offer `graph_update(params, copies)` and return kernels that are a `GraphUpdate`, or None if they do
-not take these tensors. Any other optimizer goes through `StepUpdate`, which calls its `step()`:
+not take these tensors; for torch's fused AdamW there are such kernels here. Any other optimizer goes through
+`StepUpdate`, which calls its `step()`:
 
 - inside the graph, if it decides on the device whether to skip (torch's `fused=True`, Muon), or if it has a
   `create_state()` that makes all its buffers beforehand;
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from bigstep.gpu.lamb import adamw_kernels
 from bigstep.gpu.loss_scale import decides_on_device, step_unless
 from bigstep.gpu.tensor_lists import by_device_and_dtype
 
@@ -60,7 +62,7 @@ def make_update(optimizer: Optimizer, params: Sequence[Tensor], copies: Sequence
         params: The weights that are trained, in the order of its groups.
         copies: For each its low-precision copy, or None.
     """
-    offered: GraphUpdate | None = None
+    offered: GraphUpdate | None = adamw_kernels(optimizer, params, copies)
     if hasattr(optimizer, "graph_update"):
         offered = optimizer.graph_update(params, copies)
     return StepUpdate(optimizer, params, copies) if offered is None else offered
