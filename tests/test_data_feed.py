@@ -8,9 +8,11 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.data import TensorDataset
 
 from bigstep.data.catalog import open_data
 from bigstep.data.feed import Feed, Request
@@ -19,6 +21,7 @@ from bigstep.data.rectangles import rectangle_of
 from bigstep.data.sources.folder import open_folder
 from bigstep.data.sources.given import as_source
 from bigstep.data.sources.memory import TensorImages
+from bigstep.data.sources.text import TokenWindows
 from bigstep.errors import ConfigError, DataError, RunError
 from test_data_folder import make_folder
 
@@ -276,7 +279,9 @@ def test_copies_to_a_gpu_are_begun_one_batch_ahead_from_pinned_memory(tmp_path: 
 @pytest.mark.gpu
 def test_a_gpu_gets_the_same_batches(tmp_path: Path) -> None:
     train, _ = open_folder(make_folder(tmp_path))
-    for source in (train, tiny(), Squares()):
+    pairs = TensorDataset(torch.rand(9, 3, 8, 8, dtype=torch.float64), torch.arange(9))
+    text = TokenWindows(tokens=np.arange(60_000, 60_099, dtype=np.uint16), length=20)  # the last window is padded
+    for source in (train, tiny(), Squares(), pairs, text):
         wanted = requests(1, [0, 1, 2], [4])
         options = {"train": True, "augment": "resized_crop", "dtype": torch.float64}
         here = Feed(source, image_size=16, **options)

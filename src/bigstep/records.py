@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import bigstep
 from bigstep.errors import ConfigError, DataError, RunError
@@ -33,6 +33,7 @@ __all__ = [
     "json_text",
     "locked",
     "read_run",
+    "replacing",
     "write_atomically",
 ]
 
@@ -41,18 +42,25 @@ FORMAT = 1
 
 FILES = (
     "run.json", "metrics.jsonl", "checkpoints", "model.safetensors", "report.html", "tensorboard", "profile.json",
-    "wandb", "mlflow.db", "profile.md", "trace.json.gz", ".lock",
+    "wandb", "mlflow.db", "profile.md", "trace.json.gz", "vocabulary.json", ".lock",
 )  # fmt: skip
 """What a run leaves in its folder, besides error-rank-N.txt; whoever clears a folder removes nothing else."""
 
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Write a file so that a crash leaves either the old content or the new, never a torn one."""
+    with replacing(path) as file:
+        file.write(content)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Open a file to write that takes the place of `path` when the block ends well, and is removed when it does not."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         temporary.unlink(missing_ok=True)
         with open(temporary, "xb") as file:  # never through a link that somebody has put there
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from bigstep.data.names import Progress
 from bigstep.errors import DataError
-from bigstep.records import write_atomically
+from bigstep.records import replacing, write_atomically
 
 __all__ = ["Remote", "cache_folder", "download", "locked", "unpack"]
 
@@ -82,13 +82,10 @@ def download(remote: Remote, folder: Path, progress: Progress | None = None) -> 
         progress: called as the bytes arrive.
     """
     target = folder / remote.name
-    temporary = folder / f".{remote.name}.{os.getpid()}.part"
     checksum = _Checksum(remote.checksum)
     received = 0
     try:
-        temporary.unlink(missing_ok=True)
-        # "x": never through a link that somebody has put there
-        with urllib.request.urlopen(remote.url, timeout=_TIMEOUT_S) as response, open(temporary, "xb") as file:
+        with urllib.request.urlopen(remote.url, timeout=_TIMEOUT_S) as response, replacing(target) as file:
             total = int(response.headers.get("Content-Length") or 0)
             while received <= _MAX_BYTES and (chunk := response.read(_CHUNK_BYTES)):
                 file.write(chunk)
@@ -96,22 +93,17 @@ def download(remote: Remote, folder: Path, progress: Progress | None = None) -> 
                 received += len(chunk)
                 if progress is not None:
                     progress(remote.name, received, total)
-            file.flush()
-            os.fsync(file.fileno())
-        if not checksum.matches():
-            raise DataError(
-                f"What {remote.url} sent ({received:,} bytes) does not have the checksum {remote.checksum}; "
-                f"try again, or put the right file at {target}."
-            )
-        os.replace(temporary, target)
+            if not checksum.matches():
+                raise DataError(
+                    f"What {remote.url} sent ({received:,} bytes) does not have the checksum {remote.checksum}; "
+                    f"try again, or put the right file at {target}."
+                )
     except OSError as error:  # URLError and timeouts are among them
         reason = getattr(error, "reason", None) or error.strerror or error
         raise DataError(
             f"{target} is missing and {remote.url} cannot be fetched ({reason}); "
             "fetch it with another machine and put it there."
         ) from None
-    finally:
-        temporary.unlink(missing_ok=True)
     return target
 
 

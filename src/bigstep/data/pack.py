@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import tarfile
 import time
 import zlib
@@ -28,7 +27,7 @@ from bigstep.data.names import INDEX, Packing, Wanted
 from bigstep.data.sources.folder import FolderImages, open_folder
 from bigstep.data.sources.packed import FORMAT, RECORD
 from bigstep.errors import ConfigError, DataError
-from bigstep.records import write_atomically
+from bigstep.records import replacing, write_atomically
 
 __all__ = ["pack_folder"]
 
@@ -144,27 +143,19 @@ def _finished(path: Path) -> _Shard | None:
 def _write_shard(path: Path, source: FolderImages, begin: int, packing: Packing, pool: ThreadPoolExecutor) -> _Shard:
     """Write one tar file, from the image `begin` on until it is full."""
     number = int(path.stem.rpartition("-")[2])
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     records = []
-    try:
-        temporary.unlink(missing_ok=True)
-        with open(temporary, "xb") as file:
-            hashed = _Hashed(file)
-            with tarfile.open(fileobj=cast(IO[bytes], hashed), mode="w", format=tarfile.USTAR_FORMAT) as tar:
-                for index, image in _encoded(source, begin, packing, pool):
-                    label = int(source.labels[index])
-                    offset = tar.offset + _BLOCK
-                    _add(tar, f"{index:08d}.{image.suffix}", image.content)
-                    _add(tar, f"{index:08d}.cls", str(label).encode())
-                    crc = zlib.crc32(image.content)
-                    records.append((number, len(image.content), offset, label, image.width, image.height, crc))
-                    if tar.offset >= _SHARD_BYTES:
-                        break
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as file:
+        hashed = _Hashed(file)
+        with tarfile.open(fileobj=cast(IO[bytes], hashed), mode="w", format=tarfile.USTAR_FORMAT) as tar:
+            for index, image in _encoded(source, begin, packing, pool):
+                label = int(source.labels[index])
+                offset = tar.offset + _BLOCK
+                _add(tar, f"{index:08d}.{image.suffix}", image.content)
+                _add(tar, f"{index:08d}.cls", str(label).encode())
+                crc = zlib.crc32(image.content)
+                records.append((number, len(image.content), offset, label, image.width, image.height, crc))
+                if tar.offset >= _SHARD_BYTES:
+                    break
     kept = {"bytes": hashed.tell(), "sha256": hashed.digest.hexdigest(), "records": records}
     write_atomically(path.with_suffix(".json"), json.dumps(kept).encode())
     return _Shard(path.name, hashed.tell(), hashed.digest.hexdigest(), np.array(records, dtype=RECORD))

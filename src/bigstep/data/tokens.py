@@ -7,7 +7,6 @@ of the test text, as unsigned numbers with the lowest byte first. A plain .npy f
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from bigstep.data.vocabulary import Tokens, Vocabulary
 from bigstep.errors import DataError
+from bigstep.records import replacing
 
 __all__ = ["Packed", "read_tokens", "write_tokens"]
 
@@ -67,20 +67,13 @@ def write_tokens(
     }
     line = json.dumps(header).encode()
     filled = line.ljust(-(-(len(line) + 1) // _BLOCK) * _BLOCK - 1) + b"\n"
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        temporary.unlink(missing_ok=True)
-        with open(temporary, "xb") as file:
+        with replacing(path) as file:
             file.write(filled)
             for tokens in (train, test):
                 file.write(np.ascontiguousarray(tokens, dtype=vocabulary.dtype.newbyteorder("<")).data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
     except OSError as error:
         raise DataError(f"{path} cannot be written: {error.strerror}.") from None
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def read_tokens(path: Path) -> Packed:
