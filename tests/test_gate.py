@@ -21,6 +21,10 @@ import torch
 from bigstep.asynchronous import join_downpour, serve_downpour, train_downpour, train_hogwild
 from bigstep.asynchronous.gate import Gate, Rendezvous, knock, new_secret, receive, shared_secret, split_address
 from bigstep.asynchronous.store import HostedStore, connect_store, host_store
+from bigstep.cli.join import join
+from bigstep.cli.resolve import job_of
+from bigstep.cli.train import Train
+from bigstep.engine.job import Job
 from bigstep.errors import BigstepError, ConfigError, RunError
 from bigstep.records import read_run
 from test_async import SGD as MOMENTUM
@@ -193,9 +197,9 @@ def test_ports_are_on_the_loopback_and_others_need_a_shared_secret(
     for listen, alone in (("192.0.2.1:0", True), ("127.0.0.1:0", False)):
         with pytest.raises(ConfigError, match="BIGSTEP_SECRET"):
             host_store(listen, alone=alone)
-    for join in (join_downpour, lambda address: serve_downpour(address, tmp_path)):
+    for take_part in (join_downpour, lambda address: serve_downpour(address, tmp_path)):
         with pytest.raises(ConfigError, match="needs its secret"):
-            join("127.0.0.1:29500")
+            take_part("127.0.0.1:29500")
     monkeypatch.setenv("BIGSTEP_SECRET", SECRET)
     with pytest.raises(ConfigError, match="address that the others know"):
         host_store("0.0.0.0:0", alone=False)
@@ -305,3 +309,23 @@ def test_hogwild_keeps_its_weights_when_a_signal_asks_and_says_that_it_cannot_go
         r"129: Stopped by SIGHUP after step \d+; its weights are in \S+, but a hogwild run cannot go on\.", told
     )
     assert list((tmp_path / "run" / "checkpoints").glob("step-*.ckpt"))
+
+
+def test_other_machines_are_asked_for_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    typed = {"recipe": "downpour", "listen": "10.0.0.1:29500", "settings": ["asynchronous.shards=3"]}
+    job = job_of(Train(replicas_elsewhere=1, shards_elsewhere=2, **typed), launched=False)  # type: ignore[arg-type]
+    job.write(tmp_path / "job.json")
+    for each in (job, Job.read(tmp_path / "job.json")):
+        assert (each.listen, each.elsewhere) == ("10.0.0.1:29500", (2, 1))
+    assert job_of(Train(recipe="downpour"), launched=False).listen.startswith("127.0.0.1:")
+    for mistake, sentence in (
+        ({"recipe": "downpour", "replicas_elsewhere": 1}, "add --listen"),
+        ({"recipe": "plain", "listen": "10.0.0.1:29500"}, "only Downpour runs are joined"),
+        ({**typed, "shards_elsewhere": 4}, "4 shards and 0 replicas are to come from elsewhere"),
+    ):
+        with pytest.raises(ConfigError, match=sentence):
+            job_of(Train(**mistake), launched=False)  # type: ignore[arg-type]
+    monkeypatch.delenv("BIGSTEP_SECRET", raising=False)
+    with pytest.raises(ConfigError, match="needs its secret"):
+        join("10.0.0.1:29500", shard=None, device="cpu", wait=1)

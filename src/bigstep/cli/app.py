@@ -11,7 +11,7 @@ from typing import Annotated, NoReturn
 import typer
 
 import bigstep
-from bigstep.cli import bench, check, data, doctor, plan, probe, recipes, report, train
+from bigstep.cli import bench, check, data, doctor, join, plan, probe, recipes, report, train
 from bigstep.cli.options import command_of
 from bigstep.errors import BigstepError
 
@@ -28,6 +28,7 @@ app = typer.Typer(
 )
 for name, summary, command in (
     ("train", "Train with a published system.", command_of(train.Train, train.train)),
+    ("join", "Take part in a Downpour run of another machine.", join.join),
     ("doctor", "Find out what is wrong with a script on several devices.", doctor.doctor),
     ("check", "Prove that N ranks give the run of one.", check.check),
     ("bench", "Compare systems side by side.", command_of(bench.Bench, bench.bench)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -29,7 +30,9 @@ def train_as_rank(job: Job) -> None:
         from bigstep.engine.run import Order, run
 
         if job.config.asynchronous.method != "none":
-            from bigstep.asynchronous.engine import run_asynchronously as run
+            from bigstep.asynchronous.engine import run_asynchronously
+
+            run = functools.partial(run_asynchronously, listen=job.listen, elsewhere=job.elsewhere)
     with joined_ranks(cast("DeviceChoice", job.device), job.timeout_s) as ranks:
         order = Order(
             config=ranks.from_first(job.config),

@@ -63,7 +63,27 @@ def job_of(options: Train, *, launched: bool) -> Job:
         trackers=tuple(name for name in ("tensorboard", "wandb", "mlflow") if getattr(options, name)),
         report=options.report,
         as_json=options.as_json,
+        **_elsewhere(options, config),
     )
+
+
+def _elsewhere(options: Train, config: RunConfig) -> dict[str, Any]:
+    """What other machines bring to a Downpour run, and where they find it."""
+    shards, replicas = options.shards_elsewhere, options.replicas_elsewhere
+    if options.listen is None:
+        require(not (shards or replicas), "What joins from elsewhere needs an address: add --listen HOST:PORT.")
+        return {}
+    settings = config.asynchronous
+    require(
+        settings.method == "downpour",
+        f"--listen is {options.listen!r:.60}, but only Downpour runs are joined; other runs start with torchrun.",
+    )
+    require(
+        shards <= settings.shards and replicas <= settings.replicas,
+        f"{shards} shards and {replicas} replicas are to come from elsewhere, but the run has {settings.shards} and "
+        f"{settings.replicas}: set asynchronous.shards and asynchronous.replicas to all of them together.",
+    )
+    return {"listen": options.listen, "elsewhere": (shards, replicas)}
 
 
 def named_config(recipe: str | None, preset: str, file: Path | None) -> RunConfig:

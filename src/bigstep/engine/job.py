@@ -35,6 +35,10 @@ class Job:
     timeout_s: float = 600.0
     trackers: tuple[str, ...] = ()
     """Programs that are told of every row: tensorboard, wandb, mlflow."""
+    listen: str = "127.0.0.1:0"
+    """Where processes of other machines find a Downpour run."""
+    elsewhere: tuple[int, int] = (0, 0)
+    """Shards and replicas that they bring."""
     report: bool = True
     as_json: bool = False
 
@@ -49,4 +53,5 @@ class Job:
         """Read what `write` wrote."""
         plain = json.loads(path.read_bytes())
         config = config_from_mapping(plain.pop("config"))
-        return cls(config=config, folder=Path(plain.pop("folder")), trackers=tuple(plain.pop("trackers")), **plain)
+        lists = {name: tuple(plain.pop(name)) for name in ("trackers", "elsewhere")}
+        return cls(config=config, folder=Path(plain.pop("folder")), **lists, **plain)
