@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bigstep.exchange import Exchange, sum_owed
 from bigstep.exchange.codecs import Blocks
+from bigstep.exchange.codecs.layout import lay_out
 from bigstep.tables import load
 from bigstep.tables.codecs import CODECS, BlockCode, encoded_bytes, fill_settings
 from bigstep.tables.collectives import collective_traffic
@@ -32,14 +33,10 @@ def code_of(codec: str) -> BlockCode:
 def layout(codec: str) -> tuple[Blocks, int, int]:
     """Blocks of all shapes one behind the other, heads before bodies; how many values, and the bytes of the message."""
     code, settings = code_of(codec), fill_settings({})
-    lengths = torch.tensor([length for shape in SHAPES for length in code.cut(shape).lengths])
-    bodies = torch.tensor([code.body_bytes(length, settings) for length in lengths.tolist()])
-    first = code.head_bytes * len(lengths)
-    heads = torch.arange(len(lengths)) * (code.head_bytes // 4)
-    blocks = Blocks(lengths.cumsum(0) - lengths, lengths, heads, first + bodies.cumsum(0) - bodies)
-    nbytes = first + int(bodies.sum())
-    assert nbytes == encoded_bytes(codec, SHAPES)
-    return blocks, int(lengths.sum()), -(-nbytes // 4) * 4
+    lengths = [length for shape in SHAPES for length in code.cut(shape).lengths]
+    blocks, nbytes = lay_out(code, lengths, settings, torch.device("cpu"))
+    assert 0 <= nbytes - encoded_bytes(codec, SHAPES) < 4, "filled up to whole float32"
+    return blocks, sum(lengths), nbytes
 
 
 def gradient(count: int, step: int) -> Tensor:

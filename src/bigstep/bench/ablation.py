@@ -10,6 +10,7 @@ from typing import Any
 
 from bigstep import recipes
 from bigstep.config import RunConfig
+from bigstep.tables.codecs import CODECS
 
 __all__ = ["TECHNIQUES", "Technique", "techniques_of"]
 
@@ -59,8 +60,8 @@ def _without_lars(config: RunConfig) -> list[str]:
 
 
 def _without_codec(config: RunConfig) -> list[str]:
-    """fp32 on the wire; 1-bit codes have a collective of their own, which goes with them."""
-    if config.exchange.codec != "onebit":
+    """fp32 on the wire; codes that cannot be summed have a collective of their own, which goes with them."""
+    if CODECS[config.exchange.codec].summable:
         return ["exchange.codec=none"]
     exchange = {**dataclasses.asdict(config.exchange), "codec": "none", "collective": "ring", "double_buffer": False}
     return [f"exchange={json.dumps(exchange)}"]
@@ -108,7 +109,7 @@ TECHNIQUES: tuple[Technique, ...] = (
     ),
     Technique(
         name="error feedback",
-        used=lambda config: config.exchange.codec == "onebit" and config.exchange.error_feedback,
+        used=lambda config: CODECS[config.exchange.codec].loses == "carried" and config.exchange.error_feedback,
         off=_set("exchange.error_feedback", False),
     ),
     Technique(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +37,8 @@ def exchanged(subject: Subject, own: Own, trial: Trial) -> Exchanged | None:
     form = _Form(subject.model(run))
     subject.finish(run)
     parallel = DistributedDataParallel(form, bucket_cap_mb=0.05)  # several buckets even for a small model
-    exchange = subject.exchange(trial.config.exchange)
+    # what is carried must not fade here, where it is counted
+    exchange = subject.exchange(replace(trial.config.exchange, decay=1.0))
     exchange.attach(parallel)
     totals = [torch.zeros_like(parameter) for parameter in form.parameters()]
     error = largest = 0.0

@@ -8,12 +8,12 @@ from bigstep.check.laboratory import Laboratory
 from bigstep.check.observe import Gradient, Vectors, accumulation, gradients
 from bigstep.check.observe_exchange import Exchanged, exchanged
 from bigstep.check.verdict import ROUNDING_BOUND, Verdict, difference, judged, not_applicable
+from bigstep.tables.codecs import CODECS
 
 __all__ = ["accumulation_is_big_batch", "exchange_is_mean", "gradient_of_ranks"]
 
 CONSERVATION_BOUND = 1e-9
 """Residuals are sums and differences in float64; what a codec drops is of the order of the gradient itself."""
-_HALF_BITS = {"fp16": 11, "bf16": 8}
 
 
 def accumulation_is_big_batch(lab: Laboratory) -> Verdict:
@@ -85,7 +85,7 @@ def _codec_note(lab: Laboratory) -> str:
     codec = lab.trial.config.exchange.codec
     return (
         ""
-        if codec == "none"
+        if CODECS[codec].loses == "nothing"
         else f"with codec none: {codec} quantises per rank, so with it the path depends on the ranks"
     )
 
@@ -99,16 +99,16 @@ def exchange_is_mean(lab: Laboratory) -> Verdict:
     config = lab.trial.config.exchange
     seen: dict[int, Exchanged] = {ranks: lab.see(exchanged, lab.trial, ranks)[0] for ranks in lab.several}
     travels = f"{config.collective}, {config.codec}"
-    if config.codec in ("none", *_HALF_BITS):
+    entry = CODECS[config.codec]
+    if entry.loses != "carried":
         worst = max(seen, key=lambda ranks: seen[ranks].error)
-        bits = _HALF_BITS.get(config.codec)
         return judged(
             seen[worst].error,
-            ROUNDING_BOUND if bits is None else worst * 2.0**-bits,
+            worst * 2.0**-entry.digits if entry.digits else ROUNDING_BOUND,
             f"largest difference from the plain mean ({travels})",
-            words=""
-            if bits is None
-            else f"{bits} bits are kept a value and a sum; what is rounded away is not carried",
+            words=f"{entry.digits} bits are kept a value and a sum; what is rounded away is not carried"
+            if entry.digits
+            else "",
             fault=f"on {worst} ranks the exchange returns something else than the mean",
             remedy="divide by the number of ranks once, sum every element once, and write the result to every rank.",
         )

@@ -9,6 +9,7 @@ from bigstep.check.laboratory import Laboratory
 from bigstep.check.observe import Journey, composed, journey, resumed
 from bigstep.check.subject import Trial
 from bigstep.check.verdict import PATH_BOUND, Verdict, difference, judged, not_applicable
+from bigstep.tables.codecs import CODECS
 
 __all__ = [
     "graphs_are_steps", "loop_is_its_steps", "resume_elsewhere", "resume_here", "same_path", "same_statistics",
@@ -39,7 +40,7 @@ def same_path(lab: Laboratory) -> Verdict:
             parted = f"part at step {step}" if step else f"agree, the weights do not ({where})"
             fault = f"on {ranks} ranks the losses {parted}"
     codec = lab.trial.config.exchange.codec
-    note = "" if codec == "none" else f"; with codec none, since {codec} quantises per rank"
+    note = "" if CODECS[codec].loses == "nothing" else f"; with codec none, since {codec} quantises per rank"
     if lab.trial.config.optimizer.before_exchange:
         note += "; with adagrad=after, since before scales per rank"
     return judged(
@@ -179,7 +180,7 @@ def resume_here(lab: Laboratory) -> Verdict:
     else:
         soon = f"the last update differs (most in {where})"
     codec = lab.trial.config.exchange.codec
-    carried = f", residuals of {codec} included" if codec in ("onebit", "powersgd") else ""
+    carried = f", residuals of {codec} included" if CODECS[codec].loses == "carried" else ""
     return judged(
         figure,
         0.0,

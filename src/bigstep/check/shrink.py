@@ -7,6 +7,8 @@ from dataclasses import replace
 from bigstep.check.subject import Trial
 from bigstep.config import IslandsConfig, RunConfig, require
 from bigstep.config.edit import scale_workers, stretch
+from bigstep.tables.codecs import CODECS
+from bigstep.tables.collectives import COLLECTIVES
 from bigstep.tables.optimizers import SgdSettings
 
 __all__ = ["lossless", "one_island", "shrink", "with_batch"]
@@ -60,9 +62,9 @@ def lossless(trial: Trial) -> Trial:
     if isinstance(optimizer, SgdSettings) and optimizer.adagrad == "before":
         trial = replace(trial, config=replace(trial.config, optimizer=replace(optimizer, adagrad="after")))
     exchange = trial.config.exchange
-    if exchange.codec == "none":
+    if CODECS[exchange.codec].loses == "nothing":
         return trial
-    collective = "ring" if exchange.collective == "gather" else exchange.collective
+    collective = exchange.collective if COLLECTIVES[exchange.collective].sums else "ring"
     plain = replace(exchange, collective=collective, codec="none", warmup_steps=0, double_buffer=False)
     return replace(trial, config=replace(trial.config, exchange=plain))
 

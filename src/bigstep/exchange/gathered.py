@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bigstep.exchange.bucket import Bucket
 from bigstep.exchange.codecs import BlockCodec, Blocks
+from bigstep.exchange.codecs.layout import lay_out
 from bigstep.exchange.collectives.gather import Gather
 from bigstep.exchange.line import Steps
 from bigstep.exchange.residuals import Owners, Pieces, Residuals
@@ -131,25 +132,8 @@ class Gathered:
             owners += belongs
             owned_sizes.append(sum(n for n, k in zip(cut, belongs, strict=True) if k == rank))
 
-        head = self._code.head_bytes
-        heads_used, bodies_used = [0] * N, [head * owners.count(k) for k in range(N)]  # all heads, then all bodies
-        heads_at, bodies_at = [], []
-        for length, k in zip(lengths, owners, strict=True):
-            heads_at.append(heads_used[k] // 4)
-            bodies_at.append(bodies_used[k])
-            heads_used[k] += head
-            bodies_used[k] += self._code.body_bytes(length, self._settings)
-        M = -(-max(bodies_used, default=0) // 4) * 4
-
-        size, owner, heads, bodies = (
-            torch.tensor(column, dtype=torch.int64) for column in (lengths, owners, heads_at, bodies_at)
-        )
-        mine = owner == rank
-        device = bucket.flat.device
-        blocks = Blocks(*_move(device, size.cumsum(0) - size, size, heads + owner * (M // 4), bodies + owner * M))
-        own = Blocks(*_move(device, size[mine].cumsum(0) - size[mine], size[mine], heads[mine], bodies[mine]))
-        return _Layout(blocks, own, owned_sizes, M)
-
-
-def _move(device: torch.device, *tensors: Tensor) -> list[Tensor]:
-    return [tensor.to(device) for tensor in tensors]
+        device, settings = bucket.flat.device, self._settings
+        blocks, message_bytes = lay_out(self._code, lengths, settings, device, owners, N)
+        mine = [length for length, owner in zip(lengths, owners, strict=True) if owner == rank]
+        own, _ = lay_out(self._code, mine, settings, device)
+        return _Layout(blocks, own, owned_sizes, message_bytes)

@@ -16,12 +16,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bigstep.errors import ConfigError, RunError, require
 from bigstep.exchange.bucket import Bucket, Transport
-from bigstep.exchange.clock import Clock, Meter
 from bigstep.exchange.codecs.dense import Whole
 from bigstep.exchange.collectives import Ring
 from bigstep.exchange.double_buffer import DoubleBuffer
 from bigstep.exchange.gathered import Gathered
-from bigstep.exchange.line import Line, Steps
+from bigstep.exchange.runner import Runner
 from bigstep.exchange.summed import Summed
 from bigstep.exchange.world import World
 from bigstep.tables import load
@@ -107,8 +106,6 @@ class Exchange:
         self.parts = parts
         self._prepare = prepare
         self._held: list[dict[str, Tensor]] = []  # gradients of other workers, to be added in the next exchange
-        self._line = Line()
-        self._busy, self._exposed = Meter(), Meter()
         self._backward: list[Future[Tensor]] = []  # the buckets of the backward under way
         self._transports: list[Transport] = []  # that of the warm-up, that of the steps after it
         self._late = DoubleBuffer() if double_buffer else None
@@ -126,12 +123,12 @@ class Exchange:
     @property
     def seconds(self) -> float:
         """Time since the beginning during which at least one bucket was being exchanged."""
-        return self._busy.seconds
+        return self._runner.busy.seconds if self.world else 0.0
 
     @property
     def exposed_seconds(self) -> float:
         """Time since the beginning from a backward's last bucket being ready until its last exchange had ended."""
-        return self._exposed.seconds
+        return self._runner.exposed.seconds if self.world else 0.0
 
     def attach(self, ddp: DistributedDataParallel) -> Exchange:
         """Put this exchange under `ddp`; every rank must call it, once for each DDP object.
@@ -144,9 +141,7 @@ class Exchange:
             )
         self._names = {parameter: name for name, parameter in ddp.module.named_parameters()}
         if self.world is None:
-            device = next(iter(self._names)).device
-            self._clock = Clock(device)
-            self._stream = _new_stream(device) if device.type == "cuda" else None
+            self._runner = Runner(next(iter(self._names)).device, self._explain)
             self.world = World.join(
                 ddp.process_group, ranks_per_node=self.ranks_per_node, grid=self.grid, timeout=self.timeout
             )
@@ -270,7 +265,8 @@ class Exchange:
 
     def close(self) -> None:
         """Wait for what is under way and end the threads; call it before the process group is destroyed."""
-        self._line.close()
+        if self.world is not None:
+            self._runner.close()
 
     def _attached(self) -> World:
         if self.world is None:
@@ -312,64 +308,20 @@ class Exchange:
             for parameter, piece in zip(parameters, bucket.flat.split_with_sizes(bucket.sizes), strict=True):
                 self._prepare(parameter, _shape_as(parameter, piece))
         late = self._late
-        future = self._start(bucket) if late is None else late.exchange(bucket, self._start, self._stream)
+        future = self._start(bucket) if late is None else late.exchange(bucket, self._start, self._runner.stream)
         self._backward.append(future)
         if grad_bucket.is_last():
             self.steps += 1
-            self._note_exposed(self._backward)
+            self._runner.note_exposed(self._backward)
             self._backward, self._held = [], []
         return future
 
     def _start(self, bucket: Bucket) -> Future[Tensor]:
-        steps = self._transports[0 if bucket.step < self.warmup_steps else -1].start(bucket)
-        if self._stream is not None:
-            try:
-                return self._start_on_stream(steps, bucket.flat, self._stream)
-            except Exception as error:
-                raise self._fail(error, bucket.step) from error
-        begun = self._clock.mark()
-        ended: Future[Tensor] = Future()
+        transport = self._transports[0 if bucket.step < self.warmup_steps else -1]
+        return self._runner.run(transport.start(bucket), bucket)
 
-        def done(error: BaseException | None) -> None:
-            self._busy.add(begun, self._clock.mark())
-            if error is not None:
-                self._fail(error, bucket.step)
-            ended.set_result(bucket.flat)
-
-        def value(future: Future[Tensor]) -> Tensor:
-            if self.failure is not None:
-                raise self.failure
-            return future.value()
-
-        # Future.set_exception reaches only Python's wait; an error raised in `then` reaches DDP's C++ wait as well
-        result = ended.then(value)
-        self._line.submit(steps, done)
-        return result
-
-    def _start_on_stream(self, steps: Steps, flat: Tensor, stream: torch.cuda.Stream) -> Future[Tensor]:
-        """On CUDA nothing needs a thread: a wait holds up only the exchange's own stream, and order is issue order."""
-        stream.wait_stream(torch.cuda.current_stream(flat.device))
-        flat.record_stream(stream)
-        with torch.cuda.stream(stream):
-            begun = self._clock.mark()
-            for under_way in steps:
-                for work in under_way:
-                    work.wait()
-            self._busy.add(begun, self._clock.mark())
-            future: Future[Tensor] = Future(devices=[flat.device])
-            future.set_result(flat)
-        return future
-
-    def _note_exposed(self, futures: list[Future[Tensor]]) -> None:
-        ready = self._clock.mark()
-        if self._stream is not None:
-            with torch.cuda.stream(self._stream):
-                self._exposed.add(ready, self._clock.mark())
-            return
-        for future in futures:
-            future.add_done_callback(lambda _: self._exposed.add(ready, self._clock.mark()))
-
-    def _fail(self, error: BaseException, step: int) -> RunError:
+    def _explain(self, error: BaseException, step: int) -> RunError:
+        """What ended the exchange, in one sentence; the first error counts."""
         assert self.world is not None
         if self.failure is not None:
             return self.failure
@@ -388,7 +340,3 @@ class Exchange:
 def _shape_as(parameter: Tensor, flat: Tensor) -> Tensor:
     """See a piece of a bucket as the gradient it is: DDP lays them out as parameters, channels-last ones too."""
     return flat.as_strided(parameter.size(), parameter.stride())
-
-
-def _new_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's, without annotations

@@ -75,6 +75,8 @@ class CodecEntry:
     """Where its code is."""
     loses: Literal["nothing", "rounding", "carried"]
     """What a step loses: nothing, rounding errors, or what is carried to the next step."""
+    digits: int = 0
+    """Binary digits that rounding leaves of a value."""
     bytes_per_value: float | Callable[[Shape, Settings], int] | None = None
     """Of a code that can be summed, or a function of a parameter's shape; None where `blocks` says it."""
     blocks: BlockCode | None = None
@@ -243,6 +245,7 @@ CODECS = {
         "half precision; many ranks agree on a scale",
         home="bigstep.exchange.codecs.dense:Half",
         loses="rounding",
+        digits=11,
         bytes_per_value=2,
         agree_from=17,
         encode_traffic=6.0,
@@ -253,6 +256,7 @@ CODECS = {
         "half precision with float32's range",
         home="bigstep.exchange.codecs.dense:BrainHalf",
         loses="rounding",
+        digits=8,
         bytes_per_value=2,
         encode_traffic=6.0,
         decode_traffic=6.0,

@@ -6,7 +6,6 @@ that island: so a meeting gives the same, whichever ranks host the islands.
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,11 +17,12 @@ from bigstep.config import ExchangeConfig
 from bigstep.data.sampler import hosted_workers
 from bigstep.engine.ranks import Ranks
 from bigstep.exchange.codecs import BlockCodec, Blocks
+from bigstep.exchange.codecs.layout import lay_out
 from bigstep.exchange.collectives.phases import Collective, all_gather
 from bigstep.exchange.line import Line, Steps
 from bigstep.exchange.world import World
 from bigstep.tables import load
-from bigstep.tables.codecs import CODECS, BlockCode, fill_settings
+from bigstep.tables.codecs import CODECS, fill_settings
 from bigstep.tables.collectives import COLLECTIVES
 
 __all__ = ["Meeting", "Transport"]
@@ -143,7 +143,8 @@ class Transport:
         if number not in self._layouts:
             code = CODECS[self._codec].blocks
             assert code is not None
-            self._layouts[number] = _lay_out(code, shapes, device)
+            lengths = [length for shape in shapes for length in code.cut(shape).lengths]
+            self._layouts[number] = lay_out(code, lengths, fill_settings({}), device)
         return self._layouts[number]
 
     def close(self) -> None:
@@ -163,16 +164,3 @@ class Transport:
             for island, by_part in state.items()
             if int(island) in hosted
         }
-
-
-def _lay_out(code: BlockCode, shapes: Sequence[torch.Size], device: torch.device) -> tuple[Blocks, int]:
-    """Return where the blocks of some parameters lie in one message, and the length of that."""
-    settings = fill_settings({})
-    lengths = [length for shape in shapes for length in code.cut(shape).lengths]
-    starts = list(itertools.accumulate(lengths, initial=0))
-    heads = [index * (code.head_bytes // 4) for index in range(len(lengths))]
-    sizes = [code.body_bytes(length, settings) for length in lengths]
-    bodies = list(itertools.accumulate(sizes, initial=code.head_bytes * len(lengths)))
-    columns = (starts[:-1], lengths, heads, bodies[:-1])
-    blocks = Blocks(*(torch.tensor(column, dtype=torch.int64, device=device) for column in columns))
-    return blocks, -(-bodies[-1] // 4) * 4
