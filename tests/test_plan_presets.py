@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from bigstep.plan import Cluster, Scheme, Workload, predict
-from bigstep.plan.published import _AKIBA, _GOYAL, _JIA, _MIKAMI, Assumed, _yamazaki
+from bigstep.plan.rows import _AKIBA, _GOYAL, _JIA, _MIKAMI, Assumed, _yamazaki
 from bigstep.plan.search import candidate_schemes
 from bigstep.recipes import SYNCHRONOUS, describe, load
 from bigstep.tables.collectives import RUNNABLE, choose_grid

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,18 @@ def test_layers_hold_every_parameter_once_and_survive_the_file(tmp_path: Path) -
     single = predict(again, Cluster.load("big_basin"), devices=1, local_batch=16).single_s
     expected = 2 * sum(layer.forward_s + layer.backward_s for layer in workload.layers) + workload.optimizer_s
     assert single == pytest.approx(expected, rel=1e-3)  # the file keeps nanoseconds
+
+
+@pytest.mark.parametrize("name", ["gpt-mini", "lstm-mini"])
+def test_a_model_of_tokens_is_measured_with_every_parameter_once(name: str, tmp_path: Path) -> None:
+    model = build_model(name, vocabulary=256, length=8)
+    workload = measure_workload(model, torch.randint(256, (2, 8)), name=name, repeats=1)
+    assert sorted(workload.shapes) == sorted(tuple(parameter.shape) for parameter in model.parameters())
+    path = tmp_path / "model.yaml"
+    path.write_text(workload_to_yaml(replace(workload, tokens=8)))
+    again = Workload.load(str(path))
+    assert (again.tokens, again.optimizer) == (8, "adamw")
+    assert predict(again, Cluster.load("big_basin"), devices=8, local_batch=2).step_s > 0
 
 
 def test_a_slow_layer_is_seen_as_slow() -> None:

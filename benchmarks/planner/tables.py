@@ -8,7 +8,7 @@ from typing import Any
 
 from bigstep.plan import Cluster
 from bigstep.plan.cluster import cluster_names
-from bigstep.plan.published import Assumed
+from bigstep.plan.rows import Assumed
 from bigstep.plan.validate import Checked, check_rows, summarise
 
 LOCAL = Path(__file__).parent / "local.json"

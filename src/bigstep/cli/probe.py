@@ -19,6 +19,7 @@ def probe(
     ranks: Annotated[int, typer.Option(min=2, max=64, help="Processes among which collectives are timed.")] = 2,
     batch: Annotated[int, typer.Option(min=1, help="Local batch at which the model is measured.")] = 32,
     image_size: Annotated[int, typer.Option(min=1, help="Side of its images.")] = 224,
+    length: Annotated[int, typer.Option(min=1, help="Tokens of its sequences.")] = 128,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     as_json: Json = False,
 ) -> None:
@@ -31,7 +32,7 @@ def probe(
     require(device in ("cpu", "cuda"), f"--device is {device!r:.60}, but it must be cpu or cuda.")
     from bigstep.lab.probe import probe as measure
 
-    result = measure(out, model=model, ranks=ranks, batch=batch, image_size=image_size, device=device)
+    result = measure(out, model=model, ranks=ranks, batch=batch, image_size=image_size, length=length, device=device)
     if as_json:
         print_json(result)
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from bigstep.lab.probe_links import fit_cost, measure_codecs, measure_collective
 from bigstep.models import build_model
 from bigstep.plan.workload import Workload
 from bigstep.records import describe_machine, write_atomically
+from bigstep.tables.models import find_model
 
 __all__ = ["probe", "workload_to_mapping", "workload_to_yaml"]
 
@@ -32,6 +34,8 @@ def probe(
     image_size: int = 224,
     channels: int = 3,
     classes: int = 1000,
+    length: int = 128,
+    vocabulary: int = 256,
     device: str = "cpu",
     repeats: int = 5,
 ) -> dict[str, Any]:
@@ -45,6 +49,8 @@ def probe(
         image_size: Side of its images.
         channels: Of its images.
         classes: Of its output.
+        length: Of its sequences, for a model of tokens.
+        vocabulary: Different tokens.
         device: cpu or cuda.
         repeats: Each figure is the median of this many.
 
@@ -65,10 +71,16 @@ def probe(
     files = [out / "machine.yaml"]
     write_atomically(files[0], yaml.safe_dump(cluster, sort_keys=False, allow_unicode=True, width=120).encode())
     if model:
-        network = build_model(model, classes=classes, channels=channels, image_size=image_size).to(device)
-        sample = torch.randn(batch, channels, image_size, image_size, device=device)
+        of_tokens = find_model(model).input == "tokens"
+        if of_tokens:
+            network = build_model(model, vocabulary=vocabulary, length=length).to(device)
+            sample = torch.randint(vocabulary, (batch, length), device=device)
+        else:
+            network = build_model(model, classes=classes, channels=channels, image_size=image_size).to(device)
+            sample = torch.randn(batch, channels, image_size, image_size, device=device)
         safe = model.replace(":", "-").replace("/", "-")
         workload = measure_workload(network, sample, name=safe, repeats=repeats)
+        workload = replace(workload, tokens=length if of_tokens else 0)
         files.append(out / f"{safe}.yaml")
         write_atomically(files[1], workload_to_yaml(workload).encode())
     return {"kind": "probe", "cluster": cluster, "files": [str(path) for path in files]}
@@ -156,6 +168,7 @@ def workload_to_mapping(workload: Workload) -> dict[str, Any]:
         "name": workload.name,
         "samples": workload.samples,
         "measured_batch": workload.measured_batch,
+        "tokens": workload.tokens,
         "optimizer_us": round(workload.optimizer_s * 1e6, 3),
         "layers": layers,
     }

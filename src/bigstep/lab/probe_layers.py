@@ -49,6 +49,8 @@ def measure_workload(model: nn.Module, sample: Tensor, *, name: str, samples: in
         (['0', '2'], 212, 32)
     """
     leaves = _record(model, sample)
+    called = {parameter for leaf in leaves for parameter in leaf.module.parameters()}
+    unseen = tuple(tuple(parameter.shape) for parameter in model.parameters() if parameter not in called)
     forward, backward = _time(model, (sample,), repeats, sample.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
     update = _median(optimizer.step, repeats, sample.device)
@@ -56,7 +58,8 @@ def measure_workload(model: nn.Module, sample: Tensor, *, name: str, samples: in
     scale_f = forward / max(1e-12, sum(row[1] for row in timed))
     scale_b = backward / max(1e-12, sum(row[2] for row in timed))
     batch = sample.shape[0]
-    layers: list[Layer] = []
+    # used without a call, as a table of positions may be: its gradient is complete at the end of the backward pass
+    layers: list[Layer] = [Layer(name="without a module", shapes=unseen)] if unseen else []
     for leaf, leaf_f, leaf_b in timed:
         shapes = tuple(tuple(parameter.shape) for parameter in leaf.module.parameters())
         own = Layer(name=leaf.name, shapes=shapes, outputs=leaf.outputs // batch, forward_s=leaf_f * scale_f,
@@ -100,10 +103,10 @@ def _record(model: nn.Module, sample: Tensor) -> list[_Leaf]:
     leaves: dict[nn.Module, _Leaf] = {}
     names = {module: name for name, module in model.named_modules()}
 
-    def keep(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    def keep(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor | tuple[Tensor, ...]) -> None:
         if module not in leaves and all(isinstance(value, Tensor) for value in inputs):
             copies = tuple(value.detach().clone() for value in inputs)
-            leaves[module] = _Leaf(names[module], module, copies, output.numel())
+            leaves[module] = _Leaf(names[module], module, copies, _first(output).numel())
 
     hooks = [m.register_forward_hook(keep) for m in model.modules() if not list(m.children())]
     with torch.no_grad():
@@ -121,7 +124,7 @@ def _time(module: nn.Module, inputs: tuple[Tensor, ...], repeats: int, device: t
     for repeat in range(repeats + 1):
         given = tuple(value * 1 if value.requires_grad else value for value in leaves)
         start = _now(device)
-        output = module(*given)
+        output = _first(module(*given))
         middle = _now(device)
         if output.requires_grad:
             output.backward(torch.ones_like(output))
@@ -129,6 +132,11 @@ def _time(module: nn.Module, inputs: tuple[Tensor, ...], repeats: int, device: t
             forwards.append(middle - start)
             backwards.append(_now(device) - middle)
     return statistics.median(forwards), statistics.median(backwards)
+
+
+def _first(output: Tensor | tuple[Tensor, ...]) -> Tensor:
+    """What the next layer sees: a recurrent one returns its last state beside it."""
+    return output if isinstance(output, Tensor) else output[0]
 
 
 def _median(function: Callable[[], object], repeats: int, device: torch.device) -> float:

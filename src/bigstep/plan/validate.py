@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bigstep.plan.cluster import Cluster, cluster_names
-from bigstep.plan.published import ROWS, Assumed, Row
+from bigstep.plan.rows import ROWS, Assumed, Row
 
 __all__ = ["Checked", "check_rows", "list_constants", "summarise"]
 

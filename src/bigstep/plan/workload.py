@@ -163,7 +163,8 @@ class Workload:
             raise ConfigError(
                 f"{origin} says nothing of compute: give layers gflop, or forward_us with measured_batch."
             )
-        return cls(**{"name": Path(origin).stem, **values, "layers": layers})
+        usual = "adamw" if values["tokens"] else "lars"
+        return cls(**{"name": Path(origin).stem, "optimizer": usual, **values, "layers": layers})
 
 
 def _layer(mapping: Any, where: str) -> Layer:
