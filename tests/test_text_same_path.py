@@ -1,0 +1,76 @@
+"""A run on text takes one path on any number of ranks, though windows, shares and targets are unequal."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bigstep.config import CheckpointConfig, LrConfig, OptimizerConfig, RunConfig, WorkersConfig
+from bigstep.data import DataPair
+from bigstep.models.gpt import GPT
+from bigstep.records import read_run
+from bigstep.train import fit
+from test_text import TEXT, windows
+from worlds import World
+
+STEPS = 30
+# 92 windows of which the last holds a single target; an epoch of 7 workers x 3 ends with an incomplete batch
+TRAIN, TEST = TEXT[: 91 * 15 + 2], TEXT[:400]
+
+
+def order(**changes: Any) -> RunConfig:
+    base = RunConfig(
+        recipe="test",
+        model="own",
+        workers=WorkersConfig(count=7, local_batch=3),
+        epochs=8,
+        precision="float64",
+        lr=LrConfig(base=0.003, scaling="none"),
+        optimizer=OptimizerConfig(name="adamw", clip=0.5),
+        checkpoint=CheckpointConfig(every=0.4),
+        evaluate_every=100,
+    )
+    return dataclasses.replace(base, **changes)
+
+
+def train_here(config: RunConfig, folder: str, steps: int, resume: bool = False) -> dict[str, Any]:
+    """Train a small GPT with dropout on the ranks of this world, or alone."""
+    torch.manual_seed(0)
+    model = GPT(vocabulary=256, length=15, depth=1, width=16, heads=2, dropout=0.1)
+    data = DataPair(windows(TRAIN, length=15), windows(TEST, length=15))
+    result = fit(config, model, data, out=folder, device="cpu", max_steps=steps, resume=resume)
+    rows = read_run(Path(folder)).train if Path(folder, "run.json").exists() else []
+    return {
+        "losses": [row["loss"] for row in rows],
+        "sha": result.weights_sha256,
+        "eval_loss": result.facts["eval_loss"],
+        "bits_per_byte": result.facts["bits_per_byte"],
+    }
+
+
+def test_losses_over_tokens_do_not_depend_on_the_number_of_ranks(world: Callable[[int], World], tmp_path: Path) -> None:
+    source = windows(TRAIN, length=15)
+    assert source.targets(torch.arange(len(source))).tolist() == [15] * 91 + [1]
+    alone = train_here(order(), str(tmp_path / "1"), STEPS)
+    assert len(alone["losses"]) == STEPS
+    assert alone["losses"][-1] < alone["losses"][0]
+    for ranks in (2, 3, 4):
+        together = world(ranks).run(train_here, order(), str(tmp_path / str(ranks)), STEPS)
+        assert len({result["sha"] for result in together}) == 1, "ranks ended with different weights"
+        # float64 rounds at 1e-16, and the difference of two orders of summation grows along 30 steps
+        assert together[0]["losses"] == pytest.approx(alone["losses"], rel=1e-10)
+        assert together[0]["eval_loss"] == pytest.approx(alone["eval_loss"], rel=1e-10)
+        assert together[0]["bits_per_byte"] == pytest.approx(alone["bits_per_byte"], rel=1e-10)
+
+
+def test_a_run_on_text_that_was_interrupted_ends_with_the_same_bits(tmp_path: Path) -> None:
+    whole = train_here(order(), str(tmp_path / "whole"), 12)
+    train_here(order(), str(tmp_path / "parts"), 7)
+    parts = train_here(order(), str(tmp_path / "parts"), 12, resume=True)
+    assert parts["sha"] == whole["sha"]
+    assert parts["losses"] == whole["losses"]
