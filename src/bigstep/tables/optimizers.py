@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from bigstep.errors import require
 from bigstep.validate import Count, Fraction, NotNegative, Positive, Range, check_ranges, require_name
@@ -45,6 +45,10 @@ trust_coefficient=0.01, eps=1e-09)
     """Decay biases and norm parameters too."""
     clip: NotNegative = 0.0
     """Scale a gradient down whose norm over all parameters is larger than this; 0 for none."""
+
+    if TYPE_CHECKING:  # beside the name any rule's settings may be given
+
+        def __init__(self, *, name: str = "sgd", **settings: Any) -> None: ...
 
     def __new__(cls, **settings: Any) -> Self:
         """Make room for the settings that `name` asks for; pickle and copy give none."""
