@@ -18,6 +18,7 @@ from torch.nn import functional
 from bigstep.errors import ConfigError
 from bigstep.gpu import GraphedStep, optimize, set_groups
 from bigstep.gpu.loss_scale import LossScale
+from bigstep.models.resnet import BasicBlock, ResNet
 from bigstep.optim import LAMB, LARS, AdaGradSGD, Muon, RMSpropWarmup, parameter_groups
 
 gpu = pytest.mark.gpu
@@ -67,6 +68,15 @@ def model_and_batch(size: int = 16, dtype: torch.dtype = torch.float32) -> tuple
     torch.manual_seed(0)
     model = Small().to(DEVICE, dtype)
     return model, torch.randn(size, 3, 8, 8).to(DEVICE, dtype), torch.randint(10, (size,)).to(DEVICE)
+
+
+def network_and_batch(size: int = 16) -> tuple[nn.Module, Tensor, Tensor]:
+    """A network for `optimize`: on a GPU a ResNet, which a CPU would take too long for."""
+    if DEVICE == "cpu":
+        return model_and_batch(size)
+    torch.manual_seed(0)
+    model = ResNet(BasicBlock, (1, 1, 1, 1), classes=10, channels=3, image_size=32).cuda()
+    return model, torch.randn(size, 3, 32, 32, device="cuda"), torch.randint(10, (size,), device="cuda")
 
 
 def optimizer_of(kind: str, model: nn.Module) -> torch.optim.Optimizer:
@@ -130,7 +140,7 @@ def test_in_float64_a_graph_takes_the_path_of_plain_steps(kind: str, clip: float
 @pytest.mark.parametrize("kind", RATES)
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_in_low_precision_a_graph_follows_fp32_training(kind: str, precision: str) -> None:
-    model, images, labels = model_and_batch()
+    model, images, labels = network_and_batch()
     plain = copy.deepcopy(model)
     optimize(model)
     ours, theirs = optimizer_of(kind, model), optimizer_of(kind, plain)
@@ -203,7 +213,7 @@ def test_dropout_does_not_depend_on_when_a_graph_was_made() -> None:
 
 
 def test_other_shapes_and_groups_make_other_graphs_of_the_same_weights() -> None:
-    model, images, labels = model_and_batch(32)
+    model, images, labels = network_and_batch(32)
     optimize(model)
     step = graphed(model, optimizer_of("lars", model))
     first = float(step(images, labels))
@@ -218,7 +228,7 @@ def test_other_shapes_and_groups_make_other_graphs_of_the_same_weights() -> None
 
 @pytest.mark.parametrize("kind", RATES)
 def test_a_step_that_is_not_finite_changes_nothing_and_halves_the_scale(kind: str) -> None:
-    model, images, labels = model_and_batch()
+    model, images, labels = network_and_batch()
     optimize(model)
     step = graphed(model, optimizer_of(kind, model))
     step(images, labels)
@@ -306,7 +316,7 @@ def test_what_a_step_computes_in_python_is_fixed_in_the_graph() -> None:
 # torch's compiler captures an empty graph on purpose, to keep its memory pool alive
 @pytest.mark.filterwarnings("ignore:The CUDA Graph is empty:UserWarning")
 def test_a_graph_survives_those_of_torch_compile() -> None:
-    model, images, labels = model_and_batch()
+    model, images, labels = network_and_batch()
     optimize(model)
     step = graphed(model, optimizer_of("lars", model))
     first = float(step(images, labels))
