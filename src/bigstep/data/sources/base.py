@@ -107,7 +107,8 @@ def digest(*parts: str | int | tuple[int, ...] | Tensor | NDArray[Any]) -> str:
         if isinstance(part, str | int | tuple):
             total.update(f"{part}\0".encode())
         else:
-            total.update(np.ascontiguousarray(part).tobytes())
+            array = part.cpu().numpy() if isinstance(part, Tensor) else part
+            total.update(np.ascontiguousarray(array).tobytes())
     return total.hexdigest()[:16]
 
 

@@ -152,6 +152,9 @@ class Eager:
         """Ask the exchange."""
         return self._parallel.exchange.guard() if self._parallel else contextlib.nullcontext()
 
+    def renew(self) -> None:
+        """Nothing is held of them."""
+
     def rehearse(self) -> None:
         """Steps are in the open already."""
 

@@ -109,6 +109,10 @@ class Graphed:
         """Nothing can fail on its way."""
         return contextlib.nullcontext()
 
+    def renew(self) -> None:
+        """Rewrite the copies in low precision."""
+        self.graphs.refresh()
+
     def rehearse(self) -> None:
         """Run forward and backward of the newest graph in the open."""
         self.graphs.rehearse()

@@ -214,6 +214,8 @@ class Islands:
         for island in self.islands:
             if self._present[island.number]:
                 self.outer.hand_out(number, island.weights, keep)
+                self._enter(island)
+                island.method.passes.renew()
 
     def _samples_of_all(self) -> list[int]:
         """Count what each island has seen since the last meeting."""
@@ -353,6 +355,7 @@ class Islands:
             for name, part in island.method.parts().items():
                 if name != "model" and name in saved:
                     part.load_state_dict(saved[name])
+            island.method.passes.renew()
             island.optimizer_state = self.learner.optimizer.state  # type: ignore[assignment]  # torch types it loosely
         self.outer.load_state_dict(state["outer"])
         self._travelling = {

@@ -86,6 +86,9 @@ class Pass(Protocol):
     def guard(self) -> contextlib.AbstractContextManager[object]:
         """Turn errors of an exchange that failed into its sentence."""
 
+    def renew(self) -> None:
+        """Take note that the weights were changed by somebody else."""
+
     def rehearse(self) -> None:
         """Run a forward and backward in the open, and leave no trace."""
 
