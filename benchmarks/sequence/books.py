@@ -3,8 +3,8 @@
     PYTHONPATH=src python benchmarks/sequence/books.py rates batches islands --data books.txt --book results/runs.jsonl
 
 `rates` looks for the rate of each rule at two batches, `batches` is the table of rules by batch, `islands` that of
-islands by steps between meetings. A run is a preset `books` with settings; what it gave is one line of JSON in the book,
-and a line that is there is not run again, so a series that is cut short goes on. `summary` prints the tables.
+islands by steps between meetings. A run is a preset `books` with settings; what it gave is one line of JSON in the
+book, and a line that is there is not run again, so a series that is cut short goes on. `summary` prints the tables.
 """
 
 from __future__ import annotations
