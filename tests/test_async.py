@@ -16,6 +16,7 @@ from bigstep.asynchronous.board import Board, adopt_state, shared_state
 from bigstep.asynchronous.gate import split_address
 from bigstep.asynchronous.limits import require_runnable
 from bigstep.asynchronous.shares import Shares, batches_of
+from bigstep.bench.suites import SUITES, Options, planned_runs
 from bigstep.config import (
     AsynchronousConfig,
     DataConfig,
@@ -239,6 +240,15 @@ def test_what_cannot_travel_is_refused_before_a_process_exists() -> None:
     data = Ninety()
     with pytest.raises(ConfigError, match="cannot be sent to another process"):
         train_hogwild(order(SGD), network(), (data, data), lambda output, target: output.sum(), device="cpu")
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_the_suite_of_asynchronous_runs_warms_up_for_a_tenth(quick: bool) -> None:
+    runs = [run for run in planned_runs(SUITES["async"], Options(quick=quick)) if run.recipe == "downpour"]
+    assert len(runs) > 1
+    for run in runs:
+        config = run.config()
+        assert config.asynchronous.warm_start == pytest.approx(0.1 * config.epochs)
 
 
 def test_a_server_that_is_not_there_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 GOAL = 0.9  # of the link, with the most replicas
+SECRET = "only hosts of this laboratory know it"
 
 
 def host() -> dict[str, Any]:
@@ -27,10 +28,12 @@ def host() -> dict[str, Any]:
     import torch
 
     from bigstep.asynchronous.courier import Courier
+    from bigstep.asynchronous.gate import Rendezvous, shared_secret
     from bigstep.asynchronous.layout import Layout
-    from bigstep.asynchronous.mail import connect_store, host_store, wait_until
+    from bigstep.asynchronous.mail import wait_until
     from bigstep.asynchronous.server import serve_shard, stop_shard
     from bigstep.asynchronous.shard import Push
+    from bigstep.asynchronous.store import connect_store, host_store
 
     megabytes, replicas, seconds = (float(value) for value in json.loads(os.environ["LINK_CASE"]))
     address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
@@ -40,18 +43,19 @@ def host() -> dict[str, Any]:
         keep_checkpoints=1, optimizer={"name": "adagrad", "eps": 1e-8},
     )  # fmt: skip
     if os.environ["RANK"] == "0":
-        store, _ = host_store(address)
+        store, where = host_store(address, alone=False)
         store.set("layout", layout.to_json())
         with tempfile.TemporaryDirectory() as folder:
-            serve_shard(store, address, 0, Path(folder))
+            serve_shard(store, where, 0, Path(folder))
             wait_until(lambda: store.check(["over"]), 30, "The replicas did not end.")
             return json.loads(store.get("final/0"))
-    store = connect_store(address, 60)
+    where = Rendezvous(address, shared_secret() or b"")
+    store = connect_store(where, 60)
     exchanges, gate, ends = [0] * int(replicas), threading.Barrier(int(replicas)), []
 
     def replica(number: int) -> None:
-        courier, vector, versions = Courier(address, layout), torch.randn(size), [0]
-        courier.fetch()
+        courier, vector, versions = Courier(store, where.secret, layout), torch.randn(size), [0]
+        courier.fetch().result()
         gate.wait()
         began = time.perf_counter()
         while time.perf_counter() - began < seconds:
@@ -75,10 +79,10 @@ def measure(rate: str, megabytes: float, replicas: int, seconds: float) -> dict[
     """Run one case in a laboratory of its own."""
     from bigstep.lab.hosts import Lab, bits_per_second
 
-    case = json.dumps([megabytes, replicas, seconds])
+    environment = {"LINK_CASE": json.dumps([megabytes, replicas, seconds]), "BIGSTEP_SECRET": SECRET}
     with Lab(hosts=2, rate=rate) as lab:
         before = [each["bytes"] for each in lab.sent()]
-        server, told = lab.run(__file__, timeout=seconds + 120, environment={"LINK_CASE": case})
+        server, told = lab.run(__file__, timeout=seconds + 120, environment=environment)
         sent = [after - start for start, after in zip(before, [each["bytes"] for each in lab.sent()], strict=True)]
     speed, bound = told["bytes_each_way"] / told["seconds"], bits_per_second(rate) / 8
     print(f"{replicas} replicas: {speed / 1e6:.1f} MB/s each way of {bound / 1e6:.1f}: {speed / bound:.1%}", flush=True)
