@@ -30,12 +30,12 @@ def code_of(codec: str) -> BlockCode:
     return code
 
 
-def layout(codec: str) -> tuple[Blocks, int, int]:
+def layout(codec: str, **given: float) -> tuple[Blocks, int, int]:
     """Blocks of all shapes one behind the other, heads before bodies; how many values, and the bytes of the message."""
-    code, settings = code_of(codec), fill_settings({})
+    code, settings = code_of(codec), fill_settings(given)
     lengths = [length for shape in SHAPES for length in code.cut(shape).lengths]
     blocks, nbytes = lay_out(code, lengths, settings, torch.device("cpu"))
-    assert 0 <= nbytes - encoded_bytes(codec, SHAPES) < 4, "filled up to whole float32"
+    assert 0 <= nbytes - encoded_bytes(codec, SHAPES, **given) < 4, "filled up to whole float32"
     return blocks, sum(lengths), nbytes
 
 
@@ -111,22 +111,43 @@ def test_integers_are_within_half_a_step_of_their_block(codec: str, bits: int) -
         assert float(kept[start : start + length].abs().max()) <= largest / (2**bits - 1) / 2 * (1 + 1e-5)
 
 
-def test_topk_sends_the_largest_of_each_chunk() -> None:
-    blocks, count, nbytes = layout("topk")
-    coder = load(CODECS["topk"].home)({"keep": 128})
-    with pytest.raises(IndexError):  # twice as many do not fit into a message for 64
-        coder.encode(gradient(count, 1), torch.zeros(count), blocks, torch.zeros(nbytes, dtype=torch.uint8))
-    coder = load(CODECS["topk"].home)({})
+@pytest.mark.parametrize("keep", [1, 64, 4096])
+def test_topk_sends_the_largest_of_each_chunk(keep: int) -> None:
+    blocks, count, nbytes = layout("topk", keep=keep)
+    coder = load(CODECS["topk"].home)({"keep": keep})
     values, kept, out = gradient(count, 1), torch.zeros(count, dtype=torch.float64), torch.empty(count)
     message = torch.zeros(nbytes, dtype=torch.uint8)
     coder.encode(values, kept, blocks, message)
     coder.decode(message, blocks, out)
     for start, length in zip(blocks.starts.tolist(), blocks.lengths.tolist(), strict=True):
         chunk, got = values[start : start + length], out[start : start + length]
-        k = -(-64 * length // 4096)
-        largest = chunk.abs().topk(k).indices
+        largest = chunk.abs().topk(-(-keep * length // 4096)).indices
         assert set(got.nonzero().flatten().tolist()) == set(largest.tolist())
         torch.testing.assert_close(got[largest].double(), chunk[largest], rtol=2**-8, atol=0)
+
+
+@pytest.mark.parametrize("codec", [codec for codec in BLOCK_CODECS if codec != "onebit"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_kernels_write_what_the_specification_says(codec: str, dtype: torch.dtype) -> None:
+    """To the bit: steps, scales and values sent are each rounded once, in one way."""
+    blocks, count, nbytes = layout(codec)
+    coder = load(CODECS[codec].home)({})
+    ours, theirs = (gradient(count, 2).to(dtype) for _ in range(2))
+    ours[-100:], theirs[-100:] = -gradient(100, 1).to(dtype), -gradient(100, 1).to(dtype)  # a block of zeros
+    values = gradient(count, 1).to(dtype)
+    values[9], values[17_000], values[12] = torch.inf, 0.0, 1e-42
+    message, expected = torch.zeros(nbytes, dtype=torch.uint8), torch.zeros(nbytes, dtype=torch.uint8)
+    coder.encode(values, ours, blocks, message)
+    coder.encode_reference(values, theirs, blocks, expected)
+    assert torch.equal(ours, theirs)
+    out, reference = torch.empty(count, dtype=dtype), torch.empty(count, dtype=dtype)
+    pair = torch.cat([message, expected])
+    for half in (message, expected):
+        coder.decode(half, blocks, out)
+        coder.decode_reference(half, blocks, reference)
+        torch.testing.assert_close(out, reference, rtol=0, atol=0, equal_nan=True)
+    coder.decode(pair, blocks, out, copies=2, stride=nbytes, scale=0.5)
+    torch.testing.assert_close(out, reference, rtol=0, atol=0, equal_nan=True)  # both halves say the same
 
 
 def over_steps(codec: str, settings: dict[str, float], steps: int) -> tuple[Any, ...]:

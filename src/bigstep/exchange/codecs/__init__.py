@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
-__all__ = ["BlockCodec", "Blocks", "Sum", "SummableCodec"]
+__all__ = ["BlockCodec", "Blocks", "Sum", "SummableCodec", "see_floats"]
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,15 @@ class Blocks:
     """Where its head begins in the message seen as float32."""
     bodies_at: Tensor
     """First byte of its body in the message."""
+
+    def as_arrays(self) -> tuple[Any, Any, Any, Any]:
+        """Starts, lengths, heads and bodies for kernels on the CPU."""
+        return self.starts.numpy(), self.lengths.numpy(), self.heads_at.numpy(), self.bodies_at.numpy()
+
+
+def see_floats(message: Tensor) -> Tensor:
+    """The whole float32 that a message holds."""
+    return message[: message.numel() // 4 * 4].view(torch.float32)
 
 
 class BlockCodec(Protocol):

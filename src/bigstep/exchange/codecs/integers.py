@@ -19,7 +19,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from bigstep.exchange.codecs import Blocks
+from bigstep.exchange.codecs import Blocks, see_floats
 from bigstep.exchange.codecs.rows import Rows, find_places
 
 __all__ = ["Int4", "Int8"]
@@ -44,12 +44,35 @@ class Int8:
     """
 
     largest = 127
+    pairs = False  # of values in a byte
 
     def __init__(self, settings: Mapping[str, float] | None = None) -> None:
         """Nothing can be set."""
 
     def encode(self, values: Tensor, kept: Tensor, blocks: Blocks, message: Tensor) -> None:
-        """Write the scale of each block, and its integers."""
+        """Write the scale of each block, and its integers, into a message of zeros."""
+        if values.is_cuda:
+            self.encode_reference(values, kept, blocks, message)
+            return
+        from bigstep.exchange.codecs.integers_numba import encode_blocks
+
+        arrays, heads = blocks.as_arrays(), see_floats(message).numpy()
+        encode_blocks(values.numpy(), kept.numpy(), *arrays, message.numpy(), heads, self.largest, self.pairs)
+
+    def decode(
+        self, messages: Tensor, blocks: Blocks, out: Tensor, *, copies: int = 1, stride: int = 0, scale: float = 1
+    ) -> None:
+        """Multiply, and add in the order of the messages."""
+        if out.is_cuda:
+            self.decode_reference(messages, blocks, out, copies=copies, stride=stride, scale=scale)
+            return
+        from bigstep.exchange.codecs.integers_numba import decode_blocks
+
+        arrays, heads = blocks.as_arrays(), see_floats(messages).numpy()
+        decode_blocks(messages.numpy(), heads, *arrays, out.numpy(), copies, stride, scale, self.pairs)
+
+    def encode_reference(self, values: Tensor, kept: Tensor, blocks: Blocks, message: Tensor) -> None:
+        """`encode` in plain torch, on any device."""
         rows = Rows.of(blocks)
         v = rows.spread(values + kept)
         scale = (v.abs().amax(1) / self.largest).float() if v.numel() else v.new_zeros(len(v))
@@ -57,22 +80,21 @@ class Int8:
         steps = torch.where(wide > 0, v / wide, 0.0).round_().clamp_(-self.largest, self.largest)
         rest = torch.where(torch.isfinite(wide), v - steps * wide, rows.spread(kept))
         kept.copy_(rows.join(rest))
-        scale = torch.where(torch.isfinite(scale), scale, torch.nan)
-        _as_float(message)[blocks.heads_at] = scale
+        see_floats(message)[blocks.heads_at] = torch.where(torch.isfinite(scale), scale, torch.nan)
         at, inside = find_places(blocks.bodies_at, self._body_bytes(blocks.lengths))
         message[at[inside]] = self._pack(steps.nan_to_num_(0.0).to(torch.int8))[inside]
 
-    def decode(
+    def decode_reference(
         self, messages: Tensor, blocks: Blocks, out: Tensor, *, copies: int = 1, stride: int = 0, scale: float = 1
     ) -> None:
-        """Multiply, and add in the order of the messages."""
+        """`decode` in plain torch, on any device."""
         rows = Rows.of(blocks)
         at, inside = find_places(blocks.bodies_at, self._body_bytes(blocks.lengths))
         total = out.new_zeros(rows.inside.shape)
         for copy in range(copies):
             body = torch.zeros(at.shape, dtype=torch.uint8, device=out.device)
             body[inside] = messages[at[inside] + copy * stride]
-            head = _as_float(messages)[blocks.heads_at + copy * stride // 4].to(out.dtype)
+            head = see_floats(messages)[blocks.heads_at + copy * stride // 4].to(out.dtype)
             total += self._unpack(body)[:, : total.shape[1]] * head.unsqueeze(1)
         out.copy_(rows.join(total.mul_(scale)))
 
@@ -90,6 +112,7 @@ class Int4(Int8):
     """Half a byte a value: -7 to 7; otherwise as `Int8`."""
 
     largest = 7
+    pairs = True
 
     def _body_bytes(self, lengths: Tensor) -> Tensor:
         return (lengths + 1) // 2
@@ -101,7 +124,3 @@ class Int4(Int8):
     def _unpack(self, body: Tensor) -> Tensor:
         pairs = torch.stack([body & 15, body >> 4], dim=2)
         return pairs.view(len(body), 2 * body.shape[1]).view(torch.int8) - 8
-
-
-def _as_float(message: Tensor) -> Tensor:
-    return message[: message.numel() // 4 * 4].view(torch.float32)

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from bigstep.exchange.codecs import Blocks
+from bigstep.exchange.codecs import Blocks, see_floats
 
 __all__ = ["OneBit", "decode_reference", "encode_reference"]
 
@@ -60,8 +60,7 @@ class OneBit:
             return
         from bigstep.exchange.codecs.onebit_numba import encode_blocks
 
-        raw = message.numpy()
-        encode_blocks(values.numpy(), kept.numpy(), *_tables(blocks), raw, raw[: _whole(message)].view("f4"))
+        encode_blocks(values.numpy(), kept.numpy(), *blocks.as_arrays(), message.numpy(), see_floats(message).numpy())
 
     def decode(
         self, messages: Tensor, blocks: Blocks, out: Tensor, *, copies: int = 1, stride: int = 0, scale: float = 1
@@ -74,13 +73,13 @@ class OneBit:
             return
         from bigstep.exchange.codecs.onebit_numba import decode_blocks
 
-        raw = messages.numpy()
-        decode_blocks(raw, raw[: _whole(messages)].view("f4"), *_tables(blocks), out.numpy(), copies, stride, scale)
+        heads = see_floats(messages).numpy()
+        decode_blocks(messages.numpy(), heads, *blocks.as_arrays(), out.numpy(), copies, stride, scale)
 
 
 def encode_reference(values: Tensor, kept: Tensor, blocks: Blocks, message: Tensor) -> None:
     """`OneBit.encode` in plain torch, one block after the other."""
-    means = message[: _whole(message)].view(torch.float32)
+    means = see_floats(message)
     for start, length, means_at, bits_at in _rows(blocks):
         block = slice(start, start + length)
         v = values[block] + kept[block]
@@ -103,7 +102,7 @@ def decode_reference(
     messages: Tensor, blocks: Blocks, out: Tensor, *, copies: int = 1, stride: int = 0, scale: float = 1
 ) -> None:
     """`OneBit.decode` in plain torch, one block after the other."""
-    means = messages[: _whole(messages)].view(torch.float32)
+    means = see_floats(messages)
     for start, length, means_at, bits_at in _rows(blocks):
         row = -(-length // 8)
         total = torch.zeros(length, dtype=out.dtype, device=out.device)
@@ -116,15 +115,6 @@ def decode_reference(
         out[start : start + length] = total * scale
 
 
-def _whole(message: Tensor) -> int:
-    """Bytes of the message that can be seen as float32."""
-    return message.numel() // 4 * 4
-
-
 def _rows(blocks: Blocks) -> list[tuple[int, int, int, int]]:
     columns = (blocks.starts, blocks.lengths, blocks.heads_at, blocks.bodies_at)
     return list(zip(*(column.tolist() for column in columns), strict=True))
-
-
-def _tables(blocks: Blocks) -> tuple[object, object, object, object]:
-    return blocks.starts.numpy(), blocks.lengths.numpy(), blocks.heads_at.numpy(), blocks.bodies_at.numpy()

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numba
 import numpy as np
 
-__all__ = ["decode_blocks", "encode_blocks"]
+__all__ = ["compiled", "decode_blocks", "encode_blocks"]
 
 # Sums may be reordered (that is what makes them vector sums); NaN and infinity keep their meaning.
 _FAST = {"reassoc", "contract", "nsz"}
@@ -21,7 +21,7 @@ _FAST = {"reassoc", "contract", "nsz"}
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _compiled(**options: Any) -> Callable[[F], F]:
+def compiled(**options: Any) -> Callable[[F], F]:
     """Compile without the interpreter's lock; keep the machine code on disk unless nothing can be written there."""
 
     def decorate(function: F) -> F:
@@ -33,12 +33,12 @@ def _compiled(**options: Any) -> Callable[[F], F]:
     return decorate
 
 
-@_compiled(inline="always")
+@compiled(inline="always")
 def _sign(x: Any, shift: int) -> Any:
     return np.uint8(x >= 0) << np.uint8(shift)
 
 
-@_compiled(fastmath=_FAST)
+@compiled(fastmath=_FAST)
 def encode_blocks(
     values: Any, residual: Any, starts: Any, lengths: Any, means_at: Any, bits_at: Any, message: Any, means: Any
 ) -> None:
@@ -77,7 +77,7 @@ def encode_blocks(
         means[means_at[b] + 1] = r1
 
 
-@_compiled()
+@compiled()
 def decode_blocks(
     messages: Any, means: Any, starts: Any, lengths: Any, means_at: Any, bits_at: Any,
     out: Any, copies: int, stride: int, scale: float,

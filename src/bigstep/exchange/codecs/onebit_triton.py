@@ -7,16 +7,12 @@ A block of L values is seen as eight rows of n = ceil(L / 8), so that bits of on
 # Kernel arguments have no Python types: pointers and integers of the device.
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-if TYPE_CHECKING:
-    from bigstep.exchange.codecs import Blocks
+from bigstep.exchange.codecs import Blocks, see_floats
 
 __all__ = ["decode", "encode"]
 
@@ -116,7 +112,7 @@ def encode(values: Tensor, residual: Tensor, blocks: Blocks, message: Tensor) ->
     for columns, more, chosen in _by_size(blocks):
         _encode_kernel[(chosen.numel(),)](
             chosen, values, residual, blocks.starts, blocks.lengths, blocks.heads_at, blocks.bodies_at,
-            message, _as_float(message), COLUMNS=columns, MORE=more, num_warps=max(1, columns // _COLUMNS_PER_WARP),
+            message, see_floats(message), COLUMNS=columns, MORE=more, num_warps=max(1, columns // _COLUMNS_PER_WARP),
         )  # fmt: skip
 
 
@@ -125,7 +121,7 @@ def decode(messages: Tensor, blocks: Blocks, out: Tensor, copies: int, stride: i
     for columns, more, chosen in _by_size(blocks):
         width = 2 * columns if more else columns  # it waits for memory, so idle columns cost it little
         _decode_kernel[(chosen.numel(),)](
-            chosen, messages, _as_float(messages), blocks.starts, blocks.lengths, blocks.heads_at, blocks.bodies_at,
+            chosen, messages, see_floats(messages), blocks.starts, blocks.lengths, blocks.heads_at, blocks.bodies_at,
             out, copies, stride, scale, COLUMNS=width, num_warps=max(1, width // _COLUMNS_PER_WARP),
         )  # fmt: skip
 
@@ -145,7 +141,3 @@ def _by_size(blocks: Blocks) -> list[tuple[int, int, Tensor]]:
                 found.append((columns, more, chosen))
         _sizes[blocks.lengths] = found
     return found
-
-
-def _as_float(message: Tensor) -> Tensor:
-    return message[: message.numel() // 4 * 4].view(torch.float32)

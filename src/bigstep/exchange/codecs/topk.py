@@ -19,7 +19,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from bigstep.exchange.codecs import Blocks
+from bigstep.exchange.codecs import Blocks, see_floats
 from bigstep.exchange.codecs.rows import Rows, find_places
 from bigstep.tables.codecs import count_largest, fill_settings
 
@@ -48,9 +48,34 @@ class TopK:
 
     def encode(self, values: Tensor, kept: Tensor, blocks: Blocks, message: Tensor) -> None:
         """Write the largest values of each chunk with their places."""
+        if values.is_cuda:
+            self.encode_reference(values, kept, blocks, message)
+            return
+        from bigstep.exchange.codecs.topk_numba import encode_blocks
+
+        starts, lengths, _, bodies_at = blocks.as_arrays()
+        words, floats = message.view(torch.int32).numpy(), see_floats(message).numpy()
+        counts = self._count(blocks).numpy()
+        encode_blocks(values.numpy(), kept.numpy(), starts, lengths, counts, bodies_at // 4, words, floats)
+
+    def decode(
+        self, messages: Tensor, blocks: Blocks, out: Tensor, *, copies: int = 1, stride: int = 0, scale: float = 1
+    ) -> None:
+        """Put the values in their places, and add in the order of the messages."""
+        if out.is_cuda:
+            self.decode_reference(messages, blocks, out, copies=copies, stride=stride, scale=scale)
+            return
+        from bigstep.exchange.codecs.topk_numba import decode_blocks
+
+        starts, _, _, bodies_at = blocks.as_arrays()
+        words, counts = messages.view(torch.int32).numpy(), self._count(blocks).numpy()
+        decode_blocks(words, starts, counts, bodies_at // 4, out.numpy(), copies, stride // 4, scale)
+
+    def encode_reference(self, values: Tensor, kept: Tensor, blocks: Blocks, message: Tensor) -> None:
+        """`encode` in plain torch, on any device."""
         rows = Rows.of(blocks)
         v = rows.spread(values + kept)
-        at, chosen = self._find_words(blocks)
+        at, chosen = find_places(blocks.bodies_at // 4, self._count(blocks))
         size = v.abs().masked_fill_(~rows.inside, -1.0)
         places = size.topk(at.shape[1], dim=1).indices  # NaN counts as the largest
         sent = v.gather(1, places).to(torch.bfloat16).float()
@@ -59,11 +84,11 @@ class TopK:
         kept.copy_(rows.join(torch.where(finite, rest, rows.spread(kept))))
         message.view(torch.int32)[at[chosen]] = (sent.view(torch.int32) | places.int())[chosen]
 
-    def decode(
+    def decode_reference(
         self, messages: Tensor, blocks: Blocks, out: Tensor, *, copies: int = 1, stride: int = 0, scale: float = 1
     ) -> None:
-        """Put the values in their places, and add in the order of the messages."""
-        at, chosen = self._find_words(blocks)
+        """`decode` in plain torch, on any device."""
+        at, chosen = find_places(blocks.bodies_at // 4, self._count(blocks))
         words, first = messages.view(torch.int32), blocks.starts.unsqueeze(1).expand_as(at)[chosen]
         out.zero_()
         for copy in range(copies):
@@ -71,7 +96,7 @@ class TopK:
             out[first + (word & 0xFFFF)] += (word & -0x10000).view(torch.float32).to(out.dtype)
         out.mul_(scale)
 
-    def _find_words(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
-        """Where what is sent of each chunk lies in a message seen as words of 4 bytes, and which of them are used."""
+    def _count(self, blocks: Blocks) -> Tensor:
+        """How many values of each chunk are sent."""
         counts = [count_largest(length, self._settings) for length in blocks.lengths.tolist()]
-        return find_places(blocks.bodies_at // 4, torch.tensor(counts, dtype=torch.int64, device=blocks.lengths.device))
+        return torch.tensor(counts, dtype=torch.int64, device=blocks.lengths.device)
