@@ -25,8 +25,8 @@ gpu = pytest.mark.gpu
 DEVICE = "cuda" if os.environ.get("BIGSTEP_TEST_GPU") else "cpu"
 LOSS = nn.CrossEntropyLoss(label_smoothing=0.1)
 RATES = {  # powers of two: on a GPU a graph reads them as fp32
-    "lars": 2**-1, "sgd": 2**-4, "adamw": 2**-9, "rmsprop_warmup": 2**-4, "adagrad": 2**-7, "behind": 2**-4,
-    "lamb": 2**-6, "muon": 2**-6,
+    "lars": 2**-1, "sgd": 2**-4, "adamw": 2**-12, "rmsprop_warmup": 2**-4, "adagrad": 2**-7, "behind": 2**-4,
+    "lamb": 2**-8, "muon": 2**-8,
 }  # fmt: skip
 
 
