@@ -108,6 +108,13 @@ def test_fair_warms_up_to_the_scaled_rate_and_drops_three_times() -> None:
 def test_pfn_starts_slowly_and_blends_around_epoch_ten() -> None:
     expected = [6.4, 6.4, 0.96, 0.128, 0.0128]
     assert rates("pfn", "paper", [0, 39.9, 40, 70, 85]) == pytest.approx(expected, rel=1e-12)
+    for preset in ("mini", "cifar10"):  # the drops stand at the same fractions of a shorter run
+        config = recipes.load("pfn", preset)
+        rate = learning_rate(config.lr, config.batch)
+        shares = [
+            rate(config.epochs * at / 90, config.batch) / rate(0, config.batch) for at in (39.9, 40.1, 70.1, 85.1)
+        ]
+        assert shares == pytest.approx([1, 0.15, 0.02, 0.002])
     optimizer = recipes.load("pfn", "paper").optimizer
     assert (optimizer.blend_center, optimizer.blend_period, optimizer.rms_lr, optimizer.rms_decay) == (
         10,

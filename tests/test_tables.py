@@ -17,19 +17,21 @@ from torch import nn
 import bigstep
 from bigstep import recipes
 from bigstep.config import OptimizerConfig
-from bigstep.config.edit import find_change, flatten
+from bigstep.config.edit import find_change, flatten, scale_batch
 from bigstep.config.reference import KINDS, reference
 from bigstep.config.text import apply_settings, config_from_mapping, config_to_mapping, config_to_yaml
 from bigstep.data.sampler import Sampler
+from bigstep.engine.fit import fit
 from bigstep.engine.rates import Rates, batch_plan, learning_rate
 from bigstep.errors import ConfigError
 from bigstep.optim import parameter_groups
 from bigstep.tables import load
 from bigstep.tables.methods import METHODS
-from bigstep.tables.models import FORMS, MODELS, find_model, model_names
-from bigstep.tables.optimizers import OPTIMIZERS, LarsSettings, SgdSettings, rules_with
+from bigstep.tables.models import FORMS, MODELS, Model, find_model, model_names
+from bigstep.tables.optimizers import OPTIMIZERS, LarsSettings, Optimizer, SgdSettings, rules_with
 from bigstep.tables.precisions import PRECISIONS
-from bigstep.tables.schedules import SHAPES, make_schedule
+from bigstep.tables.schedules import SHAPES, Shape, make_schedule
+from bigstep.validate import Fraction
 
 BASE = {"workers": {"count": 8, "local_batch": 32}, "epochs": 2, "lr": {"base": 0.1}}
 OLD_RUNS = sorted((Path(__file__).parent / "data" / "v0.1").glob("*/run.json"))
@@ -203,6 +205,62 @@ def test_no_annotation_types_the_names_of_a_table_again(path: Path) -> None:
             names = {leaf.value for leaf in ast.walk(node.slice) if isinstance(leaf, ast.Constant)}
             for kind, (_, table) in KINDS.items():
                 assert len(names & TYPED & set(table)) < 3, f"{path.name}:{node.lineno} lists names of {kind}"
+
+
+class SignSGD(torch.optim.Optimizer):
+    """w <- w - lr * sign(g), of elements whose gradient is larger than `least`."""
+
+    def __init__(self, params: Any, lr: float, least: float = 0.0) -> None:
+        super().__init__(params, {"lr": lr, "least": least, "weight_decay": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for param in group["params"]:
+                param.sub_(group["lr"] * torch.where(param.grad.abs() > group["least"], param.grad.sign(), 0.0))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SignSettings(OptimizerConfig):
+    name: str = "signsgd"
+    least: Fraction = 0.0
+    """Gradients up to this size change nothing."""
+
+
+def halve(start: float, begin: float) -> Any:
+    return lambda epoch: start * 0.5 ** (epoch - begin)
+
+
+def one_layer(*, classes: int, channels: int, image_size: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(channels * image_size**2, classes))
+
+
+def test_one_entry_is_all_that_an_optimizer_a_shape_or_a_model_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = __name__
+    rule = Optimizer(
+        about="the sign alone", home=f"{here}:SignSGD", settings=SignSettings, batch_rule="sqrt", state_bytes=0
+    )
+    shape = Shape(about="half as much each epoch", home=f"{here}:halve", takes={"start": "start", "begin": "begin"})
+    monkeypatch.setitem(OPTIMIZERS, "signsgd", rule)
+    monkeypatch.setitem(SHAPES, "halving_rate", shape)
+    monkeypatch.setitem(MODELS, "one-layer", Model(about="one linear layer", home=f"{here}:one_layer"))
+    config = apply_settings(
+        config_from_mapping({**BASE, "model": "one-layer", "data": {"holdout": 0.95}}),
+        [
+            "optimizer.least=0.001", "optimizer.name=signsgd", "lr.base=0.001",
+            "lr.schedule=[{shape: halving_rate, until: 2, start: 2}]",
+        ],
+    )  # fmt: skip
+    assert config.optimizer == SignSettings(least=0.001)
+    assert config_from_mapping(config_to_mapping(config)) == config
+    assert "signsgd" in config_to_yaml(config)
+    assert scale_batch(apply_settings(config, ["lr.scaling=none"]), 512).lr.scaling == "sqrt"
+    with pytest.raises(ConfigError, match="optimizer.least is 1.0, but it must be at least 0 and less than 1"):
+        apply_settings(config, ["optimizer.least=1"])
+    with pytest.raises(ConfigError, match="did you mean 'signsgd'"):
+        OptimizerConfig(name="signsgt")
+    result = fit(config, max_steps=5, device="cpu")
+    assert result.accuracy > 0.3  # of ten classes, after five steps
 
 
 def test_every_recipe_stands_in_the_readme_and_in_the_table_of_papers() -> None:
