@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # so that type checkers see what `__getattr__` brings
     from bigstep.sparse import HogwildClassifier as HogwildClassifier
     from bigstep.sparse import HogwildFactorizer as HogwildFactorizer
     from bigstep.train import fit as fit
+    from bigstep.train import load as load
 
 __version__ = "0.1.0"
 
@@ -38,6 +39,7 @@ _PUBLIC = {
     "HogwildClassifier": "sparse",
     "HogwildFactorizer": "sparse",
     "fit": "train",
+    "load": "train",
     "RunConfig": "config",
     "ConfigError": "errors",
     "DataError": "errors",

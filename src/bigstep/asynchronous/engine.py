@@ -17,6 +17,7 @@ from bigstep.engine.observers.base import Audience, Observer
 from bigstep.engine.observers.records import Records
 from bigstep.engine.ranks import Ranks
 from bigstep.engine.run import Order
+from bigstep.engine.weights import save_weights
 from bigstep.records import RunWriter
 from bigstep.records import locked as keep_folder
 
@@ -78,10 +79,15 @@ def _run(
             if asynchronous.method == "downpour":
                 from bigstep.asynchronous.downpour import train_sharded
 
-                return train_sharded(order, run, ledger, own, saved, request, listen=listen, elsewhere=elsewhere)
-            from bigstep.asynchronous.shared import train_shared
+                result = train_sharded(order, run, ledger, own, saved, request, listen=listen, elsewhere=elsewhere)
+            else:
+                from bigstep.asynchronous.shared import train_shared
 
-            return train_shared(order, run, ledger, own, request)
+                result = train_shared(order, run, ledger, own, request)
+        name, shape = ("", {}) if own.model is not None else (config.model, run.train_feed.shape)
+        result["model"] = str(save_weights(run.learner.model, order.folder, name, shape))
+        writer.update(result=result)
+        return result
     finally:
         torch.set_num_threads(threads)
         run.close()

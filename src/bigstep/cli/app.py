@@ -11,7 +11,7 @@ from typing import Annotated, NoReturn
 import typer
 
 import bigstep
-from bigstep.cli import bench, check, data, doctor, join, plan, probe, recipes, report, train
+from bigstep.cli import bench, check, data, doctor, export, join, plan, probe, recipes, report, train
 from bigstep.cli.options import command_of
 from bigstep.errors import BigstepError
 
@@ -35,6 +35,7 @@ for name, summary, command in (
     ("plan", "Predict a run before a cluster is rented.", plan.plan),
     ("report", "Show what runs reached.", report.report),
     ("recipes", "List the recipes, or explain one.", recipes.recipes),
+    ("export", "Write a trained model for other tools.", export.export),
     ("probe", "Measure this machine for the planner.", probe.probe),
     ("data", "Look at a data set.", data.data),
 ):

@@ -53,6 +53,8 @@ def train_as_rank(job: Job) -> None:
         result = result | {"profile": _profile(order.folder, quiet=job.as_json)}
     if job.as_json:
         print_json(result)
+    elif "model" in result:
+        print(f"Weights: {result['model']}")
 
 
 def _observers(job: Job, progress: Observer) -> list[Observer]:

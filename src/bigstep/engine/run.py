@@ -28,6 +28,8 @@ from bigstep.engine.observers.watches import InputWatch, LossWatch, StragglerWat
 from bigstep.engine.profile.profiler import StepProfiler
 from bigstep.engine.ranks import AgreedError, Ranks
 from bigstep.engine.rates import batch_plan
+from bigstep.engine.weights import FILE as WEIGHTS_FILE
+from bigstep.engine.weights import save_weights
 from bigstep.errors import BigstepError, ConfigError, DataError, RunError
 from bigstep.records import RunWriter, locked, write_atomically
 
@@ -68,7 +70,7 @@ def run(order: Order, ranks: Ranks, observers: Iterable[Observer] = (), own: Own
             built = build(order.config, ranks, own)
             with contextlib.closing(built):
                 watching = Audience(observers if ranks.first else ())
-                return _carry_out(order, built, watching, saved, problems, stop, heartbeat)
+                return _carry_out(order, built, own, watching, saved, problems, stop, heartbeat)
         except BigstepError as error:
             alone = isinstance(error, RunError) and not isinstance(error, AgreedError)
             if alone and (missing := heartbeat.missing()):
@@ -121,6 +123,7 @@ def _saved_state(order: Order, ranks: Ranks) -> tuple[dict[str, Any] | None, lis
 def _carry_out(
     order: Order,
     built: Run,
+    own: Own,
     watching: Audience,
     saved: dict[str, Any] | None,
     problems: list[str],
@@ -132,8 +135,7 @@ def _carry_out(
     if saved is not None:
         _restore(built, saved, order.folder / "checkpoints")
     with _opened_records(order, built) as writer:
-        own = _own_observers(order, built, noise, writer)
-        audience = Audience([*own, *watching.observers])
+        audience = Audience([*_own_observers(order, built, noise, writer), *watching.observers])
         checkpoints = BackgroundWriter(order.folder / "checkpoints", order.config.checkpoint.keep, audience.noted)
 
         def save() -> None:
@@ -146,6 +148,7 @@ def _carry_out(
             _announce(built, audience, problems, resumed=order.resume)
             ending = train(built, audience, save, max_steps=order.max_steps, stop=stop, heartbeat=heartbeat)
             result = _result(built, ending, noise, order)
+            result["model"] = str(_save_weights(order, built, "" if own.model is not None else order.config.model))
         except StoppedError as stopped:
             if writer is not None:
                 writer.update(stopped=str(stopped))
@@ -241,6 +244,14 @@ def _result(built: Run, ending: Ending, noise: NoiseWatch, order: Order) -> dict
         "skipped_steps": state.parts["skipped"].state_dict(),
         "noise_scale": None if scale is None else max(scale, 1.0),  # a sample at least
     }
+
+
+def _save_weights(order: Order, built: Run, name: str) -> Path:
+    """Leave the weights for other tools; every rank takes part, since each holds a share of the statistics."""
+    with built.method.evaluation() as model:
+        if built.ranks.first:
+            save_weights(model, order.folder, name, built.train_feed.shape if name else {})
+    return order.folder / WEIGHTS_FILE
 
 
 def _announcement(order: Order, ranks: Ranks) -> str:

@@ -1,0 +1,84 @@
+"""`bigstep export`: a trained model in the format that another tool wants."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bigstep.cli.imports import collector_off
+from bigstep.cli.options import Json, print_json, refuse_existing
+from bigstep.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["export"]
+
+FORMATS = {".safetensors": "weights", ".pt": "weights", ".pt2": "program", ".onnx": "program"}
+"""By the end of the file's name: weights alone, or the whole computation."""
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+    to: Annotated[Path, typer.Argument(help="The file: .safetensors, .pt (state_dict), .pt2 (torch.export), .onnx.")],
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there already.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Write the trained model of a run for other tools; the end of the file's name says how.
+
+    \b
+    bigstep export runs/sony-mini sony.safetensors   # weights, names as in the module
+    bigstep export runs/sony-mini sony.pt            # torch.load(…) for load_state_dict
+    bigstep export runs/sony-mini sony.pt2           # torch.export: no code of bigstep needed
+    bigstep export runs/sony-mini sony.onnx
+    """
+    if to.suffix not in FORMATS:
+        raise ConfigError(f"{to} ends in {to.suffix or 'nothing'!r}, but it must end in one of {', '.join(FORMATS)}.")
+    refuse_existing(to, force=force)
+    with collector_off():
+        import torch
+
+        from bigstep.engine.weights import FILE, load, weights_of
+
+    tensors, about = weights_of(run)
+    if to.suffix == ".safetensors":
+        to.write_bytes((run / FILE).read_bytes())
+    elif to.suffix == ".pt":
+        torch.save(tensors, to)
+    else:
+        model, example = load(run).model.float(), _example(json.loads(about["shape"]))
+        batch = {0: torch.export.Dim("batch")}
+        program = torch.export.export(model, (example,), dynamic_shapes=(batch,))
+        if to.suffix == ".pt2":
+            torch.export.save(program, to)
+        else:
+            _write_onnx(program, to)
+    if as_json:
+        print_json({"file": str(to), "tensors": len(tensors), "bytes": to.stat().st_size})
+    else:
+        typer.echo(f"Written: {to} ({len(tensors)} tensors, {to.stat().st_size:,} bytes)")
+
+
+def _example(shape: dict[str, int]) -> Tensor:
+    """Two samples of the shape that the model was trained on."""
+    import torch
+
+    if "length" in shape:
+        return torch.zeros(2, shape["length"], dtype=torch.int64)
+    return torch.zeros(2, shape["channels"], shape["image_size"], shape["image_size"])
+
+
+def _write_onnx(program: object, to: Path) -> None:
+    import torch
+
+    try:
+        written = torch.onnx.export(program, dynamo=True, verbose=False)  # type: ignore[arg-type]  # a program will do
+    except ImportError as error:
+        raise ConfigError(
+            f"ONNX needs packages that are missing here ({error}): pip install onnx onnxscript."
+        ) from None
+    assert written is not None
+    written.save(str(to))

@@ -1,0 +1,96 @@
+"""Trained weights as a file that every tool reads (safetensors, names as in the module), and back into a model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+import bigstep
+from bigstep.config import RunConfig
+from bigstep.config.text import config_from_mapping
+from bigstep.errors import ConfigError, DataError
+from bigstep.models import build_model
+from bigstep.records import read_run, write_atomically
+
+__all__ = ["FILE", "Loaded", "load", "save_weights", "weights_of"]
+
+FILE = "model.safetensors"
+"""The file in a run folder."""
+
+
+class Loaded(NamedTuple):
+    """A trained model, and the configuration that it was trained with."""
+
+    model: nn.Module
+    config: RunConfig
+
+
+def save_weights(model: nn.Module, folder: Path, name: str, shape: Mapping[str, int]) -> Path:
+    """Write a model's weights and buffers into a run folder.
+
+    Args:
+        model: As it is evaluated: batch-norm statistics averaged over all workers.
+        folder: The run folder.
+        name: What `build_model` makes it from; empty for a user's own model.
+        shape: What else `build_model` has to know.
+    """
+    from safetensors.torch import save
+
+    seen: set[int] = set()
+    tensors = {}
+    for key, value in model.state_dict().items():
+        plain = value.detach().cpu().contiguous()
+        tensors[key] = plain.clone() if plain.data_ptr() in seen else plain  # tied weights are written under each name
+        seen.add(plain.data_ptr())
+    about = {"format": "pt", "bigstep": bigstep.__version__, "model": name, "shape": json.dumps(dict(shape))}
+    write_atomically(folder / FILE, save(tensors, about))
+    return folder / FILE
+
+
+def load(run: Path | str) -> Loaded:
+    """Return the trained model of a run, ready to be evaluated, and its configuration.
+
+    Args:
+        run: The folder that `bigstep train` wrote, or `fit` with `out`.
+
+    >>> import tempfile
+    >>> from bigstep.engine.fit import fit
+    >>> from bigstep.recipes import load as recipe
+    >>> from bigstep.config.text import apply_settings
+    >>> quick = apply_settings(recipe("plain"), ["model=mlp", "data.holdout=0.98", "workers.count=2"])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     trained = fit(quick, out=folder, max_steps=1, device="cpu")
+    ...     model, config = load(folder)
+    >>> config.model, model.training
+    ('mlp', False)
+    """
+    tensors, about = weights_of(Path(run))
+    config = config_from_mapping(read_run(Path(run)).config)
+    if not about["model"]:
+        raise ConfigError(
+            f"{run} was trained with a model of your own: build it, and give it safetensors.torch.load_file('{FILE}')."
+        )
+    model = build_model(about["model"], **json.loads(about["shape"]))
+    model.to(next(iter(tensors.values())).dtype if tensors else torch.float32)
+    model.load_state_dict(tensors)
+    return Loaded(model.eval(), config)
+
+
+def weights_of(run: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the tensors of a run by name, and what the file says about them."""
+    from safetensors import SafetensorError, safe_open
+
+    path = run / FILE
+    if not path.is_file():
+        raise DataError(f"{run} has no {FILE}: give the folder of a run that has finished.")
+    try:
+        with safe_open(path, "pt") as file:
+            tensors, about = {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except SafetensorError as error:
+        raise DataError(f"{path} cannot be read ({error}).") from None
+    return tensors, {"model": "", "shape": "{}", **about}

@@ -1,0 +1,122 @@
+"""Trained weights can be used: loaded by name, by other tools, and as a program of its own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import bigstep
+from bigstep import recipes
+from bigstep.cli import app
+from bigstep.config.text import apply_settings
+from bigstep.data.catalog import open_data
+from bigstep.engine.weights import FILE
+from bigstep.errors import ConfigError, DataError
+
+SETTINGS = ["data.holdout=0.97", "workers.count=2", "workers.local_batch=16", "epochs=1"]
+
+
+def evaluated(model: nn.Module, holdout: float, seed: int) -> float:
+    """The accuracy of a model on the held-out images, by hand."""
+    from bigstep.data.feed import Feed, Request
+
+    feed = Feed(open_data("embedded", "", holdout=holdout, seed=seed).test, train=False, seed=seed)
+    right = total = 0
+    with torch.no_grad():
+        for inputs, target in feed(Request(0, indices) for indices in feed.evaluation_batches(250)):
+            right += int((model(inputs).argmax(1) == target).sum())
+            total += len(target)
+    feed.close()
+    return right / total
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A network with batch norm, trained a little."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    config = apply_settings(recipes.load("plain"), [*SETTINGS, "model=small"])
+    return folder, bigstep.fit(config, out=folder, device="cpu").facts
+
+
+def test_a_loaded_model_has_the_accuracy_that_was_recorded(run: tuple[Path, dict[str, Any]]) -> None:
+    folder, facts = run
+    model, config = bigstep.load(folder)
+    assert config.model == "small"
+    assert facts["model"] == str(folder / FILE)
+    assert evaluated(model, config.data.holdout, config.seed) == pytest.approx(facts["accuracy"], abs=1e-9)
+
+
+def test_any_tool_reads_the_weights_under_the_module_s_names(run: tuple[Path, dict[str, Any]]) -> None:
+    from safetensors.torch import load_file
+
+    from bigstep.models import build_model
+
+    fresh = build_model("small", classes=10, channels=1, image_size=28)
+    assert not fresh.load_state_dict(load_file(run[0] / FILE), strict=True).missing_keys
+
+
+def test_own_models_are_kept_but_not_built(tmp_path: Path) -> None:
+    inputs = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
+    data = torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True))
+    config = apply_settings(
+        recipes.load("plain"), ["workers.count=2", "workers.local_batch=4", "epochs=1", "data.augment=none"]
+    )
+    model = nn.Linear(3, 1)
+    bigstep.fit(config, model, (data, data), nn.functional.mse_loss, out=tmp_path / "run", device="cpu")
+    from safetensors.torch import load_file
+
+    assert torch.equal(load_file(tmp_path / "run" / FILE)["weight"], model.weight)
+    with pytest.raises(ConfigError, match="a model of your own"):
+        bigstep.load(tmp_path / "run")
+
+
+def test_tied_weights_are_written_under_each_name(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    from bigstep.engine.weights import save_weights
+
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+    model[1].weight = model[0].weight
+    save_weights(model, tmp_path, "", {})
+    assert sorted(load_file(tmp_path / FILE)) == ["0.weight", "1.weight"]
+
+
+def test_a_run_without_weights_or_with_torn_ones_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="has no model.safetensors"):
+        bigstep.load(tmp_path)
+    (tmp_path / FILE).write_bytes(b"torn")
+    with pytest.raises(DataError, match="cannot be read"):
+        bigstep.load(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch.export, about itself
+@pytest.mark.parametrize("suffix", ["safetensors", "pt", "pt2"])
+def test_export_gives_the_same_answers(
+    suffix: str, run: tuple[Path, dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / f"model.{suffix}"
+    app(["export", str(run[0]), str(target), "--json"], standalone_mode=False)
+    assert json.loads(capsys.readouterr().out)["bytes"] == target.stat().st_size
+    images = torch.randn(3, 1, 28, 28, generator=torch.Generator().manual_seed(1))
+    model = bigstep.load(run[0]).model
+    expected = model(images)
+    if suffix == "pt2":
+        assert torch.allclose(torch.export.load(target).module()(images), expected, atol=1e-5)
+        return
+    from safetensors.torch import load_file
+
+    from bigstep.models import build_model
+
+    fresh = build_model("small", classes=10, channels=1, image_size=28).eval()
+    fresh.load_state_dict(torch.load(target, weights_only=True) if suffix == "pt" else load_file(target))
+    assert torch.equal(fresh(images), expected)
+
+
+def test_export_refuses_what_it_cannot_write(run: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"must end in one of \.safetensors"):
+        app(["export", str(run[0]), str(tmp_path / "model.h5")], standalone_mode=False)
