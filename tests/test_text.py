@@ -316,10 +316,10 @@ def test_numbers_in_a_plain_npy_file_will_do(tmp_path: Path) -> None:
         with pytest.raises(DataError, match="must hold tokens"):
             read_tokens(path)
     np.save(path, np.array([object()]), allow_pickle=True)
-    with pytest.raises(DataError, match=r"no \.npy file of tokens"):
+    with pytest.raises(DataError, match=r"no \.npy file of numbers"):
         read_tokens(path)
     path.write_bytes(b"nonsense")
-    with pytest.raises(DataError, match=r"no \.npy file of tokens"):
+    with pytest.raises(DataError, match=r"no \.npy file of numbers"):
         read_tokens(path)
 
 

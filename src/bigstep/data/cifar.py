@@ -85,7 +85,8 @@ def _parse_pickle(content: NDArray[np.uint8], path: Path) -> tuple[Tensor, Tenso
         batch = _ArrayUnpickler(_BoundedReads(content.data), encoding="bytes").load()
         data, labels = batch[b"data"], batch[b"labels"]
     except Exception as error:  # a damaged pickle can raise nearly anything
-        reason = str(error) if isinstance(error, pickle.UnpicklingError) else f"damaged ({type(error).__name__})"
+        own = isinstance(error, pickle.UnpicklingError) and str(error).startswith("it ")  # not Python's own words
+        reason = str(error) if own else f"damaged ({type(error).__name__})"
         raise DataError(f"{path} is no batch of CIFAR-10: {reason}.") from None
     well_formed = isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.shape[1:] == (_PIXELS,)
     if not well_formed or not isinstance(labels, list) or not all(isinstance(label, int) for label in labels):
@@ -133,7 +134,7 @@ class _ArrayUnpickler(pickle._Unpickler):  # type: ignore[misc,name-defined]  # 
 
         def byte_type(code: object, *_: object) -> np.dtype[np.uint8]:
             if code not in ("u1", b"u1", "|u1", b"|u1"):
-                raise pickle.UnpicklingError(f"it holds an array of {code!r}, not of bytes")
+                raise pickle.UnpicklingError(f"it holds an array of {code!r:.80}, not of bytes")
             return np.dtype(np.uint8)
 
         def encoded(text: str, *_: object) -> bytes:  # how Python 3 writes bytes for old readers
@@ -147,5 +148,6 @@ class _ArrayUnpickler(pickle._Unpickler):  # type: ignore[misc,name-defined]  # 
             ("_codecs", "encode"): encoded,
         }
         if (module, name) not in allowed:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which data has no use for")
+            asked = f"{module}.{name}".encode("unicode_escape").decode()
+            raise pickle.UnpicklingError(f"it asks for {asked:.80}, which data has no use for")
         return allowed[module, name]

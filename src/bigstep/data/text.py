@@ -58,7 +58,7 @@ def open_tokens(wanted: Wanted) -> DataPair:
         same = given == kept or (packed.built is not None and given[0] == kept[0])  # built: the file has it whole
         if not same and wanted.vocabulary != Wanted.vocabulary:
             raise DataError(f"{path} was packed with {packed.vocabulary}, but data.vocabulary is {wanted.vocabulary}.")
-        vocabulary = restore_vocabulary(packed.vocabulary, packed.size, packed.built)
+        vocabulary = restore_vocabulary(packed.vocabulary, packed.size, packed.built, str(path))
     elif wanted.vocabulary != Wanted.vocabulary:
         vocabulary = make_vocabulary(wanted.vocabulary, b"")
     else:

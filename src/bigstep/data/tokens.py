@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bigstep.data.npy import map_npy
 from bigstep.data.vocabulary import Tokens, Vocabulary
 from bigstep.errors import DataError
 from bigstep.records import replacing
@@ -106,10 +107,7 @@ def _read_packed(path: Path) -> Packed:
 
 
 def _read_npy(path: Path) -> Packed:
-    try:
-        tokens = np.load(path, mmap_mode="r", allow_pickle=False)
-    except ValueError as error:
-        raise DataError(f"{path} is no .npy file of tokens: {error}.") from None
+    tokens = map_npy(path)
     if tokens.ndim != 1 or tokens.dtype.name not in _TYPES or len(tokens) < 20:
         raise DataError(
             f"{path} must hold tokens as {', '.join(_TYPES)} of one dimension, twenty at least, "

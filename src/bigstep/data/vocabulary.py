@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import sys
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
@@ -223,13 +224,18 @@ def make_vocabulary(name: str, train: bytes, test: bytes = b"") -> Vocabulary:
     return made
 
 
-def restore_vocabulary(name: str, size: int, built: list[Any] | None) -> Vocabulary:
-    """Return a vocabulary that was kept: what it was built from if it was built, else what its name says."""
+def restore_vocabulary(name: str, size: int, built: list[Any] | None, where: str) -> Vocabulary:
+    """Return a vocabulary that was kept `where`: what was built if it was built, else what its name says."""
     if name == Bytes.name:
         return Bytes()
     if built is None:
         return Numbers(name, size)
-    return Chars(built) if name == Chars.name else Words([word.encode("latin-1") for word in built])
+    kind = name.partition(":")[0]
+    if kind == Chars.name and all(type(point) is int and 0 <= point <= sys.maxunicode for point in built):
+        return Chars(sorted(set(built)))
+    if kind == "words" and all(type(word) is str and word and max(word) < "\u0100" for word in built):
+        return Words([word.encode("latin-1") for word in built])
+    raise DataError(f"{where} holds no vocabulary of characters or words.")
 
 
 def load_vocabulary(folder: Path) -> Vocabulary | None:
@@ -239,9 +245,10 @@ def load_vocabulary(folder: Path) -> Vocabulary | None:
         return None
     try:
         kept = json.loads(path.read_bytes())
-        return restore_vocabulary(kept["name"], 0, list(kept["tokens"]))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        name, built = str(kept["name"]), list(kept["tokens"])
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise DataError(f"{path} is no vocabulary that a run keeps ({type(error).__name__}).") from None
+    return restore_vocabulary(name, 0, built, str(path))
 
 
 def make_bytes(rest: str, train: bytes, test: bytes = b"") -> Vocabulary:

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from bigstep.data.decode import MAX_PIXELS, open_image
 from bigstep.data.names import INDEX, Wanted
+from bigstep.data.npy import map_npy
 from bigstep.data.pair import DataPair
 from bigstep.data.sources.base import digest
 from bigstep.data.sources.coded import CodedImages
@@ -157,9 +158,15 @@ def _open_split(root: Path, head: dict[str, Any], classes: tuple[str, ...], raw:
     if hashlib.sha256(content).hexdigest() != head["sha256"]:
         raise DataError(f"{root / head['records']} does not have its checksum; pack the images again.")
     records = np.load(io.BytesIO(content), allow_pickle=False)
-    names = np.load(root / Path(head["names"]).name, mmap_mode="r", allow_pickle=False)
+    names = map_npy(root / Path(head["names"]).name)
     room = np.array([shard["bytes"] for shard in head["shards"]], dtype=np.uint64)
-    if records.dtype != RECORD or records.ndim != 1 or not len(records) or names.shape != records.shape:
+    if (
+        records.dtype != RECORD
+        or records.ndim != 1
+        or not len(records)
+        or names.shape != records.shape
+        or names.dtype.kind != "S"
+    ):
         raise ValueError
     pixels = records["width"].astype(np.uint64) * records["height"]
     fits = (
