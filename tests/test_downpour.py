@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from bigstep.asynchronous import join_downpour, train_downpour
-from bigstep.asynchronous.courier import Courier
+from bigstep.asynchronous.client import Client
 from bigstep.asynchronous.layout import Layout
 from bigstep.asynchronous.server import serve_shard, stop_shard
 from bigstep.asynchronous.shard import Push, Shard
@@ -167,7 +167,7 @@ def test_a_push_that_broke_off_between_chunks_is_finished_when_it_comes_again() 
 
 
 def test_chunks_on_the_wire_give_the_bits_of_the_whole(tmp_path: Path) -> None:
-    """A shard and a courier over a real line, in chunks of 64 of 1,000 elements, the last of them short."""
+    """A shard and a client over a real line, in chunks of 64 of 1,000 elements, the last of them short."""
     store, where = host_store("127.0.0.1:0")
     cut = Layout(
         sizes=(301, 650), decays=(0.1, 0.0), averages=49, shards=2, dtype="float32", keep=0.9, max_staleness=0,
@@ -181,19 +181,19 @@ def test_chunks_on_the_wire_give_the_bits_of_the_whole(tmp_path: Path) -> None:
     whole = Shard(dataclasses.replace(cut, shards=1, chunk=1000), 0)
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(1000, generator=generator)
-    courier = Courier(store, where.secret, cut)
-    courier.put(start).result()
+    client = Client(store, where.secret, cut)
+    client.put(start).result()
     whole.put(start)
     versions = [0, 0]
     for number in range(1, 4):
         gradient = torch.randn(1000, generator=generator)
-        delivery = courier.carry(push(0, number, 0), versions, gradient, fetch=True).result()
+        answer = client.exchange(push(0, number, 0), versions, gradient, fetch=True).result()
         whole.push(push(0, number, number - 1), gradient)
-        assert delivery.weights is not None
-        assert torch.equal(delivery.weights, whole.fetch()[0])
-        versions = delivery.versions
-        assert (versions, delivery.staleness) == ([number, number], 0)
-    courier.close()
+        assert answer.weights is not None
+        assert torch.equal(answer.weights, whole.fetch()[0])
+        versions = answer.versions
+        assert (versions, answer.staleness) == ([number, number], 0)
+    client.close()
     for index in range(2):
         stop_shard(store, index)
     until(lambda: store.check(["final/0", "final/1"]))

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from bigstep.asynchronous import join_downpour, serve_downpour, train_downpour, train_hogwild
-from bigstep.asynchronous.gate import Gate, Rendezvous, knock, new_secret, receive, shared_secret, split_address
+from bigstep.asynchronous.gate import Gate, Rendezvous, connect, new_secret, receive, shared_secret, split_address
 from bigstep.asynchronous.store import HostedStore, connect_store, host_store
 from bigstep.cli.join import join
 from bigstep.cli.resolve import job_of
@@ -93,7 +93,7 @@ def test_a_proof_that_was_overheard_opens_nothing_twice(store: tuple[HostedStore
     with socket.create_server(("127.0.0.1", 0)) as listener:
         ear = threading.Thread(target=between, args=(listener,))
         ear.start()
-        knock(Rendezvous(f"127.0.0.1:{listener.getsockname()[1]}", where.secret), 10).close()
+        connect(Rendezvous(f"127.0.0.1:{listener.getsockname()[1]}", where.secret), 10).close()
         ear.join()
     line = stranger(where)
     line.sendall(heard[0])
@@ -178,7 +178,7 @@ def test_a_silent_connection_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_friend_who_sends_nonsense_ends_only_its_own_line(store: tuple[HostedStore, Rendezvous]) -> None:
     hosted, where = store
     for content in (b"\xff\xff\xff\xff", b"\x00\x00\x00\x02[]", b'\x00\x00\x00\x03"x"', b"\x00\x00\x00\x05[[[[["):
-        with knock(where, 10) as line:
+        with connect(where, 10) as line:
             line.sendall(content)
             assert line.recv(1) == b""
     hosted.set("here", "still")

@@ -27,10 +27,10 @@ def host() -> dict[str, Any]:
     """What each host of the laboratory runs."""
     import torch
 
-    from bigstep.asynchronous.courier import Courier
+    from bigstep.asynchronous.client import Client
     from bigstep.asynchronous.gate import Rendezvous, shared_secret
     from bigstep.asynchronous.layout import Layout
-    from bigstep.asynchronous.mail import wait_until
+    from bigstep.asynchronous.reports import wait_until
     from bigstep.asynchronous.server import serve_shard, stop_shard
     from bigstep.asynchronous.shard import Push
     from bigstep.asynchronous.store import connect_store, host_store
@@ -54,16 +54,16 @@ def host() -> dict[str, Any]:
     exchanges, gate, ends = [0] * int(replicas), threading.Barrier(int(replicas)), []
 
     def replica(number: int) -> None:
-        courier, vector, versions = Courier(store, where.secret, layout), torch.randn(size), [0]
-        courier.fetch().result()
+        client, vector, versions = Client(store, where.secret, layout), torch.randn(size), [0]
+        client.fetch().result()
         gate.wait()
         began = time.perf_counter()
         while time.perf_counter() - began < seconds:
             exchanges[number] += 1
             push = Push(number, exchanges[number], 0, 1e-6, 1, 1)
-            versions = courier.carry(push, versions, vector, fetch=True).result().versions
+            versions = client.exchange(push, versions, vector, fetch=True).result().versions
         ends.append(time.perf_counter() - began)
-        courier.close()
+        client.close()
 
     threads = [threading.Thread(target=replica, args=(number,)) for number in range(int(replicas))]
     for thread in threads:

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from bigstep.asynchronous.averages import batch_statistics, set_averages
 from bigstep.engine.learner import Learner
 
-__all__ = ["Board", "Landing", "adopt_state", "shared_state"]
+__all__ = ["Board", "WriteFacts", "adopt_state", "shared_state"]
 
 
 @dataclass(frozen=True)
-class Landing:
+class WriteFacts:
     """How an update met the others: how many came between its read and its write, and whether writes overlapped."""
 
     staleness: int
@@ -67,7 +67,7 @@ class Board:
         """Updates so far."""
         return int(self.ended.sum())
 
-    def write(self, replica: int, read_at: int, update: Callable[[], Any]) -> Landing:
+    def write(self, replica: int, read_at: int, update: Callable[[], Any]) -> WriteFacts:
         """Make an update that was computed on the weights of version `read_at`; count what it met."""
         begun, ended = self.begun.tolist(), self.ended.tolist()
         others = [other for other in range(len(begun)) if other != replica]
@@ -77,7 +77,7 @@ class Board:
             torch.cuda.synchronize()  # the write has ended when the kernels have
         began = self.begun.tolist()
         self.ended[replica] += 1
-        return Landing(
+        return WriteFacts(
             staleness=sum(ended) - read_at,
             overlapped=any(begun[other] > ended[other] or began[other] > begun[other] for other in others),
         )

@@ -20,13 +20,13 @@ from typing import Any, TypeVar
 import torch
 
 from bigstep.asynchronous.averages import set_averages
-from bigstep.asynchronous.courier import Courier
-from bigstep.asynchronous.crew import Crew
+from bigstep.asynchronous.client import Client
 from bigstep.asynchronous.gate import Rendezvous
 from bigstep.asynchronous.layout import Layout, load_vector, weight_vector
 from bigstep.asynchronous.ledger import Ledger
-from bigstep.asynchronous.mail import LOOK_S, START_S, Mailbox, wait_until
+from bigstep.asynchronous.processes import Processes
 from bigstep.asynchronous.replica import replicate
+from bigstep.asynchronous.reports import LOOK_S, START_S, Reports, wait_until
 from bigstep.asynchronous.resume import Progress
 from bigstep.asynchronous.server import serve_shard, stop_shard
 from bigstep.asynchronous.shares import Shares
@@ -80,16 +80,16 @@ def train_sharded(
     store.set("layout", layout.to_json())
     store.set("shards_elsewhere", str(elsewhere[0]))
     store.set("order", json.dumps({"config": config_to_mapping(config), "max_shares": order.max_steps}))
-    crew = Crew(where)
-    coordinator = _Coordinator(order, built, ledger, own, saved, request, store, where, layout, crew, elsewhere)
+    processes = Processes(where)
+    coordinator = _Coordinator(order, built, ledger, own, saved, request, store, where, layout, processes, elsewhere)
     try:
         return coordinator.run()
     except _StopAskedError:
         raise coordinator.stop() from None
     finally:
-        if coordinator.courier is not None:
-            coordinator.courier.give_up()
-        crew.kill()
+        if coordinator.client is not None:
+            coordinator.client.give_up()
+        processes.kill()
         store.close()
 
 
@@ -108,7 +108,7 @@ class _Coordinator:
     store: Store
     where: Rendezvous
     layout: Layout
-    crew: Crew
+    processes: Processes
     elsewhere: tuple[int, int]
     ready: set[int] = field(default_factory=set)
     done: set[int] = field(default_factory=set)
@@ -116,12 +116,12 @@ class _Coordinator:
     restarts: Counter[int] = field(default_factory=Counter)
     versions: list[int] = field(default_factory=list)
     heard: dict[int, float] = field(default_factory=dict)
-    courier: Courier | None = None
+    client: Client | None = None
 
     def run(self) -> dict[str, Any]:
         settings = self.order.config.asynchronous
         self.ledger.note(f"The parameter server of {settings.shards} shards is at {self.where.address}.")
-        self.mailbox = Mailbox(self.store)
+        self.reports = Reports(self.store)
         self.versions = self.saved.versions if self.saved else [0] * settings.shards
         local_shards, local_replicas = settings.shards - self.elsewhere[0], settings.replicas - self.elsewhere[1]
         self.local = local_replicas
@@ -130,9 +130,9 @@ class _Coordinator:
             self._start_shard(shard)
         for number in range(local_replicas):
             self._start_replica(number)
-        self.courier = courier = Courier(self.store, self.where.secret, self.layout)
+        self.client = client = Client(self.store, self.where.secret, self.layout)
         if self.saved is None:
-            self._wait_for(courier.put(weight_vector(self.built.learner.model)))
+            self._wait_for(client.put(weight_vector(self.built.learner.model)))
         else:  # the shards have their weights
             self.store.add("shares", self.saved.shares)
         wait_until(self._all_ready, START_S, self._missing())
@@ -157,7 +157,7 @@ class _Coordinator:
         self.store.set("finished", "")
         self._take_snapshot()
         finals = self._stop_shards(START_S)
-        self.crew.end()
+        self.processes.end()
         staleness: Counter[int] = Counter()
         for final in finals:
             staleness.update({int(lag): count for lag, count in final["staleness"].items()})
@@ -190,7 +190,7 @@ class _Coordinator:
             updates, saved = min(final["updates"] for final in self._stop_shards(_SAVE_S)), True
         except RunError:
             updates, saved = self.ledger.updates, False
-        self._read_letters()
+        self._read_reports()
         self.ledger.flush()
         return StoppedError(self.request.number, updates, saved=saved)
 
@@ -202,13 +202,13 @@ class _Coordinator:
 
     def _start_shard(self, shard: int) -> None:
         folder = self.order.folder / "checkpoints" / f"shard-{shard}"
-        self.crew.start(f"shard-{shard}", _serve, self.where, shard, folder)
+        self.processes.start(f"shard-{shard}", _serve, self.where, shard, folder)
 
     def _start_replica(self, number: int) -> None:
         device = self.built.ranks.device
         if device.type == "cuda":
             device = torch.device("cuda", number % torch.cuda.device_count())
-        self.crew.start(f"replica-{number}", replicate, self.where, number, device, self.local, self.own)
+        self.processes.start(f"replica-{number}", replicate, self.where, number, device, self.local, self.own)
 
     def _known(self) -> range:
         return range(self.store.add("replicas", 0))
@@ -231,29 +231,30 @@ class _Coordinator:
     def _listen(self) -> None:
         if self.request.number:
             raise _StopAskedError
-        self._read_letters()
+        self._read_reports()
 
-    def _read_letters(self) -> None:
+    def _read_reports(self) -> None:
         for number in self._known():
             name = f"replica-{number}"
-            ended = self.crew.how_ended(name) if name in self.crew.members else None  # before its last letters
+            # asked first: what it wrote before it ended is read below
+            ended = self.processes.how_ended(name) if name in self.processes.members else None
             reason = ""
-            for letter in self.mailbox.collect(name):
+            for report in self.reports.collect(name):
                 self.heard[number] = time.monotonic()
-                match letter["kind"]:
+                match report["kind"]:
                     case "ready":
                         self.ready.add(number)
                         if self.store.check(["begin"]):
                             self.ledger.note(f"Replica {number} joined at update {self.ledger.updates}.")
                     case "rows":
                         self.dead.pop(number, None)  # its line had only been broken
-                        self.versions = [max(pair) for pair in zip(self.versions, letter["versions"], strict=True)]
-                        self.ledger.take(letter["rows"])
+                        self.versions = [max(pair) for pair in zip(self.versions, report["versions"], strict=True)]
+                        self.ledger.take(report["rows"])
                     case "done":
                         self.done.add(number)
                     case "failed":
-                        reason = f"failed: {letter['text']}"
-            if name not in self.crew.members and self.store.check([f"gone/{number}"]):
+                        reason = f"failed: {report['text']}"
+            if name not in self.processes.members and self.store.check([f"gone/{number}"]):
                 ended = "is gone: its line broke"
                 self.store.delete_key(f"gone/{number}")
             if self._is_last_and_silent(number):
@@ -271,12 +272,12 @@ class _Coordinator:
         return others <= self.done | set(self.dead) and time.monotonic() - heard > _SILENT_S and bool(others)
 
     def _watch_shards(self) -> None:
-        for name, process in list(self.crew.members.items()):
-            if not name.startswith("shard-") or (ended := self.crew.how_ended(name)) is None:
+        for name, process in list(self.processes.members.items()):
+            if not name.startswith("shard-") or (ended := self.processes.how_ended(name)) is None:
                 continue
             shard = int(name.removeprefix("shard-"))
-            for letter in self.mailbox.collect(name):
-                ended = f"failed: {letter['text']}" if letter["kind"] == "failed" else ended
+            for report in self.reports.collect(name):
+                ended = f"failed: {report['text']}" if report["kind"] == "failed" else ended
             process.join()
             self.store.delete_key(f"shard/{shard}")  # replicas wait for it to come back
             self.restarts[shard] += 1
@@ -293,26 +294,26 @@ class _Coordinator:
             lost = self.versions[shard] - version
             self.ledger.note(f"Shard {shard} is back at update {version}; {lost} updates were lost on it.")
 
-    def _wait_for(self, errand: Future[T]) -> T:
-        """Wait for the courier, who may have to wait for a shard that is started again here.
+    def _wait_for(self, exchange: Future[T]) -> T:
+        """Wait for the client, who may have to wait for a shard that is started again here.
 
         In this thread: the kernel ends a process that is to die with its parent when the thread that started it ends.
         """
-        while not errand.done():
+        while not exchange.done():
             self._watch_shards()
             time.sleep(LOOK_S / 10)
-        return errand.result()
+        return exchange.result()
 
     def _take_snapshot(self) -> None:
         """Load the weights that the shards have now."""
-        assert self.courier is not None
-        delivery = self._wait_for(self.courier.fetch())
-        assert delivery.weights is not None
-        load_vector(self.built.learner.model, delivery.weights)
-        set_averages(self.built.learner, delivery.weights[self.layout.parameters :].to(self.built.ranks.device))
+        assert self.client is not None
+        answer = self._wait_for(self.client.fetch())
+        assert answer.weights is not None
+        load_vector(self.built.learner.model, answer.weights)
+        set_averages(self.built.learner, answer.weights[self.layout.parameters :].to(self.built.ranks.device))
 
 
-def _serve(store: Store, post: Any, where: Rendezvous, shard: int, folder: Any) -> None:
+def _serve(store: Store, reporter: Any, where: Rendezvous, shard: int, folder: Any) -> None:
     """What the process of a shard does; it ends at once, since threads may still wait on lines that nobody uses."""
     serve_shard(store, where, shard, folder)
     os._exit(0)

@@ -1,4 +1,4 @@
-"""Who may speak to a run: a secret, a port that lets in only those who know it, and the knock that opens it.
+"""Who may speak to a run: a secret, a port that lets in only those who know it, and the connect that opens it.
 
 Everything that a run listens on stands behind a `Gate`. Before a stranger is told or asked anything, both sides prove
 that they know the run's secret, which itself never travels:
@@ -29,7 +29,7 @@ from pathlib import Path
 
 from bigstep.errors import ConfigError, RunError
 
-__all__ = ["Gate", "Rendezvous", "knock", "new_secret", "receive", "shared_secret", "split_address"]
+__all__ = ["Gate", "Rendezvous", "connect", "new_secret", "receive", "shared_secret", "split_address"]
 
 _GREETING = b"bigstep1"
 _WORD = 32
@@ -120,7 +120,7 @@ def receive(line: socket.socket, count: int) -> bytes:
     return bytes(parts)
 
 
-def knock(where: Rendezvous, timeout_s: float) -> socket.socket:
+def connect(where: Rendezvous, timeout_s: float) -> socket.socket:
     """Connect to a gate and prove both sides; raises OSError if nobody answers, RunError if a stranger does."""
     line = socket.create_connection(split_address(where.address), timeout=timeout_s)
     try:
@@ -153,7 +153,7 @@ def _family(host: str) -> socket.AddressFamily:
 
 
 @dataclass
-class _Stranger:
+class _Pending:
     number: bytes
     """The random number that it was given."""
     deadline: float
@@ -180,7 +180,7 @@ class Gate:
         self._listener.setblocking(False)
         self.address = f"{host}:{self._listener.getsockname()[1]}"
         self._secret, self._admit = secret, admit
-        self._strangers: dict[socket.socket, _Stranger] = {}  # the oldest first
+        self._pending: dict[socket.socket, _Pending] = {}  # the oldest first
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._closed = threading.Event()
@@ -196,18 +196,18 @@ class Gate:
         while not self._closed.is_set():
             for key, _ in self._selector.select(timeout=0.2):
                 if key.fileobj is self._listener:
-                    self._take_in()
+                    self._accept()
                 else:
-                    self._hear(key.fileobj)  # type: ignore[arg-type]  # a socket: nothing else is registered
+                    self._read_proof(key.fileobj)  # type: ignore[arg-type]  # a socket: nothing else is registered
             now = time.monotonic()
-            for late in [line for line, stranger in self._strangers.items() if stranger.deadline < now]:
-                self._turn_away(late)
-        for line in list(self._strangers):
-            self._turn_away(line)
+            for late in [line for line, stranger in self._pending.items() if stranger.deadline < now]:
+                self._reject(late)
+        for line in list(self._pending):
+            self._reject(line)
         self._listener.close()
         self._selector.close()
 
-    def _take_in(self) -> None:
+    def _accept(self) -> None:
         for _ in range(_AT_ONCE):
             try:
                 line, _ = self._listener.accept()
@@ -217,18 +217,18 @@ class Gate:
                 break
             number = secrets.token_bytes(_WORD)
             line.setblocking(False)
-            self._strangers[line] = _Stranger(number, time.monotonic() + _PROOF_S)
+            self._pending[line] = _Pending(number, time.monotonic() + _PROOF_S)
             self._selector.register(line, selectors.EVENT_READ)
             try:
                 line.send(_GREETING + number)  # a new connection has room for 40 bytes
             except OSError:
-                self._turn_away(line)
-            if len(self._strangers) > _WAITING:
-                self._turn_away(next(iter(self._strangers)))
+                self._reject(line)
+            if len(self._pending) > _WAITING:
+                self._reject(next(iter(self._pending)))
         time.sleep(_PAUSE_S)
 
-    def _hear(self, line: socket.socket) -> None:
-        stranger = self._strangers.get(line)
+    def _read_proof(self, line: socket.socket) -> None:
+        stranger = self._pending.get(line)
         if stranger is None:  # turned away a moment ago
             return
         try:
@@ -239,11 +239,11 @@ class Gate:
             said = b""
         stranger.said += said
         if not said:
-            self._turn_away(line)
+            self._reject(line)
         elif len(stranger.said) == 2 * _WORD:
             ours, told = bytes(stranger.said[:_WORD]), bytes(stranger.said[_WORD:])
             if not hmac.compare_digest(told, _proof(self._secret, b"client", stranger.number, ours)):
-                self._turn_away(line)
+                self._reject(line)
                 return
             self._forget(line)
             with contextlib.suppress(OSError):  # it left again
@@ -253,9 +253,9 @@ class Gate:
                 self._admit(line)
 
     def _forget(self, line: socket.socket) -> None:
-        del self._strangers[line]
+        del self._pending[line]
         self._selector.unregister(line)
 
-    def _turn_away(self, line: socket.socket) -> None:
+    def _reject(self, line: socket.socket) -> None:
         self._forget(line)
         line.close()

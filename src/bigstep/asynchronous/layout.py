@@ -106,7 +106,7 @@ class Layout:
         return self.size * shard // self.shards, self.size * (shard + 1) // self.shards
 
     def chunks(self, shard: int) -> list[tuple[int, int]]:
-        """Return the places [start, stop) within a shard of the chunks that it is exchanged in; at least one."""
+        """Return the places [start, stop) within a shard of the chunks that it is answer in; at least one."""
         start, stop = self.bounds(shard)
         size = stop - start
         return [(first, min(first + self.chunk, size)) for first in range(0, max(size, 1), self.chunk)]

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bigstep.asynchronous.gate import Rendezvous, knock
-from bigstep.asynchronous.mail import LOOK_S
+from bigstep.asynchronous.gate import Rendezvous, connect
+from bigstep.asynchronous.reports import LOOK_S
 from bigstep.asynchronous.shard import Push, Receipt
 from bigstep.asynchronous.store import Store
 from bigstep.errors import RunError
@@ -168,7 +168,7 @@ class Line:
                 raise TimeoutError("it did not come back")
             time.sleep(LOOK_S)
         try:
-            return knock(Rendezvous(self._store.get(f"shard/{self._shard}"), self._secret), CONNECT_S)
+            return connect(Rendezvous(self._store.get(f"shard/{self._shard}"), self._secret), CONNECT_S)
         except OSError:
             time.sleep(LOOK_S)  # it is being restarted, and the store is told in a moment
             raise

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bigstep.asynchronous.courier import Courier, Delivery
-from bigstep.asynchronous.crew import share_cores
+from bigstep.asynchronous.client import Answer, Client
 from bigstep.asynchronous.gate import Rendezvous
 from bigstep.asynchronous.layout import Layout, gradient_vector, load_vector
-from bigstep.asynchronous.mail import START_S, Post, wait_until
+from bigstep.asynchronous.processes import share_cores
+from bigstep.asynchronous.reports import START_S, Reporter, wait_until
 from bigstep.asynchronous.shard import Push
 from bigstep.asynchronous.shares import Shares, batches_of, gradient_of
 from bigstep.asynchronous.store import Store, connect_store, or_gone
@@ -41,35 +41,35 @@ def take_part(where: Rendezvous, device: torch.device, own: Own, timeout_s: floa
             return 0
         wait_until(lambda: store.check(["order"]), START_S, f"The run at {where.address} does not begin.")
         number = store.add("replicas", 1) - 1
-        return _work(store, Post(store, f"replica-{number}"), where, number, device, own)
+        return _work(store, Reporter(store, f"replica-{number}"), where, number, device, own)
 
 
 def replicate(
-    store: Store, post: Post, where: Rendezvous, number: int, device: torch.device, replicas: int, own: Own
+    store: Store, reporter: Reporter, where: Rendezvous, number: int, device: torch.device, replicas: int, own: Own
 ) -> None:
     """What the process of a replica on this machine does."""
     share_cores(replicas)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     own = replace(own, model=copy.deepcopy(own.model))  # it came through shared memory; each needs weights of its own
-    _work(store, post, where, number, device, own)
+    _work(store, reporter, where, number, device, own)
 
 
-def _work(store: Store, post: Post, where: Rendezvous, number: int, device: torch.device, own: Own) -> int:
+def _work(store: Store, reporter: Reporter, where: Rendezvous, number: int, device: torch.device, own: Own) -> int:
     order = json.loads(store.get("order"))
     config = config_from_mapping(order["config"])
     run = build(config, Ranks(device=device), own)
-    post.send(kind="ready")
+    reporter.send(kind="ready")
     wait_until(lambda: store.check(["begin"]), START_S, "The Downpour run did not begin; look at its coordinator.")
     if number > 0:
         wait_until(lambda: store.check(["warm"]), _WARM_S, "The warm start did not end; look at replica 0.")
-    courier = Courier(store, where.secret, Layout.from_json(store.get("layout")))
-    replica = _Replica(run, courier, post, number)
+    client = Client(store, where.secret, Layout.from_json(store.get("layout")))
+    replica = _Replica(run, client, reporter, number)
     shares = Shares(run.sampler, config.epochs, order["max_shares"])
     with contextlib.closing(run):
         replica.run(batches_of(run, shares, lambda: store.add("shares", 1) - 1))
-    courier.close()
-    post.send(kind="done")
+    client.close()
+    reporter.send(kind="done")
     return replica.pushes
 
 
@@ -89,14 +89,14 @@ class _Load:
 class _Replica:
     """What a replica knows between two steps."""
 
-    def __init__(self, run: Run, courier: Courier, post: Post, number: int):
-        self._run, self._courier, self._post, self._number = run, courier, post, number
+    def __init__(self, run: Run, client: Client, reporter: Reporter, number: int):
+        self._run, self._client, self._reporter, self._number = run, client, reporter, number
         self._rate = learning_rate(run.config.lr, run.config.workers.local_batch)
         self._load = _Load()
-        self._flight: tuple[Future[Delivery], _Load | None] | None = None
+        self._flight: tuple[Future[Answer], _Load | None] | None = None
         self._waited_s = self._lr = 0.0
         self.pushes = 0
-        first = courier.fetch().result()
+        first = client.fetch().result()
         self._read_at = first.versions
         assert first.weights is not None
         load_vector(run.learner.model, first.weights)
@@ -135,36 +135,36 @@ class _Replica:
         load.data_s += began - asked
 
     def _send(self, *, push: bool, fetch: bool) -> None:
-        """Give the load to the courier, once it is back from its last errand."""
+        """Give the load to the client, once it is back from its last exchange."""
         self._settle()
         load = self._load if push and self._load.vector is not None else None
         if load is not None:
             self.pushes += 1
             facts = Push(self._number, self.pushes, 0, load.lr, len(load.losses), load.samples)
             self._load = _Load()
-            errand = self._courier.carry(facts, load.read_at, load.vector, fetch=fetch)
+            exchange = self._client.exchange(facts, load.read_at, load.vector, fetch=fetch)
         elif fetch:
-            errand = self._courier.carry(None, self._read_at, None, fetch=True)
+            exchange = self._client.exchange(None, self._read_at, None, fetch=True)
         else:
             return
-        self._flight = errand, load
+        self._flight = exchange, load
 
     def _settle(self) -> None:
-        """Wait for the courier, take the weights it brings, and report what became of the push."""
+        """Wait for the client, take the weights it brings, and report what became of the push."""
         if self._flight is None:
             return
-        (errand, load), self._flight = self._flight, None
+        (exchange, load), self._flight = self._flight, None
         began = time.perf_counter()
-        delivery = errand.result()
+        answer = exchange.result()
         self._waited_s += time.perf_counter() - began
-        if delivery.weights is not None:
-            load_vector(self._run.learner.model, delivery.weights)
-            self._read_at = delivery.versions
+        if answer.weights is not None:
+            load_vector(self._run.learner.model, answer.weights)
+            self._read_at = answer.versions
         if load is not None:
             row = {
                 "replica": self._number,
-                "accepted": delivery.accepted,
-                "staleness": delivery.staleness,
+                "accepted": answer.accepted,
+                "staleness": answer.staleness,
                 "loss": sum(load.losses) / len(load.losses),
                 "lr": load.lr,
                 "batch": load.samples,
@@ -172,7 +172,7 @@ class _Replica:
                 "exchange_s": self._waited_s,
                 "data_s": load.data_s,
             }
-            self._post.send(kind="rows", rows=[row], versions=delivery.versions)
+            self._reporter.send(kind="rows", rows=[row], versions=answer.versions)
             self._waited_s = 0.0
 
     @torch.no_grad()

@@ -19,7 +19,7 @@ from torch import Tensor
 from bigstep.asynchronous.gate import Gate, Rendezvous
 from bigstep.asynchronous.layout import Layout
 from bigstep.asynchronous.line import CALL_WORDS, FETCH, LEAVE, PUSH, PUT, Call, receive_into, view_of
-from bigstep.asynchronous.mail import LOOK_S, START_S, wait_until
+from bigstep.asynchronous.reports import LOOK_S, START_S, wait_until
 from bigstep.asynchronous.shard import Receipt, Shard
 from bigstep.asynchronous.store import Store, StoreGoneError, connect_store, or_gone
 from bigstep.engine.checkpoint import load_latest, save_checkpoint
@@ -77,13 +77,13 @@ def serve_shard(store: Store, where: Rendezvous, index: int, folder: Path) -> No
             keeper.keep(force=True)
         else:  # a shard before this one has answered replicas
             store.set(f"restored/{index}", str(shard.version))
-    desk = _Desk(store, shard, keeper)
-    gate = Gate(where.near(), 0, where.secret, desk.admit)
+    lines = _Lines(store, shard, keeper)
+    gate = Gate(where.near(), 0, where.secret, lines.admit)
     store.set(f"shard/{index}", gate.address)
     while not store.check([f"stop/{index}"]):
         time.sleep(LOOK_S)
     gate.close()
-    desk.close()
+    lines.close()
     keeper.keep(force=True)
     facts = {
         "updates": shard.version,
@@ -123,7 +123,7 @@ def _claim(store: Store, address: str, folder: Path) -> int:
     return index
 
 
-class _Desk:
+class _Lines:
     """Answers replicas, each in a thread of its own."""
 
     def __init__(self, store: Store, shard: Shard, keeper: _Keeper):

@@ -19,9 +19,9 @@ from torch import nn
 
 from bigstep.asynchronous.averages import batch_statistics
 from bigstep.asynchronous.board import Board, adopt_state
-from bigstep.asynchronous.crew import Crew, share_cores
 from bigstep.asynchronous.ledger import Ledger
-from bigstep.asynchronous.mail import LOOK_S, START_S, Mailbox, Post, wait_until
+from bigstep.asynchronous.processes import Processes, share_cores
+from bigstep.asynchronous.reports import LOOK_S, START_S, Reporter, Reports, wait_until
 from bigstep.asynchronous.shares import Shares, batches_of, gradient_of
 from bigstep.asynchronous.store import Store, host_store
 from bigstep.config import RunConfig
@@ -54,7 +54,7 @@ def train_shared(order: Order, run: Run, ledger: Ledger, own: Own, request: Stop
     method, replicas = config.asynchronous.method, config.asynchronous.replicas
     board = Board.of(run.learner, replicas, locked=method == "locked")
     store, where = host_store("127.0.0.1:0")
-    mailbox, crew = Mailbox(store), Crew(where)
+    reports, processes = Reports(store), Processes(where)
     names = [f"replica-{number}" for number in range(replicas)]
     # gamma was set to zero before the weights were shared; to do it again would undo training
     quiet = replace(config, norm=replace(config.norm, zero_gamma=False))
@@ -62,7 +62,7 @@ def train_shared(order: Order, run: Run, ledger: Ledger, own: Own, request: Stop
     try:
         for number, name in enumerate(names):
             task = _Task(quiet, number, run.ranks.device, order.max_steps, own)
-            crew.start(name, _replicate, board, task)
+            processes.start(name, _replicate, board, task)
         ready: set[str] = set()
         done: set[str] = set()
         while len(done) < replicas:
@@ -72,7 +72,7 @@ def train_shared(order: Order, run: Run, ledger: Ledger, own: Own, request: Stop
                 state = f"its weights are in {order.folder / 'checkpoints'}, but a {method} run cannot go on"
                 raise StoppedError(request.number, ledger.updates, state=state)
             for name in names:
-                _listen(mailbox, crew, ledger, name, ready, done)
+                _listen(reports, processes, ledger, name, ready, done)
             if len(ready) == replicas and not store.check(["begin"]):
                 ledger.begin()
                 store.set("begin", "")
@@ -82,26 +82,26 @@ def train_shared(order: Order, run: Run, ledger: Ledger, own: Own, request: Stop
                 ledger.save(order.folder, lambda: board.copy_into(run.learner))
             time.sleep(LOOK_S)
         seconds = ledger.seconds
-        crew.end()
+        processes.end()
         return ledger.finish(order, lambda: board.copy_into(run.learner), seconds)
     finally:
-        crew.kill()
+        processes.kill()
         store.close()
 
 
-def _listen(mailbox: Mailbox, crew: Crew, ledger: Ledger, name: str, ready: set[str], done: set[str]) -> None:
-    """Take in the letters of one replica; stop the run if it failed or died."""
-    ended = crew.how_ended(name)  # asked first: what it wrote before it ended is read below
-    for letter in mailbox.collect(name):
-        match letter["kind"]:
+def _listen(reports: Reports, processes: Processes, ledger: Ledger, name: str, ready: set[str], done: set[str]) -> None:
+    """Take in the reports of one replica; stop the run if it failed or died."""
+    ended = processes.how_ended(name)  # asked first: what it wrote before it ended is read below
+    for report in reports.collect(name):
+        match report["kind"]:
             case "ready":
                 ready.add(name)
             case "rows":
-                ledger.take(letter["rows"])
+                ledger.take(report["rows"])
             case "done":
                 done.add(name)
             case "failed":
-                raise RunError(f"{name.replace('-', ' ').capitalize()} failed: {letter['text']}")
+                raise RunError(f"{name.replace('-', ' ').capitalize()} failed: {report['text']}")
     if ended is not None and name not in done:
         who = name.replace("-", " ").capitalize()
         raise RunError(
@@ -110,7 +110,7 @@ def _listen(mailbox: Mailbox, crew: Crew, ledger: Ledger, name: str, ready: set[
         )
 
 
-def _replicate(store: Store, post: Post, board: Board, task: _Task) -> None:
+def _replicate(store: Store, reporter: Reporter, board: Board, task: _Task) -> None:
     """What a process does."""
     config = task.config
     if task.device.type == "cuda":
@@ -126,7 +126,7 @@ def _replicate(store: Store, post: Post, board: Board, task: _Task) -> None:
     rate = learning_rate(config.lr, config.workers.local_batch)
     shares = Shares(run.sampler, config.epochs, task.max_updates)
     batches = batches_of(run, shares, lambda: store.add("shares", 1) - 1)
-    post.send(kind="ready")
+    reporter.send(kind="ready")
     wait_until(lambda: store.check(["begin"]), START_S, "The other replicas did not start; look at the first failure.")
     rows: list[dict[str, Any]] = []
     reported = time.perf_counter()
@@ -143,7 +143,7 @@ def _replicate(store: Store, post: Post, board: Board, task: _Task) -> None:
             lr = rate((share.position.epoch + share.start / run.sampler.size), share.local_batch)
             for group in learner.optimizer.param_groups:
                 group["lr"] = lr
-            landing = board.write(task.number, read_at, learner.optimizer.step)
+            facts = board.write(task.number, read_at, learner.optimizer.step)
             learner.optimizer.zero_grad()
             board.averages.mul_(keep).add_(batch_statistics(learner.model), alpha=1 - keep)
         now = time.perf_counter()
@@ -151,8 +151,8 @@ def _replicate(store: Store, post: Post, board: Board, task: _Task) -> None:
             {
                 "replica": task.number,
                 "accepted": True,
-                "overlapped": int(landing.overlapped),
-                "staleness": landing.staleness,
+                "overlapped": int(facts.overlapped),
+                "staleness": facts.staleness,
                 "loss": loss,
                 "lr": lr,
                 "batch": share.size,
@@ -162,10 +162,10 @@ def _replicate(store: Store, post: Post, board: Board, task: _Task) -> None:
             }
         )
         if now - reported > _SECONDS_BETWEEN_REPORTS:
-            post.send(kind="rows", rows=rows)
+            reporter.send(kind="rows", rows=rows)
             rows, reported = [], now
-    post.send(kind="rows", rows=rows)
-    post.send(kind="done")
+    reporter.send(kind="rows", rows=rows)
+    reporter.send(kind="done")
 
 
 def _own_buffers(model: nn.Module) -> None:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from bigstep.asynchronous.gate import Gate, Rendezvous, knock, new_secret, receive, shared_secret, split_address
+from bigstep.asynchronous.gate import Gate, Rendezvous, connect, new_secret, receive, shared_secret, split_address
 from bigstep.errors import ConfigError, RunError
 
 __all__ = ["HostedStore", "Store", "StoreGoneError", "connect_store", "host_store", "or_gone"]
@@ -198,7 +198,7 @@ def connect_store(where: Rendezvous, timeout_s: float = CONNECT_S) -> Store:
     deadline = time.monotonic() + timeout_s
     while True:
         try:
-            return _RemoteStore(knock(where, timeout_s))
+            return _RemoteStore(connect(where, timeout_s))
         except OSError as error:
             if time.monotonic() >= deadline or isinstance(error, socket.gaierror):
                 reason = error.strerror or str(error)

@@ -1,4 +1,4 @@
-"""Carries vectors between a replica and all shards in a thread of its own, so that they travel while others compute."""
+"""A replica's side of the parameter server: vectors travel in threads of their own, while others compute."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from bigstep.asynchronous.line import FETCH, PUSH, PUT, Call, Line
 from bigstep.asynchronous.shard import Push, Receipt
 from bigstep.asynchronous.store import Store
 
-__all__ = ["Courier", "Delivery"]
+__all__ = ["Client", "Answer"]
 
 
 @dataclass(frozen=True)
-class Delivery:
+class Answer:
     """What came back from the shards, in their order."""
 
     receipts: list[Receipt]
@@ -40,22 +40,22 @@ class Delivery:
         return [receipt.version for receipt in self.receipts]
 
 
-class Courier:
-    """One exchange at a time with all shards at once; `carry` returns at once, its future tells the end."""
+class Client:
+    """One exchange at a time with all shards at once; `exchange` returns at once, its future tells the end."""
 
     def __init__(self, store: Store, secret: bytes, layout: Layout):
         self._layout = layout
         self._lines = [Line(store, secret, shard) for shard in range(layout.shards)]
-        self._thread = ThreadPoolExecutor(1, "courier")
-        self._carriers = ThreadPoolExecutor(layout.shards, "line")  # all shards at once: none waits for another's
+        self._thread = ThreadPoolExecutor(1, "client")
+        self._threads = ThreadPoolExecutor(layout.shards, "line")  # all shards at once: none waits for another's
 
-    def carry(self, push: Push | None, versions: list[int], vector: Tensor | None, *, fetch: bool) -> Future[Delivery]:
+    def exchange(self, push: Push | None, versions: list[int], vector: Tensor | None, *, fetch: bool) -> Future[Answer]:
         """Push a vector, fetch the weights, or both; `versions` are those that the vector was computed on."""
         return self._thread.submit(self._exchange, push, versions, vector, fetch)
 
-    def fetch(self) -> Future[Delivery]:
+    def fetch(self) -> Future[Answer]:
         """Fetch the weights."""
-        return self.carry(None, [0] * self._layout.shards, None, fetch=True)
+        return self.exchange(None, [0] * self._layout.shards, None, fetch=True)
 
     def put(self, weights: Tensor) -> Future[Any]:
         """Give the shards their initial weights."""
@@ -70,15 +70,15 @@ class Courier:
     def close(self) -> None:
         """Take leave of the shards."""
         self._thread.shutdown(wait=True)
-        self._carriers.shutdown(wait=True)
+        self._threads.shutdown(wait=True)
         for line in self._lines:
             line.leave()
 
-    def _exchange(self, push: Push | None, versions: list[int], vector: Tensor | None, fetch: bool) -> Delivery:
+    def _exchange(self, push: Push | None, versions: list[int], vector: Tensor | None, fetch: bool) -> Answer:
         wants = (PUSH if push else 0) | (FETCH if fetch else 0)
         calls = [Call(wants, replace(push, read_at=version)) if push else Call(wants) for version in versions]
         weights = torch.empty(self._layout.size, dtype=self._layout.torch_dtype) if fetch else None
-        return Delivery(self._all(calls, vector, weights), weights)
+        return Answer(self._all(calls, vector, weights), weights)
 
     def _all(self, calls: list[Call], vector: Tensor | None, weights: Tensor | None) -> list[Receipt]:
         def part(whole: Tensor | None, shard: int) -> Tensor | None:
@@ -88,4 +88,4 @@ class Courier:
         def one(line: Line, call: Call, shard: int) -> Receipt:
             return line.exchange(call, part(vector, shard), part(weights, shard))
 
-        return list(self._carriers.map(one, self._lines, calls, range(self._layout.shards)))
+        return list(self._threads.map(one, self._lines, calls, range(self._layout.shards)))

@@ -1,4 +1,4 @@
-"""What processes tell the coordinator: numbered letters in the store, which it reads and deletes."""
+"""What processes tell the coordinator: numbered reports in the store, which it reads and deletes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from bigstep.asynchronous.store import Store
 from bigstep.errors import RunError
 
-__all__ = ["LOOK_S", "START_S", "Mailbox", "Post", "wait_until"]
+__all__ = ["LOOK_S", "START_S", "Reports", "Reporter", "wait_until"]
 
 LOOK_S = 0.01
 """Seconds between two looks at a flag."""
@@ -28,19 +28,19 @@ def wait_until(holds: Callable[[], bool], timeout_s: float, sentence: str) -> No
         time.sleep(LOOK_S)
 
 
-class Post:
-    """The sender's side: letters to the coordinator, in order."""
+class Reporter:
+    """The sender's side: reports to the coordinator, in order."""
 
     def __init__(self, store: Store, sender: str):
         self._store, self._sender, self._sent = store, sender, 0
 
-    def send(self, **letter: Any) -> None:
+    def send(self, **report: Any) -> None:
         """Send plain values."""
-        self._store.set(f"mail/{self._sender}/{self._sent}", json.dumps(letter))
+        self._store.set(f"reports/{self._sender}/{self._sent}", json.dumps(report))
         self._sent += 1
 
 
-class Mailbox:
+class Reports:
     """The coordinator's side."""
 
     def __init__(self, store: Store):
@@ -48,10 +48,10 @@ class Mailbox:
         self._read: dict[str, int] = {}
 
     def collect(self, sender: str) -> list[dict[str, Any]]:
-        """Return the letters of a sender that have come since the last look."""
-        letters = []
-        while self._store.check([key := f"mail/{sender}/{self._read.get(sender, 0)}"]):
-            letters.append(json.loads(self._store.get(key)))
+        """Return the reports of a sender that have come since the last look."""
+        reports = []
+        while self._store.check([key := f"reports/{sender}/{self._read.get(sender, 0)}"]):
+            reports.append(json.loads(self._store.get(key)))
             self._store.delete_key(key)
             self._read[sender] = self._read.get(sender, 0) + 1
-        return letters
+        return reports

@@ -16,19 +16,19 @@ import torch
 import torch.multiprocessing as multiprocessing
 
 from bigstep.asynchronous.gate import Rendezvous
-from bigstep.asynchronous.mail import Post
+from bigstep.asynchronous.reports import Reporter
 from bigstep.asynchronous.store import connect_store
 from bigstep.engine.launch import die_with_launcher
 from bigstep.errors import BigstepError, ConfigError
 
-__all__ = ["Crew", "share_cores"]
+__all__ = ["Processes", "share_cores"]
 
 _END_S = 10.0
 """How long a process may take to end by itself once its work is done."""
 
 
 @dataclass
-class Crew:
+class Processes:
     """Child processes by name; `how_ended` tells of those that are no more."""
 
     where: Rendezvous
@@ -36,7 +36,7 @@ class Crew:
     members: dict[str, BaseProcess] = field(default_factory=dict)
 
     def start(self, name: str, work: Callable[..., None], *arguments: Any) -> None:
-        """Run `work(store, post, *arguments)` in a new process."""
+        """Run `work(store, reporter, *arguments)` in a new process."""
         context = multiprocessing.get_context("spawn")
         process = context.Process(target=_enter, args=(os.getpid(), self.where, name, work, arguments), name=name)
         try:
@@ -87,11 +87,11 @@ def _enter(parent: int, where: Rendezvous, name: str, work: Callable[..., None],
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # a terminal or a scheduler sends them to all
         signal.signal(number, _leave_it)
     store = connect_store(where)
-    post = Post(store, name)
+    reporter = Reporter(store, name)
     try:
-        work(store, post, *arguments)
+        work(store, reporter, *arguments)
     except BaseException as error:
         sentence = str(error) if isinstance(error, BigstepError) else f"{type(error).__name__}: {error}"
         details = "" if isinstance(error, BigstepError) else traceback.format_exc()
-        post.send(kind="failed", text=sentence.splitlines()[0], details=details)
+        reporter.send(kind="failed", text=sentence.splitlines()[0], details=details)
         sys.exit(1)
