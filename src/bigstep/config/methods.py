@@ -58,6 +58,10 @@ class IslandsConfig:
         check_ranges(self, "islands")
         require_name(self.codec, CODECS, "islands.codec")
         require(
+            not CODECS[self.codec].own_rounds,
+            f"islands.codec is {self.codec}, which brings all-reduces of its own: choose another for meetings.",
+        )
+        require(
             self.overlap < self.every or self.count == 1,
             f"islands.overlap is {self.overlap}, but a meeting must have arrived before the next, {self.every} steps "
             "later: lower it or raise islands.every.",

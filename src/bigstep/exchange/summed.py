@@ -20,35 +20,44 @@ class Summed:
     """Encode, sum on the wire, decode: any summable codec on any summing collective; nothing is carried.
 
     Args:
-        world: The ranks.
-        collective: How the codes are added.
+        world: The ranks; None for a rank that adds up parts of its own alone, with the same arithmetic.
+        collective: How the codes are added; None where there are no other ranks.
         codec: How gradients are written.
-        agrees: Whether ranks must agree on the maximum of what the codec measures before they encode.
+        agrees: Whether all parts must agree on the maximum of what the codec measures before they are encoded.
         parts: How many parts the sum has in all, where ranks add several each; the result is then their sum. By
             default each rank adds one, and the result is the mean.
     """
 
     def __init__(
-        self, world: World, collective: Collective, codec: SummableCodec, *, agrees: bool = False, parts: int = 0
+        self,
+        world: World | None,
+        collective: Collective | None,
+        codec: SummableCodec,
+        *,
+        agrees: bool = False,
+        parts: int = 0,
     ) -> None:
-        self._world, self._collective, self._codec = world, collective, codec
-        self._rule = Sum(parts) if parts else Sum(world.size, divide_by=world.size)
-        self._agreement = world.new_group(world.everyone()) if agrees else None
-        self.residuals = Residuals(world.rank, world.size)
+        self._collective, self._codec, self._agrees = collective, codec, agrees
+        self._ranks = 1 if world is None else world.size
+        self._rule = Sum(parts) if parts else Sum(self._ranks, divide_by=self._ranks)
+        self._agreement = world.new_group(world.everyone()) if agrees and world is not None else None
+        self.residuals = Residuals(0 if world is None else world.rank, self._ranks)
         self.bytes_sent = 0.0
 
     def start(self, bucket: Bucket) -> Steps:
         """Agree where the codec asks for it, encode, sum, decode."""
         flat, sizes, agreed = bucket.flat, bucket.sizes, None
-        if self._agreement is not None:
+        if self._agrees:
             agreed = self._codec.measure(flat, sizes)
             for part in bucket.held:
                 agreed = torch.maximum(agreed, self._codec.measure(part, sizes))
-            self.bytes_sent += collective_traffic("ring", agreed.nbytes, self._world.size).bytes_sent
+        if agreed is not None and self._agreement is not None:
+            self.bytes_sent += collective_traffic("ring", agreed.nbytes, self._ranks).bytes_sent
             yield [issue(dist.all_reduce(agreed, op=dist.ReduceOp.MAX, group=self._agreement, async_op=True))]
         wire = self._codec.encode(flat, sizes, agreed, self._rule)
         for part in bucket.held:
             wire += self._codec.encode(part, sizes, agreed, self._rule)
-        self.bytes_sent += self._collective.bytes_sent(wire)
-        yield from self._collective.start(wire)
+        if self._collective is not None:
+            self.bytes_sent += self._collective.bytes_sent(wire)
+            yield from self._collective.start(wire)
         self._codec.decode(wire, flat, sizes, agreed, self._rule)

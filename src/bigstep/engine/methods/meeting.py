@@ -16,10 +16,12 @@ from torch import Tensor
 from bigstep.config import ExchangeConfig
 from bigstep.data.sampler import hosted_workers
 from bigstep.engine.ranks import Ranks
+from bigstep.exchange.bucket import Bucket
 from bigstep.exchange.codecs import BlockCodec, Blocks
 from bigstep.exchange.codecs.layout import lay_out
 from bigstep.exchange.collectives.phases import Collective, all_gather
 from bigstep.exchange.line import Line, Steps
+from bigstep.exchange.summed import Summed
 from bigstep.exchange.world import World
 from bigstep.tables import load
 from bigstep.tables.codecs import CODECS, fill_settings
@@ -68,34 +70,38 @@ class Transport:
         self._kept: dict[int, dict[int, Tensor]] = {}  # island -> fragment -> what its code has missed so far
         self._layouts: dict[int, tuple[Blocks, int]] = {}
         self._world: World | None = None
-        self._sum: Collective | None = None
-        self.bytes_sent = 0.0
-        self.loses = codec != "none"
+        collective: Collective | None = None
+        self._bytes_gathered = 0.0
+        entry = CODECS[codec]
+        self.loses = entry.loses != "nothing"
         """Whether something is lost or kept back on the way."""
         if ranks.size > 1:
             assert ranks.group is not None
             self._world = World.join(ranks.group)
             self._gathers = self._world.new_group(self._world.everyone())
             name = config.collective if COLLECTIVES[config.collective].sums else "ring"
-            self._sum = load(COLLECTIVES[name].home)(self._world)
+            collective = load(COLLECTIVES[name].home)(self._world)
+        self._sum: Summed | None = None
+        if not self.loses:
+            written = load(entry.home)()
+            self._sum = Summed(self._world, collective, written, agrees=entry.agree_from > 0, parts=count)
+
+    @property
+    def bytes_sent(self) -> float:
+        """Bytes this rank has put on the wire since the beginning."""
+        return self._bytes_gathered + (self._sum.bytes_sent if self._sum is not None else 0.0)
 
     def start(
         self, number: int, shapes: Sequence[torch.Size], moved: Mapping[int, Tensor], present: Mapping[int, bool]
     ) -> Meeting:
         """Send off what the islands of this rank have moved in a fragment, each by its own share of the mean."""
-        first = next(iter(moved.values()))
+        first, *others = moved.values()
+        if self._sum is not None:
+            bucket = Bucket(first, (f"fragment {number}",), tuple(shapes), step=0, held=tuple(others))
+            return Meeting(self._sum.start(bucket), first, self._line)
         mean = torch.zeros_like(first)
-        if self._codec == "none":
-            return Meeting(self._summed(list(moved.values()), mean), mean, self._line)
         messages = [self._write(number, shapes, island, flat, present[island]) for island, flat in moved.items()]
         return Meeting(self._gathered(number, torch.stack(messages), mean), mean, self._line)
-
-    def _summed(self, moved: Sequence[Tensor], mean: Tensor) -> Steps:
-        for flat in moved:
-            mean.add_(flat)
-        if self._sum is not None:
-            self.bytes_sent += self._sum.bytes_sent(mean)
-            yield from self._sum.start(mean)
 
     def _gathered(self, number: int, messages: Tensor, mean: Tensor) -> Steps:
         world = self._world
@@ -107,7 +113,7 @@ class Transport:
             whole = messages.new_empty(world.size * most * length)
             self._turn += 1
             yield all_gather(whole, mine.view(-1), world, world.everyone(), self._gathers, self._turn)
-            self.bytes_sent += (world.size - 1) * mine.numel()
+            self._bytes_gathered += (world.size - 1) * mine.numel()
             per_rank = whole.view(world.size, most, length)
             hosted = [len(hosted_workers(self._count, rank, world.size)) for rank in range(world.size)]
             messages = torch.cat([per_rank[rank, :islands] for rank, islands in enumerate(hosted)])
