@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 from pathlib import Path
@@ -12,6 +13,7 @@ import typer
 import yaml
 
 from bigstep.cli import app
+from bigstep.engine.launch import program
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "clusters"
 
@@ -53,6 +55,18 @@ def test_a_slurm_job_goes_back_into_the_queue_only_after_a_signal_and_not_foreve
     assert done.returncode == status, done.stderr
     assert (tmp_path / "srun").read_text().endswith(f"train sony --out {tmp_path}/runs/17 --resume --timeout 120\n")
     assert (tmp_path / "scontrol").exists() == requeued
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="Open MPI is not installed")
+def test_processes_of_mpirun_are_the_ranks_of_one_run(tmp_path: Path) -> None:
+    command = [
+        "mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", *program("train", "--device", "cpu", "--model"),
+        "mlp", "--workers", "4", "--batch", "32", "--set", "data.holdout=0.98", "--steps", "2", "--out", "run",
+        "--json", "--no-report",
+    ]  # fmt: skip
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["ranks"] == 2
 
 
 def require_fields(value: Any, fields: dict[str, Any], where: str) -> None:

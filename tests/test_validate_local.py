@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from bigstep.errors import DataError
+from bigstep.lab.cases import case, networks
 from bigstep.lab.crossover import find_crossovers
-from bigstep.lab.grid import case, networks
-from bigstep.lab.host import Host
 from bigstep.lab.hosts import burst_bytes, why_no_lab
 from bigstep.lab.machine import PAYLOAD, UNLIMITED, as_cluster, describe_run, own_times, with_constants
+from bigstep.lab.measure_on_host import Host
 from bigstep.lab.validate import validate_local
 from bigstep.plan.local import compare_runs, crossing_rate, predict_run
 

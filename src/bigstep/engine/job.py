@@ -51,7 +51,7 @@ class Job:
     @classmethod
     def read(cls, path: Path) -> Job:
         """Read what `write` wrote."""
-        plain = json.loads(path.read_bytes())
+        plain: dict[str, Any] = json.loads(path.read_bytes())
         config = config_from_mapping(plain.pop("config"))
-        lists = {name: tuple(plain.pop(name)) for name in ("trackers", "elsewhere")}
-        return cls(config=config, folder=Path(plain.pop("folder")), **lists, **plain)
+        plain |= {name: tuple(plain[name]) for name in ("trackers", "elsewhere")}
+        return cls(config=config, folder=Path(plain.pop("folder")), **plain)

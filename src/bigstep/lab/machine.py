@@ -10,8 +10,8 @@ import os
 import statistics
 from typing import Any
 
-from bigstep.lab import host as lab_host
-from bigstep.lab.grid import Network
+from bigstep.lab import measure_on_host
+from bigstep.lab.cases import Network
 from bigstep.lab.hosts import Lab, bits_per_second, burst_bytes
 from bigstep.lab.probe_links import fit_cost, without_codec
 from bigstep.plan.cluster import Cluster
@@ -69,7 +69,7 @@ def measure_world(networks: list[Network], quick: bool) -> tuple[dict[str, Any],
             for net, cases in turns
         ]
         probes.append({"kind": "turns", "groups": groups, "count": 1 if quick else TURNS})
-        answers = lab.run(lab_host.__file__, json.dumps(probes), timeout=1800)
+        answers = lab.run(measure_on_host.__file__, json.dumps(probes), timeout=1800)
     codecs, points, *workloads, steps = answers[0]
     points["gather"] = without_codec(points["gather"], codecs["onebit"])
     machine: dict[str, Any] = {

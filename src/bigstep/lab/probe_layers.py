@@ -127,7 +127,7 @@ def _time(module: nn.Module, inputs: tuple[Tensor, ...], repeats: int, device: t
         output = _first(module(*given))
         middle = _now(device)
         if output.requires_grad:
-            output.backward(torch.ones_like(output))
+            output.backward(torch.ones_like(output))  # type: ignore[no-untyped-call]  # torch's, without annotations
         if repeat:  # the first one warms up
             forwards.append(middle - start)
             backwards.append(_now(device) - middle)

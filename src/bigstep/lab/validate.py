@@ -1,7 +1,7 @@
 """`bigstep plan --validate-local`: real training steps on shaped links beside the planner's predictions.
 
 First the machine is measured in the laboratory on links that do not limit it (`bigstep.lab.machine`). Then
-every run of the grid (`bigstep.lab.grid`) is measured, and predicted from those constants and the rate of its
+every case (`bigstep.lab.cases`) is measured, and predicted from those constants and the rate of its
 links.
 """
 
@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from bigstep.errors import RunError
+from bigstep.lab.cases import networks
 from bigstep.lab.crossover import find_crossovers
-from bigstep.lab.grid import networks
 from bigstep.lab.machine import as_cluster, layout, measure_world, own_times, with_constants
 from bigstep.plan.local import compare_runs
 from bigstep.records import describe_machine, write_atomically
