@@ -63,8 +63,12 @@ class Train:
     listen: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Downpour: where `bigstep join` on other machines finds it.")
     ] = None
-    replicas_elsewhere: Annotated[int, typer.Option(min=0, help="Replicas that are to join before it begins.")] = 0
-    shards_elsewhere: Annotated[int, typer.Option(min=0, help="Shards that are to join before it begins.")] = 0
+    replicas_elsewhere: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Replicas that are to join before it begins.")
+    ] = 0
+    shards_elsewhere: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Shards that are to join before it begins.")
+    ] = 0
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard events too.")] = False
     wandb: Annotated[bool, typer.Option("--wandb", help="Tell Weights & Biases of every row too.")] = False
     mlflow: Annotated[bool, typer.Option("--mlflow", help="Tell MLflow of every row too.")] = False
