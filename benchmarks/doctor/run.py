@@ -25,7 +25,7 @@ def judge(script: str, right: bool, facts: Path | None, again: bool) -> Examinat
     kept = facts / f"{script}{'_right' if right else ''}" if facts else None
     if again and kept and kept.exists():
         case = load_case(kept)
-        return diagnose(case, " ".join(arguments), runs=(case.one, case.many, case.short))
+        return diagnose(case, " ".join(arguments), runs=[world for world in (case.one, case.many) if world])
     return examine(arguments, keep=kept)
 
 

@@ -17,7 +17,7 @@ right = "--right" in sys.argv
 rank, world = join()
 torch.manual_seed(0)
 generator = torch.Generator().manual_seed(0 if right else rank)
-train, validation = random_split(Points(), [192, 64], generator=generator)
+train, validation = random_split(Points(), [108, 36], generator=generator)
 sampler = DistributedSampler(train)
 loader = DataLoader(train, batch_size=8, sampler=sampler)
 judge = DataLoader(validation, batch_size=16)

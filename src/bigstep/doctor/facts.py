@@ -22,9 +22,9 @@ class Event:
 
     def to_json(self) -> str:
         """Return the event as one line of JSON; fields that hold their default are left out."""
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        defaults = {f.name: f.default for f in dataclasses.fields(self)}
-        return json.dumps({"kind": self.kind} | {k: v for k, v in values.items() if v != defaults[k]})
+        defaults = _DEFAULTS[self.kind]
+        told = {name: value for name, value in self.__dict__.items() if value != defaults[name]}
+        return json.dumps({"kind": self.kind} | told)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +68,8 @@ class Wrap(Event):
     kind = "wrap"
     wrapper: str
     parameters: int
+    own: bool = True
+    """By the user's code, and not by a framework on its own account."""
     find_unused: bool = False
     broadcast_buffers: bool = True
     batch_norms: int = 0
@@ -341,3 +343,4 @@ class End(Event):
 
 
 KINDS: dict[str, type[Event]] = {kind.kind: kind for kind in Event.__subclasses__()}
+_DEFAULTS = {name: {f.name: f.default for f in dataclasses.fields(kind)} for name, kind in KINDS.items()}

@@ -64,7 +64,7 @@ def run_world(command: Sequence[str], settings: Settings, folder: Path, limits: 
     elif ended == "ended":
         reasons = {e.reason for process in world.ranks for e in process.all(End)}
         ended = "stopped" if "stopped" in reasons else "finished"
-    return World(world.ranks, world.helpers, ended, message, world.output, world.seconds)
+    return dataclasses.replace(world, ended=ended, message=message, started=count)
 
 
 def _start(

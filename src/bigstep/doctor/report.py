@@ -17,7 +17,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 def verdict(result: Examination) -> str:
     """Say in one sentence what came out."""
-    faults, advice = len(result.faults), len(result.findings) - len(result.faults)
+    faults, advice = len(result.faults), len(result.advice)
     if faults:
         return f"{_count(faults, 'fault')} found{f', and {advice} to know' if advice else ''}."
     looked = f"{_count(len(result.checked), 'cause')} looked for in vain, {len(result.unseen)} could not be looked for."
@@ -37,15 +37,18 @@ def print_report(result: Examination) -> None:
     from rich.text import Text
 
     console = Console(highlight=False)
-    for number, finding in enumerate(result.findings, 1):
-        style = "bold red" if finding.level == "fault" else "bold yellow"
-        console.print(Text.assemble((f"{number}. {finding.title}", style), (f"  {finding.line}", "cyan")))
-        grid = Table.grid(padding=(0, 1, 0, 0))
-        grid.add_column(width=8, justify="right")
-        grid.add_column()
-        for name, text in (("seen", finding.evidence), ("cost", finding.cost), ("change", finding.remedy)):
-            grid.add_row(Text(name, style="dim"), Text(text))
-        console.print(grid)
+    for title, findings in (("", result.faults), ("To know, and perhaps to be chosen so:", result.advice)):
+        if title and findings:
+            console.print(Text(title, style="dim"))
+        for number, finding in enumerate(findings, 1):
+            style = "bold red" if finding.level == "fault" else "bold"
+            console.print(Text.assemble((f"{number}. {finding.title}", style), (f"  {finding.line}", "cyan")))
+            grid = Table.grid(padding=(0, 1, 0, 0))
+            grid.add_column(width=8, justify="right")
+            grid.add_column()
+            for name, text in (("seen", finding.evidence), ("cost", finding.cost), ("change", finding.remedy)):
+                grid.add_row(Text(name, style="dim"), Text(text))
+            console.print(grid)
     console.print(Text(verdict(result), style="bold" if result.faults or result.trouble else "bold green"))
     for line in (*result.speeds(), *result.notes):
         console.print(Text(line))

@@ -45,6 +45,8 @@ class World:
     message: str = ""
     output: str = ""
     seconds: float = 0.0
+    started: int = 1
+    """Processes that the examination started."""
 
     @property
     def size(self) -> int:
@@ -103,7 +105,7 @@ def _gather(processes: Sequence[Process], **about: Any) -> World:
 
 def write_world(world: World, path: Path) -> None:
     """Write a run as one file of JSON lines: a line about the run, then every process with its events."""
-    about = {"ended": world.ended, "message": world.message, "seconds": round(world.seconds, 2)}
+    about = {"ended": world.ended, "message": world.message, "started": world.started}
     lines = [json.dumps({"kind": "run", **about})]
     for process in world.everything:
         lines.append(json.dumps({"kind": "process", "rank": process.rank, "world": process.world}))

@@ -101,7 +101,8 @@ def needless_search(case: Case) -> Iterator[Finding]:
             cost="the graph is walked through in every step, before the first bucket can be sent",
             remedy="DistributedDataParallel(model) without find_unused_parameters (Lightning: strategy='ddp'; Trainer: "
             "ddp_find_unused_parameters=False)",
-            likelihood=0.86,
+            likelihood=0.86 if wrap.own else 0.35,
+            level="fault" if wrap.own else "advice",
             line=wrap.line,
         )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import distributed as dist
 
 from bigstep.doctor.facts import Collective, Group, Spawn
 from bigstep.doctor.observe import models, updates
+from bigstep.doctor.observe.clock import now
 from bigstep.doctor.observe.recorder import Recorder, replace
 
 __all__ = ["install"]
@@ -71,12 +71,12 @@ def _observed(recorder: Recorder, original: Callable[..., Any]) -> Callable[...,
             if recorder.detailed:
                 recorder.write(fact)
         _inside.append(1)
-        began = time.perf_counter()
+        began = now()
         try:
             return original(*arguments, **named)
         finally:
             _inside.pop()
-            seconds = time.perf_counter() - began
+            seconds = now() - began
             recorder.tally.exchange_s += seconds
             if recorder.detailed:
                 recorder.write(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Ra
 from torch.utils.data import dataloader as loading
 
 from bigstep.doctor.facts import Batch, Loader, Pass
+from bigstep.doctor.observe.clock import now
 from bigstep.doctor.observe.digest import biggest, rows
 from bigstep.doctor.observe.recorder import Recorder, replace
 
@@ -47,9 +47,9 @@ def _observed_iter(recorder: Recorder, original: Callable[..., Any]) -> Callable
             number = _numbers[self] = len(_numbers)
             loaders[number] = self
             recorder.write(_describe(self, number, line))
-        began = time.perf_counter()
+        began = now()
         iterator = original(self)
-        recorder.tally.input_s += time.perf_counter() - began
+        recorder.tally.input_s += now() - began
         count = _passes[number] = _passes.get(number, -1) + 1
         epoch = next((int(s.epoch) for s in _samplers(self) if hasattr(s, "epoch")), -1)
         recorder.write(Pass(loader=number, number=count, sampler_epoch=epoch, line=line))
@@ -67,9 +67,9 @@ def _observed_next(recorder: Recorder, original: Callable[..., Any]) -> Callable
             recorder.stop()
         if 0 < recorder.settings.short <= getattr(self, "_doctor_given", 0):
             raise StopIteration
-        began = time.perf_counter()
+        began = now()
         data = original(self)
-        wait_s = time.perf_counter() - began
+        wait_s = now() - began
         recorder.tally.input_s += wait_s
         number, count = getattr(self, "_doctor_pass", (-1, 0))
         waiting = getattr(self, "_doctor_indices", None)

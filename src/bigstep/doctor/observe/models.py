@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from bigstep.doctor.facts import Forward, Loss, Weights, Wrap
 from bigstep.doctor.observe import data
+from bigstep.doctor.observe.clock import now
 from bigstep.doctor.observe.digest import biggest, digest, rows, text_digest
 from bigstep.doctor.observe.recorder import Recorder, replace
 
@@ -55,12 +55,12 @@ def _observed_call(recorder: Recorder, original: Callable[..., Any]) -> Callable
         look = recorder.detailed or (not training and _is_new_evaluation())
         before = _look(recorder, self, arguments, named, training) if look else None
         _inside.depth = 1
-        began = time.perf_counter()
+        began = now()
         try:
             return original(self, *arguments, **named)
         finally:
             _inside.depth = 0
-            recorder.tally.forward_s += time.perf_counter() - began
+            recorder.tally.forward_s += now() - began
             if training and torch.is_autocast_enabled("cpu"):
                 recorder.tally.autocast = str(torch.get_autocast_dtype("cpu")).removeprefix("torch.")
             if training and torch.cuda.is_available() and torch.is_autocast_enabled("cuda"):
@@ -131,7 +131,7 @@ def _route(module: nn.Module) -> str:
 
 def _observed_wrap(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
     def __init__(self: nn.Module, module: nn.Module, *arguments: Any, **named: Any) -> None:  # noqa: N807
-        line = recorder.line()
+        line, own = recorder.line(), recorder.called_by_own()
         original(self, module, *arguments, **named)
         wrapped[id(module)] = weakref.ref(self)
         norms = sum(isinstance(each, nn.modules.batchnorm._BatchNorm) for each in module.modules())
@@ -139,6 +139,7 @@ def _observed_wrap(recorder: Recorder, original: Callable[..., Any]) -> Callable
         recorder.write(
             Wrap(
                 wrapper=type(self).__name__,
+                own=own,
                 parameters=sum(1 for p in module.parameters() if p.requires_grad),
                 find_unused=bool(getattr(self, "find_unused_parameters", False)),
                 broadcast_buffers=bool(getattr(self, "broadcast_buffers", True)),

@@ -13,6 +13,7 @@ from types import CodeType
 from typing import Any
 
 from bigstep.doctor.facts import End, Event, Start
+from bigstep.doctor.observe.clock import now
 from bigstep.doctor.settings import Settings
 
 __all__ = ["Examined", "Recorder", "Tally", "replace"]
@@ -41,7 +42,7 @@ class Tally:
     sync_line: str = ""
     clipped: bool = False
     autocast: str = ""
-    began: float = field(default_factory=time.perf_counter)
+    began: float = field(default_factory=now)
 
 
 class Recorder:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from bigstep.doctor.observe.clock import now
 from bigstep.doctor.observe.recorder import Recorder, replace
 
 __all__ = ["install"]
@@ -24,10 +24,10 @@ def _observed(recorder: Recorder, original: Callable[..., Any]) -> Callable[...,
     def fetch(self: torch.Tensor, *arguments: Any, **named: Any) -> Any:
         if recorder.looking or not recorder.owns(sys._getframe(1).f_code):
             return original(self, *arguments, **named)
-        began = time.perf_counter()
+        began = now()
         value = original(self, *arguments, **named)
         tally = recorder.tally
-        tally.sync_s += time.perf_counter() - began
+        tally.sync_s += now() - began
         tally.syncs += 1
         if not tally.sync_line:
             tally.sync_line = recorder.line()

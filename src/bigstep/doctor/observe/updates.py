@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +13,7 @@ from torch.optim import optimizer as optim
 
 from bigstep.doctor.facts import Backward, Clip, Schedule, Update
 from bigstep.doctor.observe import models
+from bigstep.doctor.observe.clock import now
 from bigstep.doctor.observe.digest import digest, functional, is_plain, norms
 from bigstep.doctor.observe.recorder import Recorder, replace
 
@@ -57,11 +57,11 @@ def _observed_backward(recorder: Recorder, original: Callable[..., Any]) -> Call
                 scale = next((s.get_scale() for reference in scalers if (s := reference()) is not None), 1.0)
                 value, factor = float(root.detach()) / scale, _factor(root) / scale
                 recorder.write(Backward(value=value, factor=factor, synchronised=synchronised, line=recorder.line()))
-        began = time.perf_counter()
+        began = now()
         try:
             return original(tensors, *arguments, **named)
         finally:
-            recorder.tally.backward_s += time.perf_counter() - began
+            recorder.tally.backward_s += now() - began
             recorder.tally.micro_steps += 1
 
     return backward
@@ -197,16 +197,16 @@ def _look(recorder: Recorder, optimizer: Optimizer) -> None:
                 "sharded": any(p.grad is not None and not is_plain(p.grad) for p in parameters),
                 "half": any(p.dtype is torch.float16 for p in parameters),
             }
-    seen["began"] = time.perf_counter()
+    seen["began"] = now()
     _began[id(optimizer)] = seen
 
 
 def _after_step(recorder: Recorder, optimizer: Optimizer) -> None:
-    now = time.perf_counter()
+    ended = now()
     seen = _began.pop(id(optimizer), None)
     if seen is None:
         return
-    step_s = now - seen.pop("began")
+    step_s = ended - seen.pop("began")
     tally = recorder.tally
     if recorder.detailed:
         with recorder.quietly(), torch.no_grad():
@@ -226,13 +226,13 @@ def _after_step(recorder: Recorder, optimizer: Optimizer) -> None:
             backward_s=tally.backward_s,
             exchange_s=tally.exchange_s,
             step_s=step_s,
-            total_s=now - tally.began,
+            total_s=ended - tally.began,
             syncs=tally.syncs,
             sync_line=tally.sync_line,
             sync_s=tally.sync_s,
             autocast=tally.autocast,
             scaled=bool(_scaling),
-            line=recorder.line(),
+            line=recorder.line() if recorder.detailed or recorder.updates < 10 else "",
             **seen,
         )
     )

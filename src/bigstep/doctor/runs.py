@@ -1,0 +1,149 @@
+"""The runs of an examination: which ones a program needs, each in a scratch copy of the working directory."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bigstep.doctor.facts import Pass, Save, Schedule, Spawn, Update
+from bigstep.doctor.finding import Case
+from bigstep.doctor.launch import Limits, run_world
+from bigstep.doctor.scratch import copy_tree
+from bigstep.doctor.settings import Settings
+from bigstep.doctor.world import World
+from bigstep.errors import ConfigError
+
+__all__ = ["Patient", "observe"]
+
+SHORT_BATCHES = 3
+"""Batches of a pass in the run that looks at what happens between passes."""
+SHORT_UPDATES = 300
+ATTEMPTS = 3
+"""A free port may be taken before the ranks get to it."""
+
+
+@dataclass(kw_only=True)
+class Patient:
+    """A program that is to be run several times."""
+
+    command: Sequence[str]
+    ranks: int
+    steps: int
+    only_time: bool
+    gpus: bool
+    limits: Limits
+    place: Path
+    """The folder that takes the scratch copies and the facts."""
+    watch: Callable[[str], None]
+    script: Path | None = None
+    """None where a module is run."""
+    starts_itself: bool = False
+    began: float = field(default_factory=time.time)
+
+    def run(
+        self, name: str, ranks: int, *, updates: int, short: int = 0, again_in: str = "", limits: Limits | None = None
+    ) -> World:
+        """Run the program once and return what its processes did.
+
+        Args:
+            name: What the run is called; it has a scratch copy of this name.
+            ranks: How many.
+            updates: After how many it is stopped.
+            short: Batches after which a pass is cut off; 0 for whole passes.
+            again_in: The run whose scratch copy is used once more, with all that was written there.
+            limits: Seconds, if not the usual ones.
+        """
+        self.watch(name)
+        root = self.place / (again_in or name)
+        if not again_in:
+            copy_tree(Path.cwd(), root)
+        for attempt in range(ATTEMPTS):
+            facts = self.place / f"{name}-facts-{attempt}"
+            facts.mkdir()
+            settings = Settings(
+                facts=str(facts),
+                root=str(root),
+                original=os.getcwd(),
+                own=str(self.script.parent.resolve()) if self.script else str(root),
+                steps=updates,
+                ranks=ranks,
+                starts_itself=self.starts_itself,
+                only_time=self.only_time,
+                began=self.began,
+                short=short,
+            )
+            world = run_world(self.command, settings, root, limits or self.limits, gpus=self.gpus)
+            if "EADDRINUSE" not in world.message:
+                break
+        return world
+
+
+def observe(
+    command: Sequence[str],
+    *,
+    ranks: int,
+    steps: int,
+    only: str,
+    device: str,
+    limits: Limits,
+    watch: Callable[[str], None],
+) -> tuple[Case, list[World]]:
+    """Run a program on one rank, on several, and where it shows more also with short passes and from its checkpoint."""
+    script = _script_of(command)
+    if script is not None and script.resolve().is_relative_to(Path.cwd()):
+        command = [str(script.resolve().relative_to(Path.cwd())), *command[1:]]  # of the copy, and not of the original
+    with tempfile.TemporaryDirectory(prefix="bigstep-doctor-") as folder:
+        patient = Patient(
+            command=command,
+            ranks=ranks,
+            steps=steps,
+            only_time=only == "time",
+            gpus=device != "cpu" and len(list(Path("/dev").glob("nvidia[0-9]*"))) >= ranks,
+            limits=limits,
+            place=Path(folder).resolve(),
+            watch=watch,
+            script=script,
+        )
+        one = patient.run("one rank", 1, updates=steps)
+        if one.size > 1:  # it starts its ranks itself, and cannot be held to one
+            return Case(many=one), [one]
+        patient.starts_itself = any(process.all(Spawn) for process in one.everything)
+        if one.ended == "hung" and not one.all(Update):
+            return Case(one=one), [one]
+        name = f"{ranks} ranks"
+        many = patient.run(name, ranks, updates=steps)
+        short = resumed = None
+        if only != "time" and not _saw_passes(many) and many.ended in ("stopped", "hung"):
+            most = Limits(total_s=min(limits.total_s, 15 + 1.5 * many.seconds), stall_s=limits.stall_s)
+            title = f"{name}, short passes"
+            short = patient.run(title, ranks, updates=SHORT_UPDATES, short=SHORT_BATCHES, limits=most)
+        if only in ("", "checkpoint") and _can_resume(many, script):
+            resumed = patient.run(f"{name}, resumed", ranks, updates=2, again_in=name)
+    case = Case(one=one, many=many, short=short if short and short.size else None, resumed=resumed)
+    return case, [one, many]
+
+
+def _script_of(command: Sequence[str]) -> Path | None:
+    if not command:
+        raise ConfigError("No script was given; write bigstep doctor train.py, or bigstep doctor -m package.module.")
+    if command[0] == "-m":
+        return None
+    script = Path(command[0])
+    if not script.is_file():
+        raise ConfigError(f"The script {command[0]} is not there; give the path of a Python file, or -m and a module.")
+    return script
+
+
+def _saw_passes(world: World) -> bool:
+    """Whether a loader was seen in a second pass, and no schedule asks how many passes there will be."""
+    return any(event.number >= 1 for event in world.all(Pass)) and not any(e.horizon for e in world.all(Schedule))
+
+
+def _can_resume(many: World, script: Path | None) -> bool:
+    """Whether the program has saved something, and reads such files when it starts."""
+    saved = any(save.updates and "weights" in save.holds for save in many.all(Save))
+    return saved and script is not None and "load_state_dict" in script.read_text(errors="replace")
