@@ -185,6 +185,13 @@ def test_files_and_folders_are_found_by_path(tmp_path: Path) -> None:
     assert (len(pair.train.tokens), len(pair.test.tokens)) == (600, 120)
 
 
+def test_a_binary_file_keeps_every_byte(tmp_path: Path) -> None:
+    (tmp_path / "program").write_bytes(bytes(range(256)) * 20)
+    kind, path = name_of_set(str(tmp_path / "program"))
+    pair = open_data(kind, path)
+    assert bytes(pair.train.tokens) + bytes(pair.test.tokens) == bytes(range(256)) * 20
+
+
 def test_whole_documents_are_held_out_where_there_are_ten(tmp_path: Path) -> None:
     documents = [b"%02d " % number * 100 for number in range(25)]
     (tmp_path / "books.txt").write_bytes(b"\x1e".join(documents))
@@ -224,6 +231,11 @@ def test_what_is_no_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "torn.txt.gz").write_bytes(b"no gzip")
     for name in ("torn.txt.xz", "torn.txt.gz"):
         with pytest.raises(DataError, match=f"{name} cannot be read: its compressed data is damaged"):
+            open_data("text", str(tmp_path / name))
+    (tmp_path / "bomb.txt.gz").write_bytes(gzip.compress(bytes(2**27)))
+    (tmp_path / "bomb.txt.xz").write_bytes(lzma.compress(bytes(2**27)))
+    for name in ("bomb.txt.gz", "bomb.txt.xz"):
+        with pytest.raises(DataError, match=f"{name} is more text than is read into memory"):
             open_data("text", str(tmp_path / name))
     (tmp_path / "none").mkdir()
     with pytest.raises(DataError, match="holds no text files"):

@@ -11,7 +11,7 @@ from bigstep.data.sources.base import PADDING, Source
 
 __all__ = ["ngram_bits"]
 
-_MOST_TOKENS = 2**24  # of a text that are counted: 128 MB of numbers
+_MOST_TOKENS = 2**22  # of a text that are counted, so that it takes seconds
 _BATCH = 1024  # windows that are read at once
 
 Numbers = NDArray[np.int64]

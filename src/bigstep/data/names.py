@@ -89,4 +89,7 @@ def _kind(path: Path, current: str) -> str:
 
 
 def _has_text(folder: Path) -> bool:
-    return folder.is_dir() and any(file.name.lower().endswith(TEXT_SUFFIXES) for file in folder.iterdir())
+    try:
+        return any(file.name.lower().endswith(TEXT_SUFFIXES) for file in folder.iterdir())
+    except OSError:  # no folder, or none that may be read: whoever opens it says so
+        return False

@@ -27,7 +27,9 @@ SHAKESPEARE = Path(__file__).with_name("embedded") / "shakespeare.txt.xz"
 SHAKESPEARE_SHA256 = "21b40ccf4999c004256d116655824719001352dbc22636354d9cd0c645d03a4a"
 _HELD_OUT = 10  # one part in this many is the test set
 _SEPARATOR = b"\x1e"  # between documents
-_MAX_BYTES = 2**32  # of text that is read into memory; more has to be packed
+_MAX_BYTES = 2**32  # of text that is read into memory
+_MAX_RATIO = 200  # text packs to a quarter; a file that packs tighter than this takes memory far beyond its size
+_ALWAYS_READ = 2**26  # but a small one is read however tightly it is packed
 _MAX_FILES = 100_000
 _CHUNK_BYTES = 2**20
 
@@ -121,7 +123,8 @@ def read_documents(path: Path) -> list[bytes]:
     for file in files:
         text = _read(file, room)
         room -= len(text)
-        documents += [part for part in text.split(_SEPARATOR) if part]
+        is_binary = b"\0" in text  # where the separator is a byte like any other
+        documents += [text] if is_binary and text else [part for part in text.split(_SEPARATOR) if part]
     if not documents:
         raise DataError(f"{path} is empty; a text has at least a sequence of characters.")
     return documents
@@ -143,12 +146,17 @@ def _read(path: Path, room: int) -> bytes:
     """Read a file that may be compressed, as far as there is room for it."""
     pieces: list[bytes] = []
     try:
+        if path.suffix in (".gz", ".xz"):
+            room = min(room, max(path.stat().st_size * _MAX_RATIO, _ALWAYS_READ))
         with _opened(path) as file:
             while piece := file.read(_CHUNK_BYTES):
                 pieces.append(piece)
                 room -= len(piece)
                 if room < 0:
-                    raise DataError(f"{path} makes more than {_MAX_BYTES:,} bytes of text; pack it as tokens first.")
+                    raise DataError(
+                        f"{path} is more text than is read into memory, or packed tighter than text can be; unpack it, "
+                        "or give it in parts."
+                    )
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         reason = getattr(error, "strerror", None) or "its compressed data is damaged"
         raise DataError(f"{path} cannot be read: {reason}.") from None

@@ -23,7 +23,7 @@ __all__ = ["Packed", "read_tokens", "write_tokens"]
 
 _MAGIC = "bigstep tokens 1"
 _BLOCK = 4096
-_MAX_HEADER = 2**26  # a vocabulary of a million words
+_MAX_HEADER = 2**24  # a vocabulary of a million words
 _TYPES = ("uint8", "uint16", "uint32")
 
 

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,11 +97,15 @@ class Chars(Vocabulary):
 
     def encode(self, text: bytes, where: str) -> Tokens:
         """Return the place of each character."""
-        points = _code_points(text, where)
-        places = np.searchsorted(self._points, points).clip(max=self.size - 1)
-        if (strange := points[self._points[places] != points]).size:
-            raise DataError(f"{where} holds {chr(strange[0])!r}, a character that the vocabulary of this run lacks.")
-        return places.astype(self.dtype)
+        points = np.frombuffer(_text(text, where).encode("utf-32-le"), dtype="<u4")
+        last = int(self._points[-1]) + 1  # stands for all that lie behind the last character
+        places: Tokens = np.full(last + 1, self.size, dtype=np.min_scalar_type(self.size))
+        places[self._points] = np.arange(self.size)
+        tokens: Tokens = places[np.minimum(points, last)]
+        if tokens.size and tokens.max() == self.size:
+            strange = chr(points[tokens.argmax()])
+            raise DataError(f"{where} holds {strange!r}, a character that the vocabulary of this run lacks.")
+        return cast(Tokens, tokens.astype(self.dtype))
 
     def decode(self, tokens: Sequence[int]) -> bytes:
         """Join the characters."""
@@ -231,7 +235,7 @@ def restore_vocabulary(name: str, size: int, built: list[Any] | None, where: str
     if built is None:
         return Numbers(name, size)
     kind = name.partition(":")[0]
-    if kind == Chars.name and all(type(point) is int and 0 <= point <= sys.maxunicode for point in built):
+    if kind == Chars.name and built and all(type(point) is int and 0 <= point <= sys.maxunicode for point in built):
         return Chars(sorted(set(built)))
     if kind == "words" and all(type(word) is str and word and max(word) < "\u0100" for word in built):
         return Words([word.encode("latin-1") for word in built])
@@ -258,7 +262,7 @@ def make_bytes(rest: str, train: bytes, test: bytes = b"") -> Vocabulary:
 
 def make_chars(rest: str, train: bytes, test: bytes = b"") -> Vocabulary:
     """Collect the characters of a text."""
-    return Chars(np.unique(_code_points(train + test, "The text")).tolist())
+    return Chars(sorted(map(ord, set(_text(train, "The text")) | set(_text(test, "The text")))))
 
 
 def make_words(rest: str, train: bytes, test: bytes = b"") -> Vocabulary:
@@ -311,7 +315,3 @@ def _text(text: bytes, where: str) -> str:
 def _refuse_binary(text: bytes, where: str) -> None:
     if b"\0" in text:
         raise DataError(f"{where} is no text (it holds bytes of value 0); set data.vocabulary=bytes.")
-
-
-def _code_points(text: bytes, where: str) -> NDArray[np.uint32]:
-    return np.frombuffer(_text(text, where).encode("utf-32-le"), dtype="<u4")
