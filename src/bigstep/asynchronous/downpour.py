@@ -186,6 +186,8 @@ class _Coordinator:
 
     def stop(self) -> StoppedError:
         """Let the shards write what they have, as whole updates, and say how far the run came."""
+        if not self.store.check(["begin"]):  # a run that goes on has its checkpoints, and a new one nothing to keep
+            return StoppedError(self.request.number, self.ledger.updates)
         try:
             updates, saved = min(final["updates"] for final in self._stop_shards(_SAVE_S)), True
         except RunError:
@@ -300,6 +302,8 @@ class _Coordinator:
         In this thread: the kernel ends a process that is to die with its parent when the thread that started it ends.
         """
         while not exchange.done():
+            if self.request.number:
+                raise _StopAskedError
             self._watch_shards()
             time.sleep(LOOK_S / 10)
         return exchange.result()
