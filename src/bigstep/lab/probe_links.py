@@ -17,12 +17,13 @@ import torch.multiprocessing as mp
 
 from bigstep.exchange import World, sum_over_ranks
 from bigstep.exchange.bucket import Bucket
-from bigstep.exchange.codecs import Blocks
+from bigstep.exchange.codecs import BlockCodec, Sum, SummableCodec
+from bigstep.exchange.codecs.layout import lay_out
 from bigstep.exchange.codecs.onebit import OneBit
 from bigstep.exchange.collectives import Gather
 from bigstep.exchange.gathered import Gathered
 from bigstep.tables import load
-from bigstep.tables.codecs import CODECS, encoded_bytes
+from bigstep.tables.codecs import CODECS, BlockCode, encoded_bytes, fill_settings
 from bigstep.tables.collectives import RUNNABLE, collective_traffic
 
 __all__ = ["fit_cost", "measure_codecs", "measure_collectives", "time_collectives", "without_codec"]
@@ -130,31 +131,46 @@ def without_codec(points: Sequence[tuple[int, float]], speed: Mapping[str, float
 
 
 def measure_codecs(values: int = 4_194_304, repeats: int = 5) -> dict[str, Mapping[str, float]]:
-    """Speed of half precision and 1-bit on one rank, in bytes of float32."""
-    codec = OneBit()
-    flat, residual = torch.randn(values), torch.zeros(values)
-    length = 4096
-    count = values // length
-    starts = torch.arange(count) * length
-    stride = 8 + length // 8
-    blocks = Blocks(
-        starts, torch.full((count,), length), torch.arange(count) * stride // 4, torch.arange(count) * stride + 8
-    )
-    message = torch.zeros(count * stride, dtype=torch.uint8)
-    half, brain = flat.half(), flat.bfloat16()
-    seconds = {
-        "fp16": (_alone(lambda: flat.half(), repeats), _alone(lambda: flat.copy_(half), repeats)),
-        "bf16": (_alone(lambda: flat.bfloat16(), repeats), _alone(lambda: flat.copy_(brain), repeats)),
-        "onebit": (
-            _alone(lambda: codec.encode(flat, residual, blocks, message), repeats),
-            # the owner unpacks and adds all ranks' codes of its slice, and everybody unpacks the result
-            2 * _alone(lambda: codec.decode(message, blocks, flat), repeats),
-        ),
-    }
+    """Speed of every codec that has no rounds of its own, on one rank, in bytes of float32."""
+    seconds = {}
+    for name, entry in CODECS.items():
+        if name == "none" or entry.own_rounds:
+            continue
+        shape, codec = (values // 4096, 4096), load(entry.home)()
+        if entry.blocks is None:
+            seconds[name] = _time_summable(codec, torch.randn(shape).view(-1), entry.agree_from == 1, repeats)
+        else:
+            seconds[name] = _time_blocks(codec, entry.blocks, torch.randn(shape), repeats)
     return {
         name: {"encode_gbyte_s": 4e-9 * values / max(e, 1e-9), "decode_gbyte_s": 4e-9 * values / max(d, 1e-9)}
         for name, (e, d) in seconds.items()
     }
+
+
+def _time_summable(codec: SummableCodec, flat: torch.Tensor, agrees: bool, repeats: int) -> tuple[float, float]:
+    """Seconds to encode and to decode, beyond the division that float32 needs too."""
+    sizes, rule = [flat.numel()], Sum(2, divide_by=2)
+    agreed = codec.measure(flat, sizes) if agrees else None
+    wire = codec.encode(flat.clone(), sizes, agreed, rule)
+
+    def encode() -> None:
+        if agrees:
+            codec.encode(flat, sizes, codec.measure(flat, sizes), rule)
+        else:
+            flat.to(wire.dtype)
+
+    return _alone(encode, repeats), _alone(lambda: codec.decode(wire, flat, sizes, agreed, rule), repeats)
+
+
+def _time_blocks(codec: BlockCodec, code: BlockCode, values: torch.Tensor, repeats: int) -> tuple[float, float]:
+    blocks, nbytes = lay_out(code, code.cut(values.shape).lengths, fill_settings({}), values.device)
+    flat, kept = values.view(-1), torch.zeros(values.numel())
+    message = torch.zeros(nbytes, dtype=torch.uint8)
+    return (
+        _alone(lambda: codec.encode(flat, kept, blocks, message), repeats),
+        # the owner unpacks and adds all ranks' codes of its slice, and everybody unpacks the result
+        2 * _alone(lambda: codec.decode(message, blocks, flat), repeats),
+    )
 
 
 def _alone(function: Callable[[], object], repeats: int) -> float:

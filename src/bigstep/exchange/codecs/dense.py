@@ -20,8 +20,8 @@ class Whole:
         """Nothing can be set."""
 
     def measure(self, flat: Tensor, sizes: Sequence[int]) -> Tensor:
-        """Nothing to agree on."""
-        raise NotImplementedError
+        """The exponent of the largest value, for a type whose range must be shared out."""
+        return find_exponents([flat])
 
     def encode(self, flat: Tensor, sizes: Sequence[int], agreed: Tensor | None, rule: Sum) -> Tensor:
         """Divide in place."""
@@ -65,10 +65,6 @@ class Half(BrainHalf):
     """
 
     dtype = torch.float16
-
-    def measure(self, flat: Tensor, sizes: Sequence[int]) -> Tensor:
-        """The exponent of the largest value."""
-        return find_exponents([flat])
 
     def encode(self, flat: Tensor, sizes: Sequence[int], agreed: Tensor | None, rule: Sum) -> Tensor:
         """Scale in place, then round."""
