@@ -146,7 +146,7 @@ class Synchronous:
 
     def requests(self, steps: Iterable[Step]) -> Iterator[Request]:
         """Yield one request a forward."""
-        return self.forwards.requests(steps, self.measures)
+        return self.forwards.requests(steps, self._is_cut)
 
     def step(self, step: Step, batches: Batches) -> Outcome:
         """Take the gradient and update with it."""
@@ -163,7 +163,7 @@ class Synchronous:
     def accumulate(self, step: Step, batches: Batches) -> Gathered:
         """Leave the mean gradient of a step; all ranks call this, also those that have no samples in it."""
         measured = self.measures(step)
-        forwards = self.forwards.of(step, cut=measured and self.ranks.size == 1)
+        forwards = self.forwards.of(step, cut=self._is_cut(step))
         loss = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
         noise = not_seen(self.ranks.device) if measured else None
         data_s, seen, inputs = 0.0, 0, None
@@ -197,6 +197,10 @@ class Synchronous:
         if self.ranks.size == 1 and batch <= self.forwards.max_samples:
             every = max(every, _CUT_EVERY // batch)
         return step.position.step % every == 0
+
+    def _is_cut(self, step: Step) -> bool:
+        """Whether a rank that is alone runs two forwards at least, so that they can be compared."""
+        return self.ranks.size == 1 and self.measures(step)
 
     def finish(self) -> None:
         """Use the gradient that double buffering still has on its way."""
