@@ -89,6 +89,7 @@ def _start(best: dict[str, Any], facts: dict[str, Any], cluster: Cluster) -> dic
     }
 
 
+# long: one table, read top to bottom beside the page's JavaScript
 def page_facts(workload: Workload, cluster: Cluster, result: dict[str, Any]) -> dict[str, Any]:
     """Everything the model in the page needs, in SI units."""
     law = result.get("law")

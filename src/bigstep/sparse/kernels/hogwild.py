@@ -219,6 +219,7 @@ def _merge(weights: Any, local: Any, base: Any, begin: int, end: int) -> None:
         base[v] = new
 
 
+# long: a kernel, compiled whole: calls of its parts would cost more than they do
 @compiled
 def linear_worker(
     mode: int,

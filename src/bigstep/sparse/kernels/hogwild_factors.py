@@ -28,6 +28,7 @@ __all__ = ["AHEAD", "factor_worker"]
 AHEAD = 8  # ratings between prefetch and use: one takes about 20 ns
 
 
+# long: a kernel, compiled whole: calls of its parts would cost more than they do
 @compiled
 def factor_worker(
     mode: int,
