@@ -14,7 +14,7 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +79,7 @@ def rcv1_shaped(n: int, features: int = 47_236, seed: int = 0) -> Problem:
     return X[:n], y[:n], X[n:], y[n:]
 
 
-def contenders(loss: str, alpha: float, epochs: int, seed: int) -> dict[str, Callable[[], Any]]:
+def contenders(loss: str, alpha: float, epochs: int, modes: Sequence[str], seed: int) -> dict[str, Callable[[], Any]]:
     """Name -> a fresh estimator."""
     common = {"loss": loss, "alpha": alpha, "epochs": epochs, "random_state": seed}
     table: dict[str, Callable[[], Any]] = {
@@ -90,13 +90,21 @@ def contenders(loss: str, alpha: float, epochs: int, seed: int) -> dict[str, Cal
         "cached x1": lambda: HogwildClassifier(mode="cached", n_threads=1, **common),
     }
     if cores() > 1:
-        for mode in THREADED:
+        for mode in modes:
             table[f"{mode} x2"] = lambda mode=mode: HogwildClassifier(mode=mode, n_threads=2, **common)
     return table
 
 
 def measure(
-    name: str, problem: Problem, loss: str, alpha: float, epochs: int, repeats: int, least_s: float
+    name: str,
+    problem: Problem,
+    loss: str,
+    alpha: float,
+    *,
+    epochs: int,
+    repeats: int,
+    least_s: float,
+    modes: Sequence[str],
 ) -> dict[str, Any]:
     """Fit every contender `repeats` times, in turn; more often where all of it takes less than `least_s`."""
     X, y, X_test, y_test = problem
@@ -104,7 +112,7 @@ def measure(
     report: dict[str, Any] = {}
     started, seed = time.perf_counter(), -1
     while (seed := seed + 1) < repeats or (seed < MOST_REPEATS and time.perf_counter() - started < least_s):
-        for who, make in contenders(loss, alpha, epochs, seed).items():
+        for who, make in contenders(loss, alpha, epochs, modes, seed).items():
             model = make()
             began, burnt = time.perf_counter(), time.process_time()
             model.fit(X, y)
@@ -219,6 +227,7 @@ def main() -> None:
     parser.add_argument("--rcv1-examples", type=int, default=781_265, help="0 leaves the RCV1-shaped set out")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--modes", nargs="+", default=THREADED, choices=THREADED, help="what two threads are to do")
     parser.add_argument("--seconds", type=float, default=20.0, help="repeat fits of milliseconds for as long as this")
     parser.add_argument("--out", type=Path, required=True, help="folder for results.json and results.md")
     args = parser.parse_args()
@@ -232,10 +241,11 @@ def main() -> None:
         jobs += [("RCV1-shaped", problem, "hinge", 1e-5)]
     for mode in THREADED:  # compile before the clock starts
         HogwildClassifier(mode=mode).fit(np.eye(3, dtype=np.float32), [0, 1, 2])  # type: ignore[arg-type]
+    options = {"epochs": args.epochs, "repeats": args.repeats, "least_s": args.seconds, "modes": args.modes}
     document = {
         "machine": describe_machine(),
         "repeats": args.repeats,
-        "results": [measure(*job, args.epochs, args.repeats, args.seconds) for job in jobs],
+        "results": [measure(*job, **options) for job in jobs],
     }
     args.out.mkdir(parents=True, exist_ok=True)
     write_atomically(args.out / "results.json", (json.dumps(document, indent=1) + "\n").encode())
