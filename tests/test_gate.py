@@ -48,12 +48,12 @@ def stranger(where: Rendezvous) -> socket.socket:
 
 
 def closed(line: socket.socket) -> bool:
-    """Whether the other side ends the connection after its greeting, having said nothing more."""
-    with line:
-        try:
-            return receive(line, 40)[:8] == b"bigstep1" and line.recv(1) == b""
-        except ConnectionError:
-            return True
+    """Whether the other side ends the connection after its greeting, having said no more than that it refuses."""
+    said = b""
+    with line, contextlib.suppress(ConnectionError):
+        while part := line.recv(1000):
+            said += part
+    return said[:8] in (b"bigstep1", b"") and said[40:] in (b"", bytes(32))
 
 
 def test_a_stranger_reads_and_sets_nothing(store: tuple[HostedStore, Rendezvous]) -> None:
@@ -162,6 +162,32 @@ def test_a_thousand_connections_that_say_nothing_keep_nobody_out(store: tuple[Ho
 
 def _is_open(fd: str) -> bool:
     return os.path.lexists(f"/proc/self/fd/{fd}")
+
+
+def test_a_friend_who_is_crowded_out_comes_again(
+    store: tuple[HostedStore, Rendezvous], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one place for those who prove themselves, strangers take it again and again."""
+    monkeypatch.setattr("bigstep.asynchronous.gate._WAITING", 1)
+    _, where = store
+    over = threading.Event()
+
+    def crowd() -> None:
+        while not over.is_set():
+            with contextlib.suppress(OSError), stranger(where) as line:
+                line.recv(8)
+
+    crowds = [threading.Thread(target=crowd) for _ in range(2)]
+    for each in crowds:
+        each.start()
+    try:
+        for number in range(5):
+            with contextlib.closing(connect_store(where, 30)) as friend:
+                assert friend.add("came", 1) == number + 1
+    finally:
+        over.set()
+        for each in crowds:
+            each.join()
 
 
 def test_a_silent_connection_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:

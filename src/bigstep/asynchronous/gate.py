@@ -1,11 +1,11 @@
-"""Who may speak to a run: a secret, a port that lets in only those who know it, and the connect that opens it.
+"""Who may speak to a run: a secret, a port that lets in only those who know it, and how they connect to it.
 
 Everything that a run listens on stands behind a `Gate`. Before a stranger is told or asked anything, both sides prove
 that they know the run's secret, which itself never travels:
 
     server -> client   8 bytes of greeting, a random number s
     client -> server   a random number c, HMAC(secret, "client", s, c)
-    server -> client   HMAC(secret, "server", c, s)
+    server -> client   HMAC(secret, "server", c, s), or zeros if that was wrong
 
 A connection that says nothing, too much or something else costs a place among a few for some seconds, and no thread.
 torch's TCPStore and Gloo have no such proof, and `multiprocessing.connection` waits for a silent stranger for ever.
@@ -121,7 +121,10 @@ def receive(line: socket.socket, count: int) -> bytes:
 
 
 def connect(where: Rendezvous, timeout_s: float) -> socket.socket:
-    """Connect to a gate and prove both sides; raises OSError if nobody answers, RunError if a stranger does."""
+    """Connect to a gate and prove both sides.
+
+    Raises OSError if nobody answers, or not to the end, as where strangers crowd the port; RunError if a stranger does.
+    """
     line = socket.create_connection(split_address(where.address), timeout=timeout_s)
     try:
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -129,11 +132,7 @@ def connect(where: Rendezvous, timeout_s: float) -> socket.socket:
             raise RunError(f"What answers at {where.address} is not a run of this bigstep; correct the address.")
         theirs, ours = receive(line, _WORD), secrets.token_bytes(_WORD)
         line.sendall(ours + _proof(where.secret, b"client", theirs, ours))
-        try:
-            told = receive(line, _WORD)
-        except ConnectionError:
-            told = b""
-        if not hmac.compare_digest(told, _proof(where.secret, b"server", ours, theirs)):
+        if not hmac.compare_digest(receive(line, _WORD), _proof(where.secret, b"server", ours, theirs)):
             raise RunError(
                 f"The run at {where.address} has another secret; give both the same with BIGSTEP_SECRET or "
                 "BIGSTEP_SECRET_FILE."
@@ -229,7 +228,7 @@ class Gate:
 
     def _read_proof(self, line: socket.socket) -> None:
         stranger = self._pending.get(line)
-        if stranger is None:  # turned away a moment ago
+        if stranger is None:  # rejected a moment ago
             return
         try:
             said = line.recv(2 * _WORD - len(stranger.said))
@@ -243,6 +242,8 @@ class Gate:
         elif len(stranger.said) == 2 * _WORD:
             ours, told = bytes(stranger.said[:_WORD]), bytes(stranger.said[_WORD:])
             if not hmac.compare_digest(told, _proof(self._secret, b"client", stranger.number, ours)):
+                with contextlib.suppress(OSError):  # told, so that a friend with another secret need not guess
+                    line.send(bytes(_WORD))
                 self._reject(line)
                 return
             self._forget(line)

@@ -1,7 +1,7 @@
 """The line between one replica and one shard: what travels on it, and how it is repaired.
 
 Each line is a connection of its own, so that whoever joins, leaves or dies touches nobody else's. A shard listens
-behind a gate and tells the store where; a replica knocks there, and the shard answers it in a thread of its own.
+behind a gate and tells the store where; a replica connects there, and the shard answers it in a thread of its own.
 
 On the wire, per exchange: a call of 7 float64 (what is wanted, and the facts of a push) and the pushed vector, if one
 is; back come the weights, if they are wanted, each chunk as soon as it is up to date, and a reply of 3 float64. All
