@@ -8,6 +8,8 @@ import io
 import json
 import os
 import shutil
+import subprocess
+import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -147,6 +149,34 @@ def test_interrupted_packing_goes_on_behind_the_last_complete_file(
     assert folder / "train" / "ant" / "0.JPEG" not in encoded
     assert content_of(out) == content_of(tmp_path / "whole")  # the same bytes as without an interruption
     assert packed(folder, out)["images"] == 32  # once more changes nothing
+    assert content_of(out) == content_of(tmp_path / "whole")
+
+
+SLOW_PACKER = """
+import sys, time
+from pathlib import Path
+from bigstep.data import pack
+from bigstep.data.names import Packing, Wanted
+pack._SHARD_BYTES, pack._GROUP, encode = 12_000, 2, pack._encode
+pack._encode = lambda *how: (time.sleep(0.05), encode(*how))[1]
+pack.pack_folder(Wanted(name="folder", path=sys.argv[1]), Packing(out=Path(sys.argv[2])))
+"""
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_a_packer_that_was_killed_goes_on_and_ends_with_the_same_bytes(tmp_path: Path) -> None:
+    folder, out = make_folder(tmp_path / "set", per_class=12), tmp_path / "out"
+    packer = subprocess.Popen([sys.executable, "-u", "-c", SLOW_PACKER, str(folder), str(out)], stdout=subprocess.PIPE)
+    assert packer.stdout is not None
+    packer.stdout.readline()  # a tar file is complete, the next one is being written
+    packer.kill()
+    packer.communicate()
+    assert (out / "train-000000.tar").exists()
+    assert not (out / "index.json").exists()
+    said: list[str] = []
+    packed(folder, out, said)
+    assert not any(line.startswith("train-000000") for line in said)
+    packed(folder, tmp_path / "whole")
     assert content_of(out) == content_of(tmp_path / "whole")
 
 

@@ -82,7 +82,7 @@ def pack_folder(wanted: Wanted, packing: Packing) -> dict[str, Any]:
             splits[split] = _write_index(out, split, source, shards)
         index = {**plan, "classes": list(train.classes), "splits": splits}
         write_atomically(out / INDEX, json.dumps(index, indent=1).encode())
-        for leftover in (out / PLAN, *out.glob("*-??????.json")):
+        for leftover in (out / PLAN, *out.glob("*-??????.json"), *out.glob(".*.part")):
             leftover.unlink(missing_ok=True)
     except OSError as error:
         raise DataError(
