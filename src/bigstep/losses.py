@@ -53,7 +53,8 @@ class CrossEntropy(nn.Module):
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
         """Return the mean over counted targets, in float32 or better."""
         rows, target = logits.flatten(0, -2), target.flatten()
-        if rows.dtype in (torch.float16, torch.bfloat16):
+        # a compiler fuses the plain form, and would unroll the pieces of the lean one
+        if rows.dtype in (torch.float16, torch.bfloat16) and not torch.compiler.is_compiling():
             total = _Lean.apply(rows, target, self.label_smoothing)  # type: ignore[no-untyped-call]  # untyped in torch
         else:
             total = functional.cross_entropy(
