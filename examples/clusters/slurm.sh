@@ -24,7 +24,7 @@ status=$?
 
 restarts=${SLURM_RESTART_COUNT:-0}
 if ((status == 143 && restarts < most)); then
-    echo "Stopped by a signal and saved: back into the queue, start $((restarts + 2)) of at most $((most + 1))."
+    echo "Stopped by a signal: back into the queue, start $((restarts + 2)) of at most $((most + 1))."
     scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$status"
