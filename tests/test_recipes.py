@@ -19,6 +19,7 @@ from bigstep.data.sampler import Sampler
 from bigstep.engine.rates import batch_plan, learning_rate
 from bigstep.errors import ConfigError, RunError
 from bigstep.models import build_model
+from bigstep.tables.models import find_model
 from bigstep.train import fit
 
 PRESETS = [(name, preset) for name in recipes.NAMES for preset in recipes.describe(name).presets]
@@ -174,7 +175,7 @@ def test_onebit_leaves_the_share_of_the_paper_unquantised() -> None:
 @pytest.mark.parametrize("name, preset", [pair for pair in PRESETS if pair[1] != "paper"])
 def test_the_model_of_a_preset_can_be_built(name: str, preset: str) -> None:
     config = recipes.load(name, preset)
-    if name in recipes.SEQUENCE:
+    if find_model(config.model).input == "tokens":
         assert build_model(config.model, vocabulary=256, length=config.data.length) is not None
         return
     size, channels = (config.data.image_size, 3) if config.data.name == "imagenet" else (28, 1)
@@ -189,7 +190,15 @@ def test_mini_runs_two_steps_with_few_workers(name: str) -> None:
     assert math.isfinite(result.loss)
 
 
-@pytest.mark.parametrize("name", recipes.SYNCHRONOUS + recipes.SEQUENCE)
+@pytest.mark.parametrize("name", recipes.ISLANDS)
+def test_mini_with_islands_runs_until_they_have_met(name: str) -> None:
+    few = apply_settings(recipes.load(name), ["workers.count=4", "islands.begin=0", "islands.every=3"])
+    result = fit(few, max_steps=4, device="cpu")
+    assert result.steps == 4
+    assert math.isfinite(result.loss)
+
+
+@pytest.mark.parametrize("name", recipes.SYNCHRONOUS + recipes.SEQUENCE + recipes.ISLANDS)
 def test_a_recipe_opens_with_its_evidence(name: str) -> None:
     recipe = recipes.describe(name)
     sections = ["Evidence", "Launch", "Batch", "Known", "Chosen", "Differs"]
@@ -199,8 +208,9 @@ def test_a_recipe_opens_with_its_evidence(name: str) -> None:
     assert "\n" not in recipe.summary
     assert len(recipe.summary) <= 100
     assert recipe.techniques
-    if name in recipes.SEQUENCE:
-        assert recipe.presets == ("mini", "books")
+    if name not in recipes.SYNCHRONOUS:
+        text = find_model(recipes.load(name).model).input == "tokens"
+        assert recipe.presets == ("mini", "books" if text else "cifar10")
         return
     assert recipe.presets[:2] == ("mini", "paper")
     first = recipes.load(name, "paper").batch
@@ -216,6 +226,28 @@ def test_the_recipes_of_text_differ_in_the_rule_and_its_rate_alone() -> None:
         assert adamw.lr.schedule == lamb.lr.schedule
         same = ("model", "data", "workers", "plan", "epochs", "loss", "exchange", "precision")
         assert all(getattr(adamw, field) == getattr(lamb, field) for field in same)
+
+
+@pytest.mark.parametrize("name", recipes.ISLANDS)
+def test_a_recipe_of_islands_is_its_synchronous_twin_but_for_the_islands(name: str) -> None:
+    twin = "adamw" if name in ("diloco", "streaming") else "plain"
+    for preset in recipes.describe(name).presets:
+        ours, theirs = recipes.load(name, preset), recipes.load(twin, preset)
+        assert ours.islands.count > 1
+        assert ours.islands.begin < ours.epochs
+        assert ours.workers.count % ours.islands.count == 0
+        same = ("model", "data", "workers", "plan", "optimizer", "loss", "norm", "exchange", "precision")
+        assert all(getattr(ours, field) == getattr(theirs, field) for field in same)
+        assert ours.lr.base == theirs.lr.base
+
+
+def test_post_local_islands_begin_when_the_rate_first_falls() -> None:
+    for preset in ("mini", "cifar10"):
+        config = recipes.load("postlocal", preset)
+        rate, begin = learning_rate(config.lr, config.batch), config.islands.begin
+        before, after = rate(begin - 0.01, config.batch), rate(begin, config.batch)
+        assert before == rate(config.lr.schedule[0].until, config.batch), "the highest until then"
+        assert after == pytest.approx(before / 10)
 
 
 def test_an_unknown_recipe_or_preset_offers_the_nearest() -> None:

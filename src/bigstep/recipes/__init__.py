@@ -14,7 +14,7 @@ from types import ModuleType
 from bigstep.config import Published, RunConfig
 from bigstep.errors import ConfigError, nearest
 
-__all__ = ["ASYNCHRONOUS", "NAMES", "SEQUENCE", "SYNCHRONOUS", "Recipe", "describe", "load"]
+__all__ = ["ASYNCHRONOUS", "ISLANDS", "NAMES", "SEQUENCE", "SYNCHRONOUS", "Recipe", "describe", "load"]
 
 SYNCHRONOUS = ("plain", "fair", "lars", "pfn", "sony", "fujitsu", "tencent", "google", "fastai", "onebit")
 """Recipes whose workers all wait for one another."""
@@ -22,10 +22,13 @@ SYNCHRONOUS = ("plain", "fair", "lars", "pfn", "sony", "fujitsu", "tencent", "go
 SEQUENCE = ("adamw", "lamb")
 """Synchronous recipes for text; their presets are `mini` and `books`."""
 
+ISLANDS = ("localsgd", "postlocal", "diloco", "streaming")
+"""Recipes whose islands keep weights of their own between meetings: two on images (`mini`, `cifar10`), two on text."""
+
 ASYNCHRONOUS = ("locked", "hogwild", "downpour")
 """Recipes whose replicas do not; they have no preset `paper`, since their papers train other things."""
 
-NAMES = SYNCHRONOUS + SEQUENCE + ASYNCHRONOUS
+NAMES = SYNCHRONOUS + SEQUENCE + ISLANDS + ASYNCHRONOUS
 """The recipes, in the order in which they are presented."""
 
 
