@@ -44,7 +44,7 @@ ALLOWED: dict[str, set[str]] = {
     "doctor": {"report"},
     "bench": {"engine", "asynchronous", "sparse", "lab", "plan", "report", "data", "recipes"},
     # names of 0.1 that stay importable wherever the code lives
-    "train": {"engine"},
+    "train": {"engine", "recipes"},
     "comm": {"exchange"},
     "kernels": {"gpu"},
     # 5 choices

@@ -88,7 +88,7 @@ def test_sixty_columns_keep_what_matters() -> None:
     shown = Progress("sony", 10, io.StringIO(), live=False)
     shown.row(START)
     shown._row.update(ROW)
-    shown._accuracy = 0.8712
+    shown._reached = "accuracy 87.1 %"
     line = shown._line(60).plain
     assert "epoch 3.21/10" in line
     assert "87.1 %" in line

@@ -21,7 +21,6 @@ from bigstep.config.edit import find_change, flatten, scale_batch
 from bigstep.config.reference import KINDS, reference
 from bigstep.config.text import apply_settings, config_from_mapping, config_to_mapping, config_to_yaml
 from bigstep.data.sampler import Sampler
-from bigstep.engine.fit import fit
 from bigstep.engine.rates import Rates, batch_plan, learning_rate
 from bigstep.errors import ConfigError
 from bigstep.optim import parameter_groups
@@ -31,6 +30,7 @@ from bigstep.tables.models import FORMS, MODELS, Model, find_model, model_names
 from bigstep.tables.optimizers import OPTIMIZERS, LarsSettings, Optimizer, SgdSettings, rules_with
 from bigstep.tables.precisions import PRECISIONS
 from bigstep.tables.schedules import SHAPES, Shape, make_schedule
+from bigstep.train import fit
 from bigstep.validate import Fraction
 
 BASE = {"workers": {"count": 8, "local_batch": 32}, "epochs": 2, "lr": {"base": 0.1}}

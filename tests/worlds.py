@@ -25,7 +25,7 @@ def forked_context() -> Any:
     """Multiprocessing whose processes are forked from a server that has imported what most of them need."""
     context = multiprocessing.get_context("forkserver")
     # importing these starts no threads and looks for no GPU, so that a fork is whole
-    context.set_forkserver_preload(["pytest", "torch._dynamo", "numba", "bigstep.engine.fit", "bigstep.check"])
+    context.set_forkserver_preload(["pytest", "torch._dynamo", "numba", "bigstep.train", "bigstep.check"])
     return context
 
 

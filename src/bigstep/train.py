@@ -1,23 +1,114 @@
-"""Synchronous training on logical workers: `fit` from Python, `bigstep train` from a shell; `load` what was trained.
-
-The public names are loaded when they are used, so that the command line can start ranks without importing torch.
-"""
+"""Train any module on any data set from Python: what `bigstep train` does from a shell; `load` what was trained."""
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
 
-if TYPE_CHECKING:
-    from bigstep.engine.fit import FitResult, fit
-    from bigstep.engine.weights import Loaded, load
+import torch
+from torch import nn
+
+from bigstep import recipes
+from bigstep.config import RunConfig
+from bigstep.config.text import config_from_yaml
+from bigstep.engine.build import Own
+from bigstep.engine.learner import Loss
+from bigstep.engine.measures import Metric
+from bigstep.engine.observers.base import Observer
+from bigstep.engine.observers.progress import Progress
+from bigstep.engine.ranks import DeviceChoice, joined_ranks
+from bigstep.engine.run import FitResult, Order, run
+from bigstep.engine.weights import Loaded, load
+from bigstep.errors import ConfigError, nearest
 
 __all__ = ["FitResult", "Loaded", "fit", "load"]
 
-_HOMES = {"FitResult": "fit", "fit": "fit", "Loaded": "weights", "load": "weights"}
+
+def fit(
+    config: RunConfig | str | Path,
+    model: nn.Module | None = None,
+    data: Any = None,
+    loss: Loss | None = None,
+    *,
+    optimizer: torch.optim.Optimizer | Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None,
+    metrics: Mapping[str, Metric] | None = None,
+    observers: Iterable[Observer] = (),
+    out: Path | str | None = None,
+    resume: bool = False,
+    max_steps: int | None = None,
+    device: DeviceChoice = "auto",
+    progress: bool = False,
+) -> FitResult:
+    """Train as `config` says, with your own model, data or loss in place of those it names.
+
+    The gradient of a step is the mean over the samples of all logical workers,
+    g = 1/B * sum_w sum_(i in worker w) grad loss(x_i), with batch-norm statistics per worker; the result does not
+    depend on the number of ranks beyond rounding. Under torchrun every rank calls this.
+
+    Args:
+        config: Everything that decides the path of the run; or the name of a recipe, or a YAML file.
+        model: A module that takes the first element of a sample; None builds the one that `config` names. Its
+            weights are trained in place.
+        data: (training set, evaluation set), each with `__len__` and `__getitem__` returning (input, target).
+        loss: (output, target) -> mean loss over the samples; None is cross-entropy as `config.loss` says.
+        optimizer: Your own, around the model's parameters, or what makes it of them; its rate is set at every step as
+            `config.lr` says.
+        metrics: What else an evaluation tells: (output, target) -> a mean over the samples, by name.
+        observers: Who else hears of the run, on the first rank (`bigstep.engine.observers.base.Observer`).
+        out: The run folder; None keeps no records.
+        resume: Go on with the run in `out`.
+        max_steps: Stop after this many steps in all.
+        device: cpu, cuda, shared (several ranks on one GPU), or auto for a GPU where there is one.
+        progress: Show a live line.
+
+    Returns:
+        Accuracy, loss, time, steps and a hash of the final weights.
+
+    >>> import torch
+    >>> from bigstep.config import LrConfig, WorkersConfig
+    >>> inputs = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
+    >>> data = torch.utils.data.TensorDataset(inputs, inputs @ torch.tensor([[1.0], [-2.0], [0.5]]))
+    >>> rate = LrConfig(base=0.1, scaling="none")
+    >>> config = RunConfig(workers=WorkersConfig(count=4, local_batch=4), epochs=60, lr=rate)
+    >>> model = torch.nn.Linear(3, 1)
+    >>> result = fit(config, model, (data, data), torch.nn.functional.mse_loss, device="cpu")
+    >>> [round(weight, 2) for weight in model.weight[0].tolist()]
+    [1.0, -2.0, 0.5]
+
+    Reference: Goyal et al., "Accurate, Large Minibatch SGD", 2017, section 3 (the mean over k workers).
+
+    Differs from the paper: workers are logical, so any number of them runs on any number of processes.
+    """
+    config = config if isinstance(config, RunConfig) else _named(config)
+    method = config.asynchronous.method
+    if method != "none":
+        raise ConfigError(f"fit is synchronous, but asynchronous.method is {method}; call train_{method} instead.")
+    if resume and out is None:
+        raise ConfigError("fit(resume=True) needs out=…, the folder of the run to go on with.")
+    with contextlib.ExitStack() as stack:
+        ranks = stack.enter_context(joined_ranks(device))
+        folder = Path(out or stack.enter_context(tempfile.TemporaryDirectory()))
+        order = Order(config=config, folder=folder, resume=resume, max_steps=max_steps)
+        watching = list(observers)
+        if progress and ranks.first:
+            watching.append(stack.enter_context(Progress(config.recipe, config.epochs, unit="samples")))
+        given = optimizer
+        make = (lambda parameters: given) if isinstance(given, torch.optim.Optimizer) else given
+        facts = run(order, ranks, watching, Own(model, data, loss, make, metrics or {}))
+    return FitResult.of(facts)
 
 
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(f"bigstep.engine.{_HOMES[name]}"), name)
-    raise AttributeError(f"module 'bigstep.train' has no attribute {name!r}")
+def _named(given: str | Path) -> RunConfig:
+    """Return the configuration of a recipe, or that in a YAML file."""
+    if isinstance(given, str) and given in recipes.NAMES:
+        return recipes.load(given)
+    try:
+        return config_from_yaml(Path(given).read_text(encoding="utf-8"), str(given))
+    except OSError:
+        raise ConfigError(
+            f"fit was given {str(given)!r}, which is neither a recipe ({nearest(str(given), recipes.NAMES)}) nor a "
+            "YAML file that can be read."
+        ) from None

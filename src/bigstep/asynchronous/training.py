@@ -14,11 +14,10 @@ from bigstep.asynchronous.engine import run_asynchronously
 from bigstep.asynchronous.gate import Rendezvous, shared_secret, split_address
 from bigstep.config import RunConfig
 from bigstep.engine.build import Own
-from bigstep.engine.fit import FitResult
 from bigstep.engine.learner import Loss
 from bigstep.engine.observers.progress import Progress
 from bigstep.engine.ranks import DeviceChoice, joined_ranks
-from bigstep.engine.run import Order
+from bigstep.engine.run import FitResult, Order
 from bigstep.errors import ConfigError
 
 __all__ = ["join_downpour", "serve_downpour", "train_downpour", "train_hogwild", "train_locked"]
@@ -246,11 +245,4 @@ def _train(
         order = Order(config=config, folder=folder, resume=resume, max_steps=max_steps)
         shown = [stack.enter_context(Progress(config.recipe, config.epochs))] if progress else []
         facts = run_asynchronously(order, ranks, shown, Own(model, data, loss), **(more or {}))
-    return FitResult(
-        accuracy=facts["accuracy"],
-        loss=facts["loss"],
-        seconds=facts["seconds"],
-        steps=facts["steps"],
-        weights_sha256=facts["weights_sha256"],
-        facts=facts,
-    )
+    return FitResult.of(facts)

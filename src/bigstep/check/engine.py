@@ -65,7 +65,7 @@ def _start(own: Own, trial: Trial, ranks: Ranks) -> Run:
         model = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
     change = functools.partial(_change, independent=trial.independent, dropout=trial.dropout)
     emulation = engine.Emulation(graphs=trial.graphs, loss_scale=trial.loss_scale)
-    return build(config, ranks, engine.Own(model, _data(own, trial), own.loss, own.optimizer, change), emulation)
+    return build(config, ranks, engine.Own(model, _data(own, trial), own.loss, own.optimizer, change=change), emulation)
 
 
 def _change(model: nn.Module, *, independent: bool, dropout: bool) -> nn.Module:

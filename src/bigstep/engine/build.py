@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from bigstep.engine.checkpoint import weights_hash
 from bigstep.engine.evaluate import Evaluation, Evaluator
 from bigstep.engine.fusing import Kernels, fuse
 from bigstep.engine.learner import Learner, Loss, WorkerLoss
+from bigstep.engine.measures import Metric
 from bigstep.engine.methods.base import Method
 from bigstep.engine.methods.build import Emulation, Setting, make_method
 from bigstep.engine.precision import Precision
@@ -55,6 +56,8 @@ class Own:
     loss: Loss | None = None
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None
     """Makes an optimizer of the model's parameters; its rate is set at every step."""
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    """What else an evaluation tells: (output, target) -> a mean over what counts, by name."""
     change: Callable[[nn.Module], nn.Module] | None = None
     """Changes the model before anything is built around it."""
 
@@ -84,6 +87,21 @@ class Run:
     def evaluate(self) -> Evaluation:
         """Evaluate; every rank must call this at the same point."""
         return self.evaluator(self.method)
+
+    def describe(self, own: Own) -> dict[str, object]:
+        """Return what was really used, where it is not what the configuration names."""
+        feed, model = self.train_feed, self.learner.model
+        used: dict[str, object] = {"unit": feed.source.unit}
+        if own.model is not None:
+            used["model"] = type(model).__name__
+            used["parameters"] = sum(parameter.numel() for parameter in model.parameters())
+        if own.data is not None:
+            used["data"] = f"{feed.source.name} ({len(feed):,} and {len(self.evaluator.feed):,} samples)"
+        if own.loss is not None:
+            used["loss"] = getattr(own.loss, "__name__", type(own.loss).__name__)
+        if own.optimizer is not None:
+            used["optimizer"] = type(self.learner.optimizer).__name__
+        return used
 
     def close(self) -> None:
         """Let go of loaders, threads and connections."""
@@ -122,7 +140,7 @@ def build(
     data = DataPair(train_feed.source, test_feed.source)
     state.register(**method.parts(), data=Identity("The data set", data.fingerprint()))
     rates = Rates(config, sampler, learner.optimizer, learning_rate(config.lr, config.batch, config.plan))
-    evaluator = Evaluator(test_feed, own.loss or _loss(test_feed), ranks, precision)
+    evaluator = Evaluator(test_feed, own.loss or _loss(test_feed), ranks, precision, own.metrics)
     model.train()
     return Run(config, ranks, learner, method, state, sampler, rates, train_feed, evaluator, kernels)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 
 from bigstep.data.feed import Feed, Request
 from bigstep.engine.learner import Loss
-from bigstep.engine.measures import Evaluation, Totals
+from bigstep.engine.measures import Evaluation, Metric, Totals
 from bigstep.engine.methods.base import Method
 from bigstep.engine.precision import Precision
 from bigstep.engine.ranks import Ranks
@@ -27,6 +28,7 @@ class Evaluator:
     loss: Loss
     ranks: Ranks
     precision: Precision
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
 
     @property
     def _samples_per_forward(self) -> int:
@@ -40,7 +42,7 @@ class Evaluator:
         """Return what was reached; every rank must call this at the same point."""
         ranks, feed = self.ranks, self.feed
         batches = feed.evaluation_batches(self._samples_per_forward)[ranks.rank :: ranks.size]
-        totals = Totals(ranks.device)
+        totals = Totals(ranks.device, self.metrics)
         with method.evaluation() as model:
             for inputs, target in feed(Request(0, indices) for indices in batches):
                 with self.precision.autocast():

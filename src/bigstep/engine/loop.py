@@ -51,7 +51,7 @@ def train(
     """
     state, sampler, method = run.state, run.sampler, run.method
     stop, heartbeat = stop or StopRequest(), heartbeat or Heartbeat(run.ranks)
-    agenda, meter = Agenda(run.config, sampler, max_steps), Meter(run.ranks, state.seconds)
+    agenda, meter = Agenda(run.config, sampler, max_steps), Meter(run.ranks, state.seconds, run.train_feed.length)
     evaluation, saved_at = None, meter.seconds
     for steps in agenda.epochs(state.position):
         run.begin_epoch(steps[0].position.epoch)

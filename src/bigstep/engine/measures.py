@@ -6,7 +6,8 @@ Every figure is a sum over the evaluation set and a division at the end, so it d
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,8 +15,10 @@ from torch import Tensor
 
 from bigstep.losses import IGNORED
 
-__all__ = ["Evaluation", "Totals", "count_targets"]
+__all__ = ["Evaluation", "Metric", "Totals", "count_targets"]
 
+Metric = Callable[[Any, Any], Tensor | float]
+"""(output, target) -> a mean over what counts."""
 _NEAREST = 5
 """Of top-5 accuracy."""
 
@@ -31,6 +34,8 @@ class Evaluation:
     samples: int
     top5: float | None = None
     bits_per_byte: float | None = None
+    more: Mapping[str, float] = field(default_factory=dict)
+    """What a user's own metrics gave."""
 
     @property
     def perplexity(self) -> float | None:
@@ -41,7 +46,7 @@ class Evaluation:
         """Return what a row of the records tells."""
         more = {"top5": self.top5, "bits_per_byte": self.bits_per_byte, "perplexity": self.perplexity}
         known = {name: value for name, value in more.items() if value is not None}
-        return {"accuracy": self.accuracy, "eval_loss": self.loss, **known}
+        return {"accuracy": self.accuracy, "eval_loss": self.loss, **known, **self.more}
 
 
 def count_targets(target: Tensor) -> int:
@@ -58,10 +63,12 @@ def count_targets(target: Tensor) -> int:
 class Totals:
     """Sums over what this rank evaluates."""
 
-    def __init__(self, device: torch.device):
-        self.sums = torch.zeros(8, dtype=torch.float64, device=device)
-        """Samples, targets, loss; answers scored and right, the same among the nearest; bytes of text. Summed over
-        ranks in place."""
+    def __init__(self, device: torch.device, metrics: Mapping[str, Metric] | None = None):
+        """`metrics` are a user's own, by name."""
+        self._metrics = dict(metrics or {})
+        self.sums = torch.zeros(8 + len(self._metrics), dtype=torch.float64, device=device)
+        """Samples, targets, loss; answers scored and right, the same among the nearest; bytes of text; own metrics.
+        Summed over ranks in place."""
 
     def add(self, output: Any, target: Tensor, loss: Tensor) -> None:
         """Take in a batch: scores (or whatever a model gives), what was right, and the mean loss over what counts."""
@@ -69,6 +76,8 @@ class Totals:
         sums[0] += len(target)
         sums[1] += counted
         sums[2] += loss.double() * counted
+        for index, metric in enumerate(self._metrics.values(), 8):
+            sums[index] += torch.as_tensor(metric(output, target)).double() * counted
         if not isinstance(output, Tensor) or target.is_floating_point() or output.ndim != target.ndim + 1:
             return
         sums[3] += counted
@@ -84,7 +93,7 @@ class Totals:
 
     def evaluation(self) -> Evaluation:
         """Divide."""
-        samples, targets, loss, scored, right, scored_near, near, text_bytes = self.sums.tolist()
+        samples, targets, loss, scored, right, scored_near, near, text_bytes, *own = self.sums.tolist()
         loss /= max(targets, 1.0)
         return Evaluation(
             accuracy=right / scored if scored else None,
@@ -92,4 +101,5 @@ class Totals:
             samples=int(samples),
             top5=near / scored_near if scored_near else None,
             bits_per_byte=loss / math.log(2) * targets / text_bytes if text_bytes else None,
+            more={name: value / max(targets, 1.0) for name, value in zip(self._metrics, own, strict=True)},
         )

@@ -82,8 +82,13 @@ def seen_by_device(costs: list[StepCost], elapsed_s: float, backlog_s: float) ->
 class Meter:
     """Collects training rows until they are due."""
 
-    def __init__(self, ranks: Ranks, seconds_before: float = 0.0):
-        """`seconds_before`: what the run took before it was resumed."""
+    def __init__(self, ranks: Ranks, seconds_before: float = 0.0, tokens: int = 0):
+        """Args:
+        ranks: Those of the run.
+        seconds_before: What the run took before it was resumed.
+        tokens: Of a sample; 0 where samples are no sequences.
+        """
+        self._tokens = tokens
         self._ranks = ranks
         self._losses: list[Tensor] = []
         self._rows: list[dict[str, Any]] = []
@@ -173,6 +178,8 @@ class Meter:
                 "exchange_s": cost.exchange_s,
                 "data_s": cost.data_s,
             }
+            if self._tokens:
+                row["tokens_per_s"] = per_s * self._tokens
             if self._ranks.size > 1:
                 row["slowest_rank"] = slowest
             if math.isfinite(loss):

@@ -33,7 +33,7 @@ from bigstep.engine.weights import save_weights
 from bigstep.errors import BigstepError, ConfigError, DataError, RunError
 from bigstep.records import RunWriter, locked, write_atomically
 
-__all__ = ["Order", "run"]
+__all__ = ["FitResult", "Order", "run"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,6 +48,24 @@ class Order:
     """What the records say about the run besides its configuration."""
     profile: int = 0
     """Steps to profile."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FitResult:
+    """What a run reached; `facts` is the object that `bigstep train --json` prints."""
+
+    accuracy: float | None
+    loss: float
+    seconds: float
+    steps: int
+    weights_sha256: str
+    facts: dict[str, Any]
+
+    @classmethod
+    def of(cls, facts: dict[str, Any]) -> FitResult:
+        """Pick out what most callers want."""
+        names = ("accuracy", "loss", "seconds", "steps", "weights_sha256")
+        return cls(**{name: facts[name] for name in names}, facts=facts)
 
 
 def run(order: Order, ranks: Ranks, observers: Iterable[Observer] = (), own: Own = Own()) -> dict[str, Any]:  # noqa: B008
@@ -134,7 +152,7 @@ def _carry_out(
     state.register(**noise.parts())
     if saved is not None:
         _restore(built, saved, order.folder / "checkpoints")
-    with _opened_records(order, built) as writer:
+    with _opened_records(order, built, own) as writer:
         audience = Audience([*_own_observers(order, built, noise, writer), *watching.observers])
         checkpoints = BackgroundWriter(order.folder / "checkpoints", order.config.checkpoint.keep, audience.noted)
 
@@ -164,7 +182,7 @@ def _carry_out(
 
 
 @contextlib.contextmanager
-def _opened_records(order: Order, built: Run) -> Iterator[RunWriter | None]:
+def _opened_records(order: Order, built: Run, own: Own) -> Iterator[RunWriter | None]:
     """Open the records on rank 0, and close them however the run ends."""
     if not built.ranks.first:
         yield None
@@ -175,6 +193,7 @@ def _opened_records(order: Order, built: Run) -> Iterator[RunWriter | None]:
         config_to_mapping(order.config),
         keep_until_step=built.state.position.step,
         ranks=built.ranks.size,
+        used=built.describe(own),
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         data_fingerprint=built.state.parts["data"].state_dict(),
         **order.facts,

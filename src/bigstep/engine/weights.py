@@ -59,7 +59,7 @@ def load(run: Path | str) -> Loaded:
         run: The folder that `bigstep train` wrote, or `fit` with `out`.
 
     >>> import tempfile
-    >>> from bigstep.engine.fit import fit
+    >>> from bigstep.train import fit
     >>> from bigstep.recipes import load as recipe
     >>> from bigstep.config.text import apply_settings
     >>> quick = apply_settings(recipe("plain"), ["model=mlp", "data.holdout=0.98", "workers.count=2"])

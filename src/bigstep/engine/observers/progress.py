@@ -63,12 +63,13 @@ class Progress(Observer):
         live: bool | None = None,
         *,
         steps: int | None = None,
+        unit: str = "images",
     ):
         self._title = _printable(title)
-        self._epochs, self._steps = epochs, steps
+        self._epochs, self._steps, self._unit = epochs, steps, unit
         self._stream = sys.stderr if stream is None else stream
         self._row: dict[str, Any] = {}
-        self._accuracy: float | None = None
+        self._reached = ""
         self._first: tuple[float, float] | None = None
         self._spent = dict.fromkeys(PARTS, 0.0)
         self._shares: dict[str, float] = {}
@@ -100,7 +101,10 @@ class Progress(Observer):
     def evaluated(self, row: Mapping[str, Any]) -> None:
         """Show an evaluation at once."""
         self._row.update({name: row[name] for name in ("epoch", "seconds") if row.get(name) is not None})
-        self._accuracy = row.get("accuracy")
+        if row.get("bits_per_byte") is not None:
+            self._reached = f"{row['bits_per_byte']:.3f} bits/byte"
+        elif row.get("accuracy") is not None:
+            self._reached = f"accuracy {100 * row['accuracy']:.1f} %"
         self._due = time.monotonic() + (REDRAW_S if self._live else PLAIN_S)
         self._show()
 
@@ -143,13 +147,15 @@ class Progress(Observer):
         facts["epoch"] = f"epoch {row.get('epoch', 0.0):.2f}/{self._epochs:g}"
         if self._steps is not None:
             facts["epoch"] = f"step {row.get('step', 0)}/{self._steps}"
-        if self._accuracy is not None:
-            facts["accuracy"] = f"accuracy {100 * self._accuracy:.1f} %"
+        if self._reached:
+            facts["accuracy"] = self._reached
         if "loss" in row:
             finite = isinstance(row["loss"], int | float) and math.isfinite(row["loss"])
             facts["loss"] = f"loss {row['loss']:.4f}" if finite else "loss not finite"
-        if row.get("images_per_s"):
-            facts["rate"] = f"{row['images_per_s']:,.0f} images/s"
+        if row.get("tokens_per_s"):
+            facts["rate"] = f"{row['tokens_per_s']:,.0f} tokens/s"
+        elif row.get("images_per_s"):
+            facts["rate"] = f"{row['images_per_s']:,.0f} {self._unit}/s"
         seconds = row.get("seconds", 0.0)
         begun, since = self._first or (0.0, 0.0)
         done = self._done()
