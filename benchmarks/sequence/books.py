@@ -41,8 +41,6 @@ RULES = {
 }
 """A rule: its preset, what is changed in it, and a rate at a batch of 64."""
 BATCHES = (64, 512, 2048, 8192)
-ISLANDS, EVERY = (2, 4, 8), (1, 10, 30, 100)
-DILOCO = "islands.outer={name: nesterov, lr: 0.7, momentum: 0.9}"
 
 
 class Run(NamedTuple):
@@ -82,30 +80,31 @@ def batches(epochs: float, best: dict[str, Any], seeds: int = 1) -> Iterator[Run
 
 
 def islands(epochs: float, best: dict[str, Any], seeds: int = 1) -> Iterator[Run]:
-    """DiLoCo with AdamW inside: M islands that meet every H steps; the main column first, then outer rates."""
-    base = (*sizes(512), f"lr.base={best.get('adamw 512', 1.0) * 1e-3 * math.sqrt(8):.4g}", "lr.scaling=none")
+    """DiLoCo with AdamW inside, M islands that meet every H steps: what matters most first."""
+    base = (*sizes(512), f"lr.base={best.get('adamw 512', 1.0) * 1e-3:.4g}", "lr.scaling=none")
+
+    def run(label: str, count: int, every: int, *more: str) -> Run:
+        meet = (f"islands.count={count}", f"islands.every={every}", *more)
+        return Run(f"islands M={count} H={every} {label}", "adamw", (*base, *meet), epochs)
+
+    def outer(rate: float) -> str:
+        return f"islands.outer={{name: nesterov, lr: {rate}, momentum: 0.9}}"
+
     yield Run("islands sync", "adamw", base, epochs)
-    for every in (30, 10, 100, 1):
-        for count in ISLANDS:
-            meet = (f"islands.count={count}", f"islands.every={every}", DILOCO)
-            yield Run(f"islands M={count} H={every} nesterov 0.7", "adamw", (*base, *meet), epochs)
-    for count in (1, 8, 2):
+    for count in (8, 2, 4):
+        yield run("nesterov 0.7", count, 30, outer(0.7))
+    yield run("average", 8, 30)
+    yield run("average from half", 8, 30, f"islands.begin={0.5 * epochs}")
+    yield run("nesterov 0.7", 8, 100, outer(0.7))
+    yield run("nesterov 0.7", 8, 10, outer(0.7))
+    yield run("nesterov 0.7 int4", 8, 30, outer(0.7), "islands.codec=int4")
+    yield run("nesterov 0.7 streaming", 8, 30, outer(0.7), "islands.fragments=3", "islands.overlap=5")
+    for count in (8, 2, 1):
         for rate in (0.4, 1.0):
-            outer = f"islands.outer={{name: nesterov, lr: {rate}, momentum: 0.9}}"
-            meet = (f"islands.count={count}", "islands.every=30", outer)
-            yield Run(f"islands M={count} H=30 nesterov {rate}", "adamw", (*base, *meet), epochs)
-    for count in (2, 8):
-        for every in (30, 100):
-            meet = (f"islands.count={count}", f"islands.every={every}")
-            yield Run(f"islands M={count} H={every} average", "adamw", (*base, *meet), epochs)
-    for begin in (0.25, 0.5):
-        meet = ("islands.count=8", "islands.every=30", f"islands.begin={begin * epochs}")
-        yield Run(f"islands M=8 H=30 average from {begin:g}", "adamw", (*base, *meet), epochs)
-    for codec in ("int8", "int4", "topk"):
-        meet = ("islands.count=8", "islands.every=30", DILOCO, f"islands.codec={codec}")
-        yield Run(f"islands M=8 H=30 nesterov 0.7 {codec}", "adamw", (*base, *meet), epochs)
-    stream = ("islands.count=8", "islands.every=30", DILOCO, "islands.fragments=3", "islands.overlap=5")
-    yield Run("islands M=8 H=30 nesterov 0.7 streaming", "adamw", (*base, *stream), epochs)
+            yield run(f"nesterov {rate}", count, 30, outer(rate))
+    for every in (10, 100, 1):
+        for count in (2, 4, 8):
+            yield run("nesterov 0.7", count, every, outer(0.7))
 
 
 class Book:
