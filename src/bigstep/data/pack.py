@@ -1,7 +1,7 @@
 """`bigstep data pack` of images: a folder of many files into a few large ones.
 
 Images keep every byte unless a side is given: then those with a longer short side are shrunk to it. Raw stores pixels,
-which take ten times the room and no decoding. Each image is decoded once, so that a damaged one is named now and not in
+which take six times the room and no decoding. Each image is decoded once, so that a damaged one is named now and not in
 the middle of a run. A tar file appears when it is complete; packing that was interrupted goes on behind the last.
 """
 
