@@ -24,7 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "records": set(),
     # 1 mathematics: no process groups, no config
     "schedules": set(),
-    "losses": set(),
+    "losses": {"gpu"},
     "gpu": set(),
     "optim": {"gpu", "schedules"},
     "norm": {"gpu"},

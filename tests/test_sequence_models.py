@@ -227,7 +227,7 @@ def test_a_batch_without_a_counted_target_costs_nothing() -> None:
 def test_half_precision_costs_only_the_rounding_of_logits_and_gradient(
     dtype: torch.dtype, smoothing: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bigstep.losses.CHUNK", 7 * 11)  # 20 rows in chunks of 7, 7 and 6
+    monkeypatch.setattr("bigstep.gpu.cross_entropy.CHUNK", 7 * 11)  # 20 rows in chunks of 7, 7 and 6
     torch.manual_seed(0)
     logits, target = (4 * torch.randn(4, 5, 11)).to(dtype).requires_grad_(), some_targets()
     exact = logits.detach().double().requires_grad_()

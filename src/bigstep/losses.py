@@ -18,12 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["IGNORED", "CrossEntropy", "count_targets"]
+from bigstep.gpu.backend import why_not_triton
+from bigstep.gpu.cross_entropy import IGNORED, row_costs, row_gradient
 
-IGNORED = -100
-"""The target that is not counted: the padding of a sequence."""
-CHUNK = 2**24
-"""Logits of half precision that are widened at a time: 64 MB in float32."""
+__all__ = ["IGNORED", "CrossEntropy", "count_targets"]
 
 
 def count_targets(target: Tensor) -> Tensor:
@@ -53,9 +51,10 @@ class CrossEntropy(nn.Module):
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
         """Return the mean over counted targets, in float32 or better."""
         rows, target = logits.flatten(0, -2), target.flatten()
-        # a compiler fuses the plain form, and would unroll the pieces of the lean one
-        if rows.dtype in (torch.float16, torch.bfloat16) and not torch.compiler.is_compiling():
-            total = _Lean.apply(rows, target, self.label_smoothing)  # type: ignore[no-untyped-call]  # untyped in torch
+        half = rows.dtype in (torch.float16, torch.bfloat16)
+        kernels = rows.dtype == torch.float32 and why_not_triton(rows) is None
+        if (half or kernels) and not torch.compiler.is_compiling():  # a compiler fuses the plain form by itself
+            total = _RowSum.apply(rows.contiguous(), target, self.label_smoothing)  # type: ignore[no-untyped-call]
         else:
             total = functional.cross_entropy(
                 rows, target, ignore_index=IGNORED, label_smoothing=self.label_smoothing, reduction="sum"
@@ -64,43 +63,17 @@ class CrossEntropy(nn.Module):
         return mean
 
 
-class _Lean(torch.autograd.Function):
-    """The sum for logits in half precision: widened some rows at a time, so that float32 copies never stand at once.
-
-    What waits for the backward pass is the logits themselves and one number a row; their gradient has their precision.
-    """
+class _RowSum(torch.autograd.Function):
+    """The sum of what rows cost; the gradient of the logits has their precision."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, target: Tensor, smoothing: float) -> Tensor:
-        counted = target != IGNORED
-        index = target.clamp(min=0).unsqueeze(1)
-        spread = torch.empty(len(rows), dtype=torch.float32, device=rows.device)  # log sum exp(x)
-        total = torch.zeros((), dtype=torch.float32, device=rows.device)
-        for part in _chunks(rows):
-            wide = rows[part].float()
-            spread[part] = wide.logsumexp(1)
-            costs = spread[part] - (1 - smoothing) * wide.gather(1, index[part]).squeeze(1)
-            if smoothing:
-                costs -= smoothing * wide.mean(1)
-            total += costs.masked_fill_(~counted[part], 0.0).sum()
-        ctx.save_for_backward(rows, index, counted, spread)
+        costs, spread = row_costs(rows, target, smoothing)
+        ctx.save_for_backward(rows, target, spread)
         ctx.smoothing = smoothing
-        return total
+        return costs.sum()
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, None, None]:
-        rows, index, counted, spread = ctx.saved_tensors
-        gradient = torch.empty_like(rows)
-        for part in _chunks(rows):
-            wide = rows[part].float().sub_(spread[part].unsqueeze(1)).exp_()  # softmax
-            if ctx.smoothing:
-                wide -= ctx.smoothing / rows.shape[1]
-            ones = torch.full_like(index[part], ctx.smoothing - 1, dtype=torch.float32)
-            wide.scatter_add_(1, index[part], ones)
-            gradient[part] = wide.mul_((counted[part] * slopes[0]).unsqueeze(1))
-        return gradient, None, None
-
-
-def _chunks(rows: Tensor) -> list[slice]:
-    step = max(1, CHUNK // rows.shape[1])
-    return [slice(first, first + step) for first in range(0, len(rows), step)]
+        rows, target, spread = ctx.saved_tensors
+        return row_gradient(rows, target, spread, slopes[0], ctx.smoothing), None, None
