@@ -215,7 +215,7 @@ class Update(Event):
     local: float = 0.0
     """A linear functional of this rank's own gradient, before any exchange."""
     used: float = 0.0
-    """The same functional of the gradient that the step used."""
+    """The same functional of the gradient that the step used, before it was clipped."""
     clipped: bool = False
     sharded: bool = False
     strange: int = 0
@@ -308,7 +308,7 @@ class State(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Held(Event):
-    """Which samples a data set holds, as digests of their content."""
+    """Which samples a data set holds: digests of their content, or #index in the data set that it is a part of."""
 
     kind = "held"
     loader: int

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from bigstep.doctor.finding import Rule
-from bigstep.doctor.findings import accumulation, checkpoint, gradients, order, precision, rate, samples, state, time
+from bigstep.doctor.findings import (
+    accumulation,
+    checkpoint,
+    gradients,
+    loading,
+    order,
+    precision,
+    rate,
+    samples,
+    state,
+    time,
+)
 
 __all__ = ["RULES"]
 
 RULES: dict[str, tuple[Rule, ...]] = {
-    "samples": samples.RULES,
+    "samples": (*samples.RULES, *loading.RULES),
     "gradients": (*gradients.RULES, *accumulation.RULES),
     "rate": rate.RULES,
     "randomness": state.RANDOMNESS,

@@ -155,14 +155,16 @@ def scaled_gradients(case: Case) -> Iterator[Finding]:
     if not exchanged(world):
         raise Unseen("the ranks apply gradients of their own")
     mean = sum(update.local for update in updates) / world.size
-    if any(update.clipped for update in updates) or mean == 0 or not math.isfinite(mean):
-        raise Unseen("gradients were clipped, or are zero, in the first step")
+    hand = next((c for c in world.ranks[0].all(Collective) if c.target == "gradient"), None)
+    if mean == 0 or not math.isfinite(mean):
+        raise Unseen("the gradients of the first step are zero or not finite")
+    if hand and any(update.clipped for update in updates):
+        raise Unseen("gradients are clipped, and exchanged by hand")
     reduced = updates[0].used / mean
     factor = reduced * _loss_ratio(case)
     if any(update.scaled for update in updates):
         raise Unseen("a GradScaler changes the size of gradients")
     first = world.ranks[0]
-    hand = next((c for c in first.all(Collective) if c.target == "gradient"), None)
     line = hand.line if hand else updates[0].line
     if math.isclose(factor, world.size, rel_tol=0.15):
         yield Finding(

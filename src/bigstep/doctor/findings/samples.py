@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from bigstep.doctor.facts import Batch, Forward, Held, Loader, Pass, Worker
+from bigstep.doctor.facts import Batch, Forward, Held, Loader, Pass
 from bigstep.doctor.finding import Case, Finding, Rule, Unseen
 from bigstep.doctor.world import Process, World
 
-__all__ = ["RULES", "training_loaders"]
+__all__ = ["RULES", "read_content", "training_loaders"]
 
 _TELLING = 0.5
 """Share of distinct samples from which on content tells samples apart."""
@@ -28,7 +28,7 @@ def evaluation_loaders(world: World) -> list[Loader]:
     return [loader for loader in world.ranks[0].all(Loader) if loader.loader in judged - train]
 
 
-def _read(process: Process, loader: int, number: int = 0) -> list[str]:
+def read_content(process: Process, loader: int, number: int = 0) -> list[str]:
     """Return the content of the samples that a rank read in one pass."""
     batches = [b for b in process.all(Batch) if b.loader == loader and b.number == number]
     return [row for batch in batches for row in batch.rows]
@@ -60,16 +60,14 @@ def same_samples(case: Case) -> Iterator[Finding]:
 
 def _unsplit_set(case: Case, loader: Loader) -> Iterator[Finding]:
     world = case.several
-    if loader.replacement or loader.drawn < loader.samples:
-        return
-    held = [row for p in world.ranks for h in p.all(Held) if h.loader == loader.loader for row in set(h.rows)]
-    if held and max(Counter(held).values()) < 2:
-        return  # each rank was given a data set of its own
     single = next((e for e in case.one.all(Loader) if e.loader == loader.loader), None) if case.one else None
-    if single and loader.samples <= 1.1 * single.samples / world.size:
-        return
     steps = [[b for b in p.all(Batch) if b.loader == loader.loader][:4] for p in world.ranks]
     alike = sum(len({b.indices or b.rows for b in step}) == 1 for step in zip(*steps, strict=False))
+    as_before = single is not None and loader.drawn >= 0.9 * single.drawn > 0 and alike > 1
+    if loader.replacement or not (loader.drawn >= loader.samples or as_before) or _own_data(world, loader.loader):
+        return
+    if single and loader.samples <= 1.1 * single.samples / world.size:
+        return  # each rank was given a part of the data set
     same = (
         f"; the first {alike} batches are the same ones on all ranks" if alike else ", each rank in an order of its own"
     )
@@ -89,8 +87,16 @@ def _unsplit_set(case: Case, loader: Loader) -> Iterator[Finding]:
     )
 
 
+def _own_data(world: World, loader: int) -> bool:
+    """Whether each rank has samples of its own; asked only where a sample is the same whenever it is read."""
+    held = [{row for h in p.all(Held) if h.loader == loader for row in h.rows} for p in world.ranks]
+    read = {row for batch in world.ranks[0].all(Batch) if batch.loader == loader for row in batch.rows}
+    indexed = any(row.startswith("#") for row in held[0])
+    return all(held) and bool(indexed or held[0] & read) and not set.intersection(*held)
+
+
 def _unsplit_stream(world: World, loader: Loader) -> Iterator[Finding]:
-    read = [_read(process, loader.loader) for process in world.ranks]
+    read = [read_content(process, loader.loader) for process in world.ranks]
     if not all(_tell_apart(rows) or loader.workers > 1 for rows in read) or not read[0]:
         return
     share = min(_overlap(read[0], rows) for rows in read[1:])
@@ -180,22 +186,24 @@ def same_order(case: Case) -> Iterator[Finding]:
     seen = False
     for world in case.worlds:
         for loader in training_loaders(world):
-            first, second = (_indices(world.ranks[0], loader.loader, number) for number in (0, 1))
+            numbers = _whole_passes(world.ranks[0], loader.loader)[:2]
+            if len(numbers) < 2 or loader.iterable:
+                continue
+            first, second = (_indices(world.ranks[0], loader.loader, number) for number in numbers)
             length = min(len(first), len(second))
-            if length < 2 or loader.iterable:
+            if length < 2:
                 continue
             seen = True
             shuffled = list(first[:length]) != sorted(first[:length])
             if first[:length] != second[:length] or not (shuffled or loader.shuffle):
                 continue
-            passes = [p for p in world.ranks[0].all(Pass) if p.loader == loader.loader]
+            passes = [p for p in world.ranks[0].all(Pass) if p.loader == loader.loader and p.number in numbers]
             epochs = {p.sampler_epoch for p in passes}
             told = f"; the sampler's epoch stayed {min(epochs)}" if epochs != {-1} and len(epochs) == 1 else ""
             yield Finding(
                 name="same-order",
                 title="the same order in every epoch",
-                evidence=f"passes 1 and 2 begin with the same {length} samples ({', '.join(map(str, first[:4]))}, …)"
-                f"{told}",
+                evidence=f"two passes begin with the same {length} samples ({', '.join(map(str, first[:4]))}, …){told}",
                 cost="the batches are made of the same samples each time: shuffling helps only once",
                 remedy="call sampler.set_epoch(epoch) at the start of every epoch"
                 if loader.sampler == "DistributedSampler"
@@ -208,64 +216,15 @@ def same_order(case: Case) -> Iterator[Finding]:
         raise Unseen("no second pass over the training data was seen")
 
 
+def _whole_passes(process: Process, loader: int) -> list[int]:
+    """Return the passes over a loader, without those that only looked at its first batch."""
+    counts = Counter(batch.number for batch in process.all(Batch) if batch.loader == loader)
+    return [number for number in sorted(counts) if counts[number] > 1 or max(counts.values()) == 1]
+
+
 def _indices(process: Process, loader: int, number: int) -> tuple[int, ...]:
     batches = [b for b in process.all(Batch) if b.loader == loader and b.number == number]
     return tuple(index for batch in batches for index in batch.indices)
-
-
-def repeated_by_workers(case: Case) -> Iterator[Finding]:
-    """An iterable data set is not split over the loader's processes, so each of them reads everything."""
-    worlds = [world for world in (case.one, case.many) if world is not None and world.ranks]
-    streams = [(w, e) for w in worlds for e in w.ranks[0].all(Loader) if e.iterable and e.workers > 1]
-    if not streams:
-        raise Unseen("no iterable data set with several loader processes")
-    for world, loader in streams:
-        rows = _read(world.ranks[0], loader.loader)
-        copies = Counter(rows)
-        twice = sum(count > 1 for count in copies.values())
-        if rows and twice > 0.3 * len(copies):
-            yield Finding(
-                name="repeated-by-workers",
-                title="every loader process reads the whole stream",
-                evidence=f"{twice} of {len(copies)} samples came more than once in one pass, with num_workers="
-                f"{loader.workers} and an iterable data set",
-                cost=f"an epoch holds every sample {loader.workers} times, in neighbouring batches",
-                remedy="in __iter__ ask torch.utils.data.get_worker_info() and keep every num_workers-th sample "
-                "from id on",
-                likelihood=0.95,
-                line=loader.line,
-            )
-            return
-
-
-def alike_workers(case: Case) -> Iterator[Finding]:
-    """Loader processes draw the same random numbers."""
-    worlds = [world for world in (case.one, *case.worlds) if world is not None]
-    events = [(w, e) for w in worlds for p in w.everything for e in p.all(Worker) if e.worker >= 0]
-    if not events:
-        raise Unseen("no random number was drawn in a loader process")
-    for world in worlds:
-        groups: dict[tuple[int, int, str, str], set[int]] = defaultdict(set)
-        for process in world.everything:
-            for event in process.all(Worker):
-                if event.worker >= 0:
-                    groups[process.rank, event.loader, event.generator, event.state].add(event.worker)
-        for (rank, number, generator, _), workers in groups.items():
-            if len(workers) > 1:
-                line = next((e.line for e in world.all(Loader) if e.loader == number), "")
-                yield Finding(
-                    name="alike-workers",
-                    title="loader processes draw the same random numbers",
-                    evidence=f"on rank {rank}, loader processes {', '.join(map(str, sorted(workers)))} began to "
-                    f"draw from "
-                    f"{generator} in the same state",
-                    cost=f"{len(workers)} samples in a row get the same augmentation",
-                    remedy="seed it from torch.initial_seed() in worker_init_fn, or make the generator inside the "
-                    "worker instead of in the data set's __init__",
-                    likelihood=0.93,
-                    line=line,
-                )
-                return
 
 
 def leaked_validation(case: Case) -> Iterator[Finding]:
@@ -331,8 +290,6 @@ RULES: tuple[Rule, ...] = (
     missing_samples,
     overlapping_shares,
     same_order,
-    repeated_by_workers,
-    alike_workers,
     leaked_validation,
     padded_evaluation,
 )

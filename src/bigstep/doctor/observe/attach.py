@@ -73,12 +73,12 @@ class _Waiting(importlib.abc.MetaPathFinder):
 
 
 def _observe_torch(recorder: Recorder) -> None:
-    from bigstep.doctor.observe import collectives, data, models, probe, randomness, saving, syncs, updates
+    from bigstep.doctor.observe import collectives, data, models, probe, randomness, saving, schedules, syncs, updates
 
     for observer in (data, updates, collectives, syncs):
         observer.install(recorder)
     if not recorder.settings.only_time:
-        for observer in (models, randomness, saving, probe):
+        for observer in (models, randomness, saving, schedules, probe):
             observer.install(recorder)
 
 

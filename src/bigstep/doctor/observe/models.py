@@ -23,6 +23,8 @@ called: dict[int, weakref.ref[nn.Module]] = {}
 """Modules that the program called from outside any other, by id."""
 wrapped: dict[int, weakref.ref[nn.Module]] = {}
 """Inner modules of wrappers, by id, and the wrapper."""
+_begun: set[int] = set()
+"""Modules that were called in training."""
 _inside = threading.local()
 _evaluated: dict[int, int] = {}
 """Calls outside training, by loader."""
@@ -91,9 +93,10 @@ def _look(
     with recorder.quietly():
         if id(module) not in called:
             called[id(module)] = weakref.ref(module)
-            if training:
-                weights, buffers = digest(module.parameters()), digest(module.buffers())
-                recorder.write(Weights(parameters=weights, buffers=buffers, line=recorder.line()))
+        if training and id(module) not in _begun:
+            _begun.add(id(module))
+            weights, buffers = digest(module.parameters()), digest(module.buffers())
+            recorder.write(Weights(parameters=weights, buffers=buffers, line=recorder.line()))
         tensor = biggest([arguments, named])
         return module, training, recorder.line(), tensor, torch.get_rng_state().numpy().tobytes(), _route(module)
 

@@ -86,7 +86,14 @@ def _averages() -> Iterator[tuple[str, list[Tensor]]]:
 
 
 def _held(dataset: Any) -> Iterator[str]:
-    """Read a data set from its start, as far as time allows, and digest what it gives."""
+    """Read a data set from its start, as far as time allows, and digest what it gives.
+
+    A part of another data set is known by its indices, which augmentation does not change.
+    """
+    if hasattr(dataset, "indices") and hasattr(dataset, "dataset"):
+        chosen = data.base_indices(dataset, range(min(len(dataset), SAMPLES)))
+        yield from (f"#{index}" for index in chosen)
+        return
     if not hasattr(dataset, "__getitem__") or isinstance(dataset, Mapping):
         return
     deadline = time.monotonic() + READING_S

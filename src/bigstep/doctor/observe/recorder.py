@@ -41,6 +41,8 @@ class Tally:
     sync_s: float = 0.0
     sync_line: str = ""
     clipped: bool = False
+    unclipped: float | None = None
+    """The functional of the gradient before it was clipped."""
     autocast: str = ""
     began: float = field(default_factory=now)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bigstep.doctor.facts import Load, Save
-from bigstep.doctor.observe import updates
+from bigstep.doctor.observe import schedules, updates
 from bigstep.doctor.observe.recorder import Recorder, replace
 
 __all__ = ["install"]
@@ -68,7 +68,7 @@ def _carried() -> Iterator[str]:
     found = [reference() for reference in updates.optimizers]
     if any(o is not None and any(len(state) for state in o.state.values()) for o in found):
         yield "optimizer"
-    if any(reference() is not None for reference in updates.schedulers):
+    if any(reference() is not None for reference in schedules.schedulers):
         yield "scheduler"
     if any((scaler := reference()) is not None and scaler.is_enabled() for reference in updates.scalers):
         yield "scaler"

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer, lr_scheduler
+from torch.optim import Optimizer
 from torch.optim import optimizer as optim
 
-from bigstep.doctor.facts import Backward, Clip, Schedule, Update
+from bigstep.doctor.facts import Backward, Clip, Update
 from bigstep.doctor.observe import models
 from bigstep.doctor.observe.clock import now
 from bigstep.doctor.observe.digest import digest, functional, is_plain, norms
 from bigstep.doctor.observe.recorder import Recorder, replace
 
-__all__ = ["install", "optimizers", "scalers", "schedulers"]
+__all__ = ["install", "optimizers", "remember", "scalers"]
 
 optimizers: list[weakref.ref[Optimizer]] = []
-schedulers: list[weakref.ref[Any]] = []
 scalers: list[weakref.ref[Any]] = []
 _local: dict[int, Tensor] = {}
 """The functional of each parameter's own gradient, by id, as it stood before any exchange."""
@@ -45,7 +44,6 @@ def install(recorder: Recorder) -> None:
     replace(torch.amp.GradScaler, "scale", lambda original: _observed_scale(original))
     replace(torch.amp.GradScaler, "step", lambda original: _observed_scaler(original))
     replace(torch.amp.GradScaler, "unscale_", lambda original: _observed_unscale(original))
-    _observe_schedulers(recorder)
 
 
 def _observed_backward(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -117,6 +115,10 @@ def _observed_clip(recorder: Recorder, original: Callable[..., Any]) -> Callable
         waiting = any(reference() is not None for reference in scalers) and not _unscaled
         kept = parameters if isinstance(parameters, Tensor) else list(parameters)
         recorder.tally.clipped = True
+        if recorder.detailed:
+            with recorder.quietly(), torch.no_grad():
+                gradients = [p.grad for p in ([kept] if isinstance(kept, Tensor) else kept) if is_plain(p.grad)]
+                recorder.tally.unclipped = _sum(gradients)
         recorder.write(Clip(most=float(limit), scaled=waiting, by_value=by_value, line=recorder.line()))
         return original(kept, *arguments, **named)
 
@@ -126,7 +128,7 @@ def _observed_clip(recorder: Recorder, original: Callable[..., Any]) -> Callable
 def _observed_scale(original: Callable[..., Any]) -> Callable[..., Any]:
     def scale(self: Any, outputs: Any) -> Any:
         if self.is_enabled():
-            _remember(scalers, self)
+            remember(scalers, self)
         return original(self, outputs)
 
     return scale
@@ -153,9 +155,14 @@ def _observed_unscale(original: Callable[..., Any]) -> Callable[..., Any]:
     return unscale_
 
 
-def _remember(shelf: list[weakref.ref[Any]], thing: Any) -> None:
+def remember(shelf: list[weakref.ref[Any]], thing: Any) -> None:
+    """Put a thing on a shelf, once, without keeping it alive."""
     if not any(reference() is thing for reference in shelf):
         shelf.append(weakref.ref(thing))
+
+
+def _sum(gradients: Iterable[Tensor | None]) -> float:
+    return float(sum((functional(g) for g in gradients if g is not None), torch.zeros((), dtype=torch.float64)))
 
 
 def _before_step(recorder: Recorder, optimizer: Optimizer, arguments: Any, named: Any) -> Any:
@@ -192,7 +199,7 @@ def _look(recorder: Recorder, optimizer: Optimizer) -> None:
                 "names": tuple(names.get(id(p), "") for p in parameters),
                 "strange": sum(id(p) not in names for p in parameters) if names else 0,
                 "untouched": sum(p.requires_grad and id(p) not in _local for p in parameters),
-                "used": float(sum((functional(g) for g in plain), torch.zeros((), dtype=torch.float64))),
+                "used": _sum(plain) if recorder.tally.unclipped is None else recorder.tally.unclipped,
                 "local": float(sum((_local.get(id(p), 0.0) for p in parameters), torch.zeros((), dtype=torch.float64))),
                 "sharded": any(p.grad is not None and not is_plain(p.grad) for p in parameters),
                 "half": any(p.dtype is torch.float16 for p in parameters),
@@ -238,73 +245,3 @@ def _after_step(recorder: Recorder, optimizer: Optimizer) -> None:
     )
     _local.clear()
     recorder.count_update()
-
-
-def _observe_schedulers(recorder: Recorder) -> None:
-    classes = [c for c in vars(lr_scheduler).values() if isinstance(c, type) and "step" in vars(c)]
-    for scheduler in classes:
-        replace(scheduler, "step", lambda original: _observed_schedule(recorder, original))
-
-
-_stepping: list[int] = []
-
-
-def _observed_schedule(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
-    def step(self: Any, *arguments: Any, **named: Any) -> Any:
-        outermost = not _stepping  # a chain of schedulers steps its parts
-        _stepping.append(1)
-        try:
-            result = original(self, *arguments, **named)
-        finally:
-            _stepping.pop()
-        starting = not hasattr(self, "_doctor_started")  # the constructor takes a first step itself
-        if starting:
-            self._doctor_started = True
-            _remember(schedulers, self)
-        if outermost and not (starting and getattr(self, "last_epoch", 1) <= 0):
-            rate = float(self.optimizer.param_groups[0]["lr"]) if hasattr(self, "optimizer") else 0.0
-            recorder.write(
-                Schedule(
-                    scheduler=type(self).__name__,
-                    position=int(getattr(self, "last_epoch", 0)),
-                    horizon=horizon_of(self),
-                    rate=rate,
-                    line=recorder.line(),
-                )
-            )
-        return result
-
-    return step
-
-
-def horizon_of(scheduler: Any) -> int:
-    """Return the number of steps until a scheduler's shape ends; 0 where it has no end that can be read."""
-    known = getattr(scheduler, "_doctor_horizon", None)
-    if known is None:
-        known = scheduler._doctor_horizon = _horizon(scheduler)
-    return int(known)
-
-
-def _horizon(scheduler: Any) -> int:
-    for name in ("total_steps", "T_max", "total_iters"):
-        value = getattr(scheduler, name, None)
-        if isinstance(value, int) and type(scheduler).__name__ not in ("LinearLR", "ConstantLR"):
-            return value
-    parts = getattr(scheduler, "_schedulers", None)
-    if parts and getattr(scheduler, "_milestones", None):
-        last = horizon_of(parts[-1])
-        return int(scheduler._milestones[-1]) + last if last else 0
-    functions = getattr(scheduler, "lr_lambdas", None)
-    return _first_zero(functions[0]) if functions else 0
-
-
-def _first_zero(function: Callable[[int], float]) -> int:
-    """Return where a factor of the rate, once it has been up, comes down to nothing; 0 if it does not."""
-    highest, step = 0.0, 0
-    while step < 10_000_000:
-        value = float(function(step))
-        highest = max(highest, value)
-        if highest > 0 and value <= 1e-6 * highest and step:
-            return step
-        step += max(1, step // 200)
-    return 0

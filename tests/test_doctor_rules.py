@@ -1,0 +1,154 @@
+"""The rules of the doctor on recorded facts: every miniature of the gallery, every right twin, and altered records.
+
+The archive holds what `benchmarks/doctor/run.py --facts` recorded on two CPU cores.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bigstep.doctor.examination import Examination, diagnose, load_case
+from bigstep.doctor.facts import KINDS, Backward, Event, Update, Wrap
+from bigstep.doctor.finding import Case
+from bigstep.doctor.findings import RULES
+from bigstep.doctor.report import print_report, verdict, write_page
+from bigstep.doctor.world import Process, World, load_world, write_world
+
+ROOT = Path(__file__).parents[1]
+ARCHIVE = Path(__file__).parent / "data" / "doctor.zip"
+EXPECTED: dict[str, str] = json.loads((ROOT / "benchmarks" / "doctor" / "expected.json").read_text())
+NAMES = {rule.__name__.replace("_", "-") for rules in RULES.values() for rule in rules}
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("doctor")
+    with zipfile.ZipFile(ARCHIVE) as archive:
+        archive.extractall(folder)
+    return folder
+
+
+def judge(folder: Path) -> Examination:
+    case = load_case(folder)
+    return diagnose(case, folder.name, runs=[world for world in (case.one, case.many) if world])
+
+
+@pytest.mark.parametrize("script", sorted(EXPECTED))
+def test_the_cause_of_a_miniature_is_named_first(records: Path, script: str) -> None:
+    findings = judge(records / script).findings
+    assert findings, "nothing was found"
+    assert findings[0].name == EXPECTED[script]
+
+
+@pytest.mark.parametrize("script", sorted(EXPECTED))
+def test_a_right_twin_has_no_fault(records: Path, script: str) -> None:
+    result = judge(records / f"{script}_right")
+    assert not result.faults, [f"{finding.name}: {finding.evidence}" for finding in result.faults]
+    assert EXPECTED[script] not in {finding.name for finding in result.findings}, "the cure leaves no advice either"
+
+
+def test_a_line_of_the_script_comes_with_nearly_every_fault(records: Path) -> None:
+    faults = [judge(records / script).faults[:1] for script in EXPECTED]
+    lines = [found[0].line for found in faults if found]
+    named = [line for line in lines if re.fullmatch(r"[\w/]+\.py:\d+", line)]
+    assert len(named) >= 0.9 * len(lines)
+
+
+def test_every_rule_says_what_it_needs_when_it_has_seen_nothing() -> None:
+    result = diagnose(Case(), "train.py")
+    assert not result.findings
+    assert set(result.unseen) == NAMES
+    assert all(reason and "stumbled" not in reason for reason in result.unseen.values())
+
+
+def test_every_rule_bears_a_run_that_ended_before_it_trained() -> None:
+    empty = World([Process([], 0, 2), Process([], 1, 2)], ended="failed", message="it fell over")
+    result = diagnose(Case(one=World([Process([], 0, 1)]), many=empty, short=empty), "train.py", runs=[empty])
+    assert not [name for name, reason in result.unseen.items() if "stumbled" in reason]
+    assert result.trouble == "it fell over"
+
+
+def altered(case: Case, change: dict[type[Event], dict[str, object]]) -> Case:
+    """The same case with some fields of some events set to other values, on all ranks."""
+    assert case.many is not None
+    ranks = [
+        Process([replace(e, **change[type(e)]) if type(e) in change else e for e in p.events], p.rank, p.world)  # type: ignore[arg-type]
+        for p in case.many.ranks
+    ]
+    return replace(case, many=replace(case.many, ranks=ranks))
+
+
+def names(case: Case) -> list[str]:
+    return [finding.name for finding in diagnose(case, "train.py").faults]
+
+
+def test_a_search_for_unused_parameters_is_needless_only_if_all_are_used(records: Path) -> None:
+    case = load_case(records / "past_ddp_right")
+    assert names(altered(case, {Wrap: {"find_unused": True}})) == ["needless-search"]
+    assert names(altered(case, {Wrap: {"find_unused": True}, Update: {"untouched": 1}})) == []
+
+
+def test_a_sum_over_ranks_is_no_fault_where_the_loss_was_divided_first(records: Path) -> None:
+    summed = load_case(records / "summed")
+    assert names(summed) == ["scaled-gradients"]
+    assert summed.one is not None
+    assert summed.many is not None
+    ranks = [
+        Process([replace(e, value=e.value / 2) if isinstance(e, Backward) else e for e in p.events], p.rank, p.world)
+        for p in summed.many.ranks
+    ]
+    assert names(replace(summed, many=replace(summed.many, ranks=ranks))) == []
+
+
+def test_records_survive_writing_and_reading(records: Path, tmp_path: Path) -> None:
+    world = load_world(records / "numpy_workers" / "many.jsonl")
+    write_world(world, tmp_path / "again.jsonl")
+    again = load_world(tmp_path / "again.jsonl")
+    assert again.ranks == world.ranks
+    assert again.helpers == world.helpers
+
+
+def test_the_page_holds_every_finding_and_loads_nothing(records: Path, tmp_path: Path) -> None:
+    result = judge(records / "no_sampler")
+    write_page(result, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert result.findings[0].title in page
+    assert all(name in page for name in result.unseen)
+    assert "http://" not in page
+    assert "https://" not in page
+
+
+def test_the_terminal_says_fault_cost_and_change(records: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = judge(records / "no_sampler")
+    print_report(result)
+    text = capsys.readouterr().out
+    assert "1. every rank trains on the whole data set" in text
+    assert "DistributedSampler" in text
+    assert verdict(result).split(",")[0] in text
+
+
+def test_the_document_lists_every_finding_and_every_miniature() -> None:
+    text = (ROOT / "docs" / "doctor.md").read_text()
+    listed = set(re.findall(r"^\| `([\w-]+)` \|", text, re.MULTILINE))
+    assert listed == NAMES
+    for script in EXPECTED:
+        assert script in text, f"{script} is in the gallery, but not in docs/doctor.md"
+
+
+def test_the_gallery_holds_what_it_promises() -> None:
+    paths = [path for path in (ROOT / "examples" / "doctor").glob("*.py") if path.stem != "small"]
+    scripts = {path.stem: path.read_text() for path in paths}
+    assert set(scripts) == set(EXPECTED)
+    assert len(scripts) >= 30
+    for name, source in scripts.items():
+        assert re.search(r"^Reported as [\w.-]+/[\w.-]+ \d+\.$", source, re.MULTILINE), f"{name} names no thread"
+        assert "--right" in source
+    styles = ("mp.spawn", "from accelerate", "import lightning", "from transformers", "DistributedDataParallel(")
+    assert all(any(style in source for source in scripts.values()) for style in styles)
+    assert len(KINDS) == len(Event.__subclasses__())
