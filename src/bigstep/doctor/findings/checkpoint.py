@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from bigstep.doctor.facts import Load, Save, Update
 from bigstep.doctor.finding import Case, Finding, Rule, Unseen
+from bigstep.doctor.world import Process
 
 __all__ = ["RULES"]
 
@@ -41,13 +42,19 @@ def same_file(case: Case) -> Iterator[Finding]:
             return
 
 
+def _reads_first(process: Process) -> bool:
+    """Whether a rank reads a checkpoint before it trains; what is read afterwards is not to go on from."""
+    first = next((event for event in process.events if isinstance(event, Load | Update)), None)
+    return isinstance(first, Load)
+
+
 def incomplete_checkpoint(case: Case) -> Iterator[Finding]:
     """A checkpoint from which training is to go on lacks something that the next step needs."""
     worlds = [world for world in (case.one, *case.worlds) if world is not None]
     saves = [save for world in worlds for save in world.all(Save) if save.updates and "weights" in save.holds]
     if not saves:
         raise Unseen("no checkpoint was written")
-    reads = any(world.all(Load) for world in worlds)
+    reads = any(_reads_first(process) for world in worlds for process in world.ranks)
     whole = [save for save in saves if not save.lacks]
     for save in saves:
         if save.lacks and not whole:

@@ -183,8 +183,8 @@ def scaled_gradients(case: Case) -> Iterator[Finding]:
             title="gradients are divided by the number of ranks twice",
             evidence=f"the gradient of the first step is {reduced:.3g} times the mean over {world.size} ranks"
             if abs(reduced - 1) > NEAR
-            else f"the scalar that backward starts from is {_loss_ratio(case):.3g} times that of one rank, and the "
-            "exchange averages once more",
+            else f"the loss is multiplied by {_loss_ratio(case):.3g} beside one rank, and the exchange averages "
+            f"once more",
             cost=f"the effective rate is 1/{world.size} of the one that is set",
             remedy="leave the division to DistributedDataParallel, which averages: divide neither the loss nor p.grad "
             "by the world size",
@@ -194,18 +194,19 @@ def scaled_gradients(case: Case) -> Iterator[Finding]:
 
 
 def _loss_ratio(case: Case) -> float:
-    """Return how large the sum of backward's scalars for one update is on several ranks, relative to one rank."""
+    """Return how much of the loss enters an update on several ranks, relative to one rank, where it is N or 1/N.
+
+    Counted are the numbers that the loss was multiplied with before backward, summed over the micro-batches of an
+    update: losses themselves differ from batch to batch, these do not.
+    """
     if case.one is None:
         return 1.0
     sums = []
     for world in (case.single, case.several):
-        found = [sum(b.value for b in _before(process, Update, 0, Backward)) for process in world.ranks]
+        found = [sum(b.factor for b in _before(process, Update, 0, Backward)) for process in world.ranks]
         sums.append(sum(found) / len(found) if found else 0.0)
-    if sums[0] <= 0 or not math.isfinite(sums[1] / sums[0]):
-        return 1.0
-    ratio = sums[1] / sums[0]
-    whole = next((k for k in (case.ranks, 1 / case.ranks) if math.isclose(ratio, k, rel_tol=0.15)), None)
-    return whole or 1.0
+    ratio = sums[1] / sums[0] if sums[0] else 1.0
+    return next((k for k in (case.ranks, 1 / case.ranks) if math.isclose(ratio, k, rel_tol=0.05)), 1.0)
 
 
 def _before(process: Process, end: type[Event], number: int, kind: type[Backward]) -> list[Backward]:
