@@ -30,7 +30,7 @@ from bigstep.records import read_run
 from test_async import SGD as MOMENTUM
 from test_async import SHARES, Ninety, network, serial
 from test_async import order as serial_order
-from test_downpour import RESUMED, Gated, Stagehand, run_to_the_gate, until
+from test_downpour import PATIENCE_S, RESUMED, Gated, Stagehand, run_to_the_gate, until
 from worlds import forked_context
 
 SECRET = "a secret of both sides"
@@ -296,7 +296,7 @@ def told_by(target: Any, arguments: tuple[Any, ...], number: signal.Signals, fol
     run.start()
     until(lambda: list(folder.glob("waiting-*")))
     os.kill(run.pid, number)
-    run.join(60)
+    run.join(PATIENCE_S)
     assert run.exitcode == 0
     return str(said.get())
 
