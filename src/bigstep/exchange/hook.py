@@ -204,7 +204,8 @@ class Exchange:
     @property
     def gives_the_mean(self) -> bool:
         """Whether a backward leaves the mean over ranks of its own gradients, up to the rounding of a half type."""
-        return CODECS[self.codec].loses != "carried" and self._late is None and self._prepare is None
+        carries = CODECS[self.codec].loses == "carried"
+        return not (carries or self.parts or self._late or self._prepare)
 
     def keep_own(self) -> None:
         """Copy what this rank brings into the next exchange, before it is encoded; `take_own` hands it out."""

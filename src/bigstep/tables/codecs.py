@@ -85,6 +85,8 @@ class CodecEntry:
     """Brings its own all-reduces, which take a ring's rounds."""
     agree_from: int = 0
     """So many ranks or more first agree on powers of two, by a small all-reduce that a plan leaves out; 0 for never."""
+    orderless: bool = False
+    """Whether a sum of codes has the same bits in any order, and hence on any number of ranks."""
     settings: Settings = field(default_factory=dict)
     """Its own settings and their defaults; fields of the configuration's exchange have the same names."""
     encode_traffic: float = 0.0
@@ -267,6 +269,7 @@ CODECS = {
         loses="nothing",
         bytes_per_value=8,
         agree_from=1,
+        orderless=True,
         encode_traffic=16.0,
         decode_traffic=12.0,
     ),

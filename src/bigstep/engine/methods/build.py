@@ -14,6 +14,7 @@ from bigstep.engine.fusing import Kernels, why_open
 from bigstep.engine.learner import Learner
 from bigstep.engine.methods.base import Method
 from bigstep.engine.methods.eager import Eager
+from bigstep.engine.methods.exact import ExactEager
 from bigstep.engine.methods.forwards import Forwards
 from bigstep.engine.methods.graphed import Graphed
 from bigstep.engine.methods.islands import Islands
@@ -25,6 +26,7 @@ from bigstep.engine.ranks import Ranks
 from bigstep.engine.state import State
 from bigstep.gpu.loss_scale import LossScale
 from bigstep.norm import WorkerStatistics
+from bigstep.tables.codecs import CODECS
 
 __all__ = ["Emulation", "Setting", "make_method"]
 
@@ -87,10 +89,22 @@ def _synchronous(setting: Setting, ranks: Ranks, *, measure: bool = True) -> Syn
     else:
         if config.compile:
             learner.model.compile()  # in place: names in checkpoints stay as they are
-        skip = config.nonfinite == "skip"
-        parallel = _parallel(setting, ranks)
-        passes = Eager(learner, ranks, setting.precision, scale, parallel, skip_nonfinite=skip, clip=clip)
+        skip, parts = config.nonfinite == "skip", _count_parts(config)
+        parallel = _parallel(setting, ranks, parts)
+        common = learner, ranks, setting.precision, scale, parallel
+        if parts:
+            passes = ExactEager(*common, parts=parts, skip_nonfinite=skip, clip=clip)
+            setting = replace(setting, samples_per_forward=0)  # one worker a forward
+        else:
+            passes = Eager(*common, skip_nonfinite=skip, clip=clip)
     return Synchronous(learner, passes, setting.forwards(ranks), ranks, config.seed, measure=measure)
+
+
+def _count_parts(config: RunConfig) -> int:
+    """Return the most workers of any step where each adds a part of its own to the gradient, else 0."""
+    if not CODECS[config.exchange.codec].orderless:
+        return 0
+    return max([config.workers.count, *(stage.count for stage in config.plan)])
 
 
 def _takes_graphs(setting: Setting, ranks: Ranks) -> bool:
@@ -110,6 +124,8 @@ def _why_no_graphs(config: RunConfig, ranks: Ranks, learner: Learner) -> str | N
         return "several ranks exchange gradients within a step"
     if config.asynchronous.method != "none":
         return "gradients go elsewhere before they update weights"
+    if CODECS[config.exchange.codec].orderless:
+        return "exact sums take every worker's gradient by itself"
     if config.nonfinite == "skip":
         return "nonfinite=skip looks at every gradient"
     if learner.rank_adagrad is not None:
@@ -117,15 +133,14 @@ def _why_no_graphs(config: RunConfig, ranks: Ranks, learner: Learner) -> str | N
     return None
 
 
-def _parallel(setting: Setting, ranks: Ranks) -> Parallel | None:
+def _parallel(setting: Setting, ranks: Ranks, parts: int) -> Parallel | None:
     """Let several ranks exchange gradients."""
     if ranks.size == 1:
         return None
     feed, state = setting.feed, setting.state
     example = next(iter(feed([Request(0, torch.arange(min(_EXAMPLE, len(feed))))])))
-    return Parallel(
-        setting.learner, ranks, setting.precision, setting.config.exchange, example, lambda: state.position.step
-    )
+    config, steps_taken = setting.config.exchange, lambda: state.position.step
+    return Parallel(setting.learner, ranks, setting.precision, config, example, steps_taken, parts)
 
 
 def _islands(setting: Setting) -> Islands:

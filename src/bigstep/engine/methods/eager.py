@@ -53,6 +53,7 @@ class Eager:
         self._learner, self._ranks, self._precision, self._parallel = learner, ranks, precision, parallel
         self._skip, self._clip = skip_nonfinite, clip
         self._scale = scale
+        self._factor = float(ranks.size)  # the exchange divides by the number of ranks
         self._debt = Debt()
         self._kept_behind_exchange = False
         self.gives_mean = parallel is None or parallel.exchange.gives_the_mean
@@ -68,14 +69,14 @@ class Eager:
             parallel.exchange.keep_own()  # behind the backward there is only the mean over ranks
         with contextlib.nullcontext() if last or parallel is None else parallel.ddp.no_sync():
             with self._precision.autocast():
-                weighted: Tensor = objective(inputs, target, weight * self._ranks.size)
+                weighted: Tensor = objective(inputs, target, weight * self._factor)
             self._scale.scale(weighted).backward()  # type: ignore[no-untyped-call]  # untyped in torch
-        return weighted.detach() / self._ranks.size
+        return weighted.detach() / self._factor
 
     @property
     def own_weight(self) -> float:
-        """The exchange divides by the number of ranks."""
-        return float(self._ranks.size)
+        """What a forward's weight is multiplied by."""
+        return self._factor
 
     def own_gradients(self) -> list[Tensor | None]:
         """Return what this rank's forwards have left so far, also behind the exchange."""

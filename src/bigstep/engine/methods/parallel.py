@@ -27,7 +27,10 @@ _SYNC_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _ddp_argumen
 
 
 def make_exchange(
-    config: ExchangeConfig, timeout_s: float = 600.0, prepare: Callable[[Tensor, Tensor], None] | None = None
+    config: ExchangeConfig,
+    timeout_s: float = 600.0,
+    prepare: Callable[[Tensor, Tensor], None] | None = None,
+    parts: int = 0,
 ) -> Exchange:
     """Return the exchange that a configuration names, not yet attached."""
     return Exchange(
@@ -39,6 +42,7 @@ def make_exchange(
         double_buffer=config.double_buffer,
         timeout=timeout_s,
         prepare=prepare,
+        parts=parts,
         **{name: getattr(config, name) for name in SETTINGS},
     )
 
@@ -58,6 +62,7 @@ class Parallel:
         config: The exchange.
         example: A small (inputs, target) to provoke the regrouping with.
         steps_taken: How many steps the run has taken; asked when the state of a single rank is loaded.
+        parts: Of the sum of a step, where every worker is one by itself; 0 for the mean over ranks.
     """
 
     def __init__(
@@ -68,9 +73,10 @@ class Parallel:
         config: ExchangeConfig,
         example: tuple[Any, Any],
         steps_taken: Callable[[], int],
+        parts: int = 0,
     ):
         self._learner, self._ranks, self._precision, self._steps_taken = learner, ranks, precision, steps_taken
-        self.exchange = make_exchange(config, ranks.timeout_s, learner.rank_adagrad)
+        self.exchange = make_exchange(config, ranks.timeout_s, learner.rank_adagrad, parts)
         self._tuner: BucketTuner | None = None
         self._ddp: DistributedDataParallel | None = None
         if config.bucket_mb == "auto":
