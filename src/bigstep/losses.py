@@ -54,7 +54,7 @@ class CrossEntropy(nn.Module):
         half = rows.dtype in (torch.float16, torch.bfloat16)
         kernels = rows.dtype == torch.float32 and why_not_triton(rows) is None
         if (half or kernels) and not torch.compiler.is_compiling():  # a compiler fuses the plain form by itself
-            total = _RowSum.apply(rows.contiguous(), target, self.label_smoothing)  # type: ignore[no-untyped-call]
+            total = _RowSum.apply(rows.contiguous(), target.contiguous(), self.label_smoothing)  # type: ignore[no-untyped-call]
         else:
             total = functional.cross_entropy(
                 rows, target, ignore_index=IGNORED, label_smoothing=self.label_smoothing, reduction="sum"

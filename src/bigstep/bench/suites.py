@@ -215,7 +215,7 @@ SGD_ON_TEXT = (
 )
 LARS_ON_TEXT = ("optimizer.name=lars", "optimizer.momentum=0.9", "optimizer.weight_decay=0.0001")
 RULES: dict[str, tuple[str, tuple[str, ...], float]] = {
-    "sgd": ("adamw", SGD_ON_TEXT, 50.0),
+    "sgd": ("adamw", SGD_ON_TEXT, 125.0),
     "lars": ("adamw", LARS_ON_TEXT, 500.0),
     "adamw": ("adamw", (), 1.0),
     "lamb": ("lamb", (), 1.0),

@@ -18,8 +18,8 @@ IGNORED = -100
 """The target that is not counted: the padding of a sequence."""
 CHUNK = 2**24
 """Logits that the twin widens at a time: 64 MB in float32."""
-BLOCK = 4096
-"""Logits of a row that a program holds at once."""
+BLOCK, WARPS = 4096, 8
+"""Logits of a row that a program holds at once, and the warps that share them."""
 
 
 def row_costs(rows: Tensor, target: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
@@ -36,7 +36,7 @@ def row_costs(rows: Tensor, target: Tensor, smoothing: float) -> tuple[Tensor, T
 
         cost_kernel[(len(rows),)](
             rows, target, costs, spread, rows.shape[1], smoothing,
-            SMOOTHED=smoothing > 0, IGNORED=IGNORED, B=_block(rows.shape[1]),
+            SMOOTHED=smoothing > 0, IGNORED=IGNORED, B=_block(rows.shape[1]), num_warps=WARPS,
         )  # fmt: skip
         return costs, spread
     index = target.clamp(min=0).unsqueeze(1)
@@ -57,7 +57,7 @@ def row_gradient(rows: Tensor, target: Tensor, spread: Tensor, slope: Tensor, sm
 
         block = _block(rows.shape[1])
         gradient_kernel[(len(rows), -(-rows.shape[1] // block))](
-            rows, target, spread, slope, gradient, rows.shape[1], smoothing, IGNORED=IGNORED, B=block
+            rows, target, spread, slope, gradient, rows.shape[1], smoothing, IGNORED=IGNORED, B=block, num_warps=WARPS
         )
         return gradient
     index, counted = target.clamp(min=0).unsqueeze(1), target != IGNORED

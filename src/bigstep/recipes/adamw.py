@@ -29,7 +29,9 @@ Chosen
     tables, none of biases and norms. Text as bytes, so that bits per byte need no vocabulary.
     mini: judged on the last tenth of the training text, one seed, in bits per byte. Four blocks, 900 steps of 16
     sequences: rate 2e-3 2.83, 4e-3 2.72; 450 steps of 32: 3.02 and 2.85. Three blocks: 4e-3 2.72 in three quarters of
-    the time; 8e-3 and 1,190 steps 2.55; 2,000 steps of 8 with 6e-3 2.60.
+    the time; 980 steps with 4e-3 2.69, with 8e-3 2.64, which 1,190 steps bring to 2.55; 2,000 steps of 8 with 6e-3
+    2.60.
+    Beside them, 980 steps: momentum SGD with rate 1 3.28, `lamb` 2.86; counts of pairs of bytes give 3.59.
     books: not searched; the rate at 64 is that of a probe at 512 with the same model.
 
 Differs

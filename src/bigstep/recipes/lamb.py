@@ -25,7 +25,7 @@ Known
 Chosen
     Betas 0.9 and 0.95, decay 0.1, clipping at 1 and the cosine of `adamw`, so that the two differ in one thing. The
     length of a layer's weights enters as it is: phi is the identity.
-    mini: a rate that a few short runs on the training text gave.
+    mini: judged as `adamw`, one seed, 980 steps of 16 sequences: rate 0.02 2.86 bits per byte.
     books: not searched; the ratio of the two recipes' rates is that of mini.
 
 Differs
