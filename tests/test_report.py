@@ -446,3 +446,24 @@ def test_the_summary_says_what_the_leaders_have_in_common(tmp_path: Path) -> Non
                 tmp_path / f"{recipe}-{seed}", recipe=recipe, seed=seed, local_batch=local, top=top + 0.001 * seed
             )
     assert "The 2 leaders share batch 32 (others 1,024)." in text_of(study(tmp_path))
+
+
+def test_samples_are_called_what_they_are(tmp_path: Path) -> None:
+    text = write_run(tmp_path / "text", config={"data": {"name": "shakespeare"}})
+    own = write_run(tmp_path / "own", config={"data": {"name": "my_package:data"}})
+    assert "sequences a second" in text_of(study_of([read_run(text)]))
+    assert "samples a second" in text_of(study_of([read_run(own)]))
+    assert "samples/s" in to_markdown([read_run(text), read_run(own)])
+
+
+def test_runs_with_models_and_data_of_one_s_own_are_told_apart_by_them(tmp_path: Path) -> None:
+    for name in ("Regressor", "Ranker"):
+        folder = write_run(tmp_path / name)
+        facts = json.loads((folder / "run.json").read_text())
+        used = {"unit": "samples", "model": name, "data": f"Own ({len(name)} samples)", "loss": "mse_loss"}
+        (folder / "run.json").write_text(json.dumps({**facts, "used": used}))
+    groups = study(tmp_path).groups
+    assert sorted(group.label for group in groups) == [
+        "plain · Own (6 samples) · Ranker", "plain · Own (9 samples) · Regressor",
+    ]  # fmt: skip
+    assert "images" not in text_of(study(tmp_path))

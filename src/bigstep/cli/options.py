@@ -23,9 +23,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on std
 
 def field_names(incomplete: str) -> list[str]:
     """Complete a field of the configuration, for --set."""
+    from bigstep.config.edit import flatten
     from bigstep.config.text import config_to_mapping
     from bigstep.recipes import load
-    from bigstep.report.outcome import flatten
 
     fields = (field for field, _ in flatten(config_to_mapping(load("plain"))))
     return [f"{field}=" for field in fields if field.startswith(incomplete)]

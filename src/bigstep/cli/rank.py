@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from bigstep.cli.imports import collector_off
 from bigstep.cli.options import print_json
+from bigstep.config.edit import flatten
 from bigstep.config.text import config_to_mapping
-from bigstep.report.outcome import flatten
+from bigstep.report.outcome import unit_of
 
 if TYPE_CHECKING:
     from bigstep.engine.job import Job
@@ -45,7 +46,8 @@ def train_as_rank(job: Job) -> None:
         if not ranks.first:
             run(order, ranks)
             return
-        with Progress(order.config.recipe, order.config.epochs, steps=job.steps) as progress:
+        unit = unit_of(order.config.data.name)
+        with Progress(order.config.recipe, order.config.epochs, steps=job.steps, unit=unit) as progress:
             result = run(order, ranks, _observers(job, progress))
     if job.report:
         show_report(order.folder, quiet=job.as_json)

@@ -38,9 +38,9 @@ def charts_of(study: Study) -> list[Chart]:
                 "Loss of the training batches, averaged over neighbouring steps."),
         _curves(study, "lr", "Learning rate", "train", "epoch", "lr", "epoch", "The rate that each step really used."),
         _curves(study, "batch", "Global batch", "train", "epoch", "batch", "epoch",
-                "Images in each step over all workers; the smaller last batch of an epoch is left out."),
+                f"{study.unit.capitalize()} in each step over all workers; an epoch's smaller last batch is left out."),
         _curves(study, "noise-scale", "Gradient noise scale", "train", "epoch", "noise_scale", "epoch",
-                "The batch, in images, that needs twice the fewest possible steps; far above it samples are wasted."),
+                f"The batch, in {study.unit}, that needs twice the fewest possible steps; beyond it they are wasted."),
     ]  # fmt: skip
     charts = [chart for chart in [*found, *tradeoff_charts(study)] if chart is not None]
     charts.sort(key=lambda chart: not (chart.key == "against-batch" and chart.wide))  # what such a study is about
@@ -75,8 +75,8 @@ def _curves(
         return None
     scale = 100.0 if y == "accuracy" else 1.0
     hovermode = "x unified" if len(drawn) <= BANDED else "closest"
-    names = {"accuracy": "accuracy (%)", "loss": "loss", "lr": "learning rate", "batch": "images",
-             "noise_scale": "images"}  # fmt: skip
+    names = {"accuracy": "accuracy (%)", "loss": "loss", "lr": "learning rate", "batch": study.unit,
+             "noise_scale": study.unit}  # fmt: skip
     named = 1 < len(drawn) <= BANDED  # more names would leave no room; there the buttons above are the legend
     made = figure(x_title, names[y], hovermode=hovermode, showlegend=named, legend=LEGEND if named else None)
     for index, group, line in drawn:

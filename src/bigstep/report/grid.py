@@ -28,7 +28,7 @@ def groups_grid(study: Study) -> dict[str, Any]:
     columns = [
         _column("Group"), _column("Accuracy", True), _column("Standing"), _column("Range (points)", True),
         _column("Seeds", True), _column(goal, True), _column("Time", True), _column("Batch", True),
-        _column("Images/s", True), _column("Bytes sent", True), _column("Noise scale", True),
+        _column(f"{study.unit.capitalize()}/s", True), _column("Bytes sent", True), _column("Noise scale", True),
     ]  # fmt: skip
     rows = []
     for index, group in enumerate(study.groups):
@@ -70,7 +70,8 @@ def runs_grid(study: Study) -> dict[str, Any]:
     columns = [
         _column("Group"), _column("Seed", True), _column("Status"), _column("Accuracy", True), _column("Loss", True),
         _column("Time", True), _column("Samples", True), _column("Batch", True), _column("Workers", True),
-        _column("Ranks", True), _column("Images/s", True), _column("Noise scale", True), _column("Run"),
+        _column("Ranks", True), _column(f"{study.unit.capitalize()}/s", True), _column("Noise scale", True),
+        _column("Run"),
     ]  # fmt: skip
     rows = [
         [

@@ -109,7 +109,7 @@ def _tiles(study: Study) -> list[Mapping[str, str]]:
                 run.batches,
                 f"{plural(run.workers, 'worker')}, {plural(run.ranks, 'rank')}{_noise(run.noise_scale)}",
             ),
-            ("speed", f"{count(run.images_per_s)} images/s", run.hardware),
+            ("speed", f"{count(run.images_per_s)} {run.unit}/s", run.hardware),
         ]
     else:
         times = [(s, g.label) for g in study.groups if study.target and (s := g.seconds_to(study.target)) is not None]

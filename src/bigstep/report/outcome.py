@@ -11,8 +11,9 @@ from typing import Any, Literal
 from bigstep.config.edit import decides_path, flatten
 from bigstep.records import Run
 from bigstep.report.words import clean, number
+from bigstep.tables.datasets import DATASETS
 
-__all__ = ["PARTS", "Outcome", "flatten", "outcome_of"]
+__all__ = ["PARTS", "Outcome", "flatten", "outcome_of", "unit_of"]
 
 PARTS = ("compute", "exchange", "data")
 """Where the time of a step goes; exchange is the part that computation does not hide."""
@@ -34,6 +35,8 @@ class Outcome:
     preset: str
     model: str
     data: str
+    unit: str
+    """What its samples are: images, sequences or, of a user's own data, samples."""
     seed: int | None
     settings: dict[str, str]
     status: Literal["finished", "diverged", "failed", "stopped", "unfinished"]
@@ -79,9 +82,20 @@ class Outcome:
         return None
 
 
+def unit_of(data: str) -> str:
+    """Say what the samples of a data set are, by its name.
+
+    >>> unit_of("cifar10"), unit_of("shakespeare"), unit_of("my_package:data")
+    ('images', 'sequences', 'samples')
+    """
+    kinds = {"images": "images", "tokens": "sequences"}
+    return kinds.get(DATASETS[data].input, "samples") if data in DATASETS else "samples"
+
+
 def outcome_of(run: Run) -> Outcome:
     """Take from a run's records what reports show."""
-    config, result = _mapping(run.facts.get("config")), _mapping(run.facts.get("result"))
+    used, result = _mapping(run.facts.get("used")), _mapping(run.facts.get("result"))
+    config = _as_used(_mapping(run.facts.get("config")), used)
     bench = _mapping(run.facts.get("bench"))
     recipe, failure = clean(config.get("recipe", "custom"), 60) or "custom", clean(bench.get("failure") or "")
     evaluations, train = run.evaluations, run.train
@@ -104,7 +118,8 @@ def outcome_of(run: Run) -> Outcome:
         recipe=recipe,
         preset=clean(config.get("preset", ""), 60),
         model=clean(config.get("model", ""), 80),
-        data=clean(_mapping(config.get("data")).get("name", ""), 80),
+        data=(data := clean(_mapping(config.get("data")).get("name", ""), 80)),
+        unit=clean(used.get("unit") or unit_of(data), 20),
         seed=None if seed is None else int(seed),
         settings=_settings(config, ranks, run.facts.get("device")),
         status=_status(diverged, run.facts, failure),
@@ -127,6 +142,14 @@ def outcome_of(run: Run) -> Outcome:
         evaluations=evaluations,
         train=train,
     )
+
+
+def _as_used(config: dict[str, Any], used: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration with a user's own pieces in place of the names that they stood in for."""
+    own = {name: used[name] for name in ("model", "loss", "optimizer") if name in used}
+    if "data" in used:
+        own["data"] = {**_mapping(config.get("data")), "name": used["data"]}
+    return {**config, **own}
 
 
 def _status(

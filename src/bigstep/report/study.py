@@ -54,6 +54,12 @@ class Study:
         unsure = ", with too few seeds to be sure" if self.peers("too few") else ""
         return f"{best.label} leads with {percent(best.median)}{unsure}"
 
+    @property
+    def unit(self) -> str:
+        """What samples are called: what all runs call them, else samples."""
+        units = {outcome.unit for outcome in self.outcomes}
+        return units.pop() if len(units) == 1 else "samples"
+
     @cached_property
     def leaders(self) -> dict[str, Group]:
         """The best group on each data set: accuracies on different data do not compare."""
@@ -113,11 +119,11 @@ class Study:
         hosted = f" on {plural(run.ranks, 'rank')}" if run.ranks else ""
         said = [
             f"The recipe {run.recipe} trained the model “{run.model or 'unknown'}” on “{run.data or 'unknown'}” data "
-            f"for {plural(run.epochs or 0, 'epoch')} with a batch of {run.batches} images from "
+            f"for {plural(run.epochs or 0, 'epoch')} with a batch of {run.batches} {run.unit} from "
             f"{plural(run.workers, 'worker')}{hosted} ({run.hardware})."
         ]
         if run.accuracy is not None:
-            speed = f", at {count(run.images_per_s)} images a second" if run.images_per_s else ""
+            speed = f", at {count(run.images_per_s)} {run.unit} a second" if run.images_per_s else ""
             said.append(f"It reached {percent(run.accuracy)} in {duration(run.seconds)}{speed}.")
         if run.status == "diverged":
             said.append("The loss was not finite at the end: the run diverged.")

@@ -102,7 +102,7 @@ def to_markdown(runs: Sequence[Run] | Study) -> str:
     """Write the groups as a Markdown table for a paper or a pull request, with the summary above it."""
     study = study_of(runs)
     goal = f"time to {100 * study.target:g} %" if study.target is not None else "time to target"
-    head = ["group", "seeds", "accuracy (median)", "range", goal, "time", "batch", "images/s", "sent by a rank"]
+    head = ["group", "seeds", "accuracy (median)", "range", goal, "time", "batch", f"{study.unit}/s", "sent by a rank"]
     lines = [" ".join(study.sentences()), "", f"| {' | '.join(head)} |", f"|---|{'---:|' * (len(head) - 1)}"]
     for group in study.groups:
         cells = [

@@ -83,12 +83,12 @@ def _groups(study: Study, width: int) -> Table:
             goal: duration(None if study.target is None else group.seconds_to(study.target)),
             "time": duration(group.median_of("seconds")),
             "batch": group.outcomes[0].batches,
-            "images/s": count(group.median_of("images_per_s")),
+            f"{study.unit}/s": count(group.median_of("images_per_s")),
             "standing": study.standing(position),
         }
         for name, cell in cells.items():
             columns.setdefault(name, []).append(cell)
-    for name in ("images/s", "batch", "time", "range", "seeds", goal):
+    for name in (f"{study.unit}/s", "batch", "time", "range", "seeds", goal):
         if sum(max(len(name), *map(len, cells)) + 3 for name, cells in columns.items()) <= width:
             break
         del columns[name]

@@ -32,7 +32,7 @@ def _split_over_epochs(run: Outcome) -> Chart | None:
     rows = [row for row in run.train if number(row.get("batch"))]
     if not run.per_1000 or len(rows) < 2:
         return None
-    made = figure("epoch", "seconds per 1,000 images", hovermode="x unified", showlegend=True, legend=LEGEND)
+    made = figure("epoch", f"seconds per 1,000 {run.unit}", hovermode="x unified", showlegend=True, legend=LEGEND)
     for part in PARTS:
         relative = [{**row, "each": 1_000 * (number(row.get(f"{part}_s")) or 0.0) / row["batch"]} for row in rows]
         _, across, values = curve(relative, "epoch", "each", 120)
@@ -53,7 +53,7 @@ def _split_by_group(study: Study) -> Chart | None:
     groups = [group for group in study.groups[:DRAWN] if any(outcome.per_1000 for outcome in group.outcomes)]
     if not groups:
         return None
-    made = figure("seconds per 1,000 images", "", height=max(340, 100 + 26 * len(groups)))
+    made = figure(f"seconds per 1,000 {study.unit}", "", height=max(340, 100 + 26 * len(groups)))
     made.update_layout(barmode="stack", showlegend=True, legend=LEGEND, bargap=0.35)
     for part in PARTS:
         values = [_mean([outcome.per_1000.get(part) for outcome in group.outcomes]) for group in groups]
@@ -175,7 +175,7 @@ def _scaling(study: Study) -> Chart | None:
     recipes = _by_recipe(study, "ranks")
     if not recipes:
         return None
-    made = figure("ranks", "images a second", showlegend=True, legend=LEGEND)
+    made = figure("ranks", f"{study.unit} a second", showlegend=True, legend=LEGEND)
     for index, (recipe, points) in enumerate(list(recipes.items())[:DRAWN]):
         color, dash = style_of(index)
         ranks = sorted(points)
@@ -191,7 +191,7 @@ def _scaling(study: Study) -> Chart | None:
             textposition="bottom right",
             cliponaxis=False,
             line={"color": color, "dash": dash, "width": 2},
-            hovertemplate="%{x} ranks<br>%{y:,.0f} images/s<br>%{text} of ideal<extra></extra>",
+            hovertemplate=f"%{{x}} ranks<br>%{{y:,.0f}} {study.unit}/s<br>%{{text}} of ideal<extra></extra>",
         )
         made.add_scatter(
             x=ranks,
