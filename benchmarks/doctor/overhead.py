@@ -61,10 +61,11 @@ def step_s(folder: Path, mode: str, number: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--modes", default="alone,only time,detailed")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    found: dict[str, list[float]] = {"alone": [], "only time": [], "detailed": []}
+    found: dict[str, list[float]] = {mode: [] for mode in options.modes.split(",")}
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place).resolve()
         (folder / "train.py").write_text(SCRIPT)
