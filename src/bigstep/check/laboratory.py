@@ -12,6 +12,7 @@ from typing import Any
 from bigstep.check.pool import Pool
 from bigstep.check.shrink import lossless, one_island
 from bigstep.check.subject import Own, Subject, Trial
+from bigstep.check.verdict import PATH_BOUND, ROUNDING_BOUND
 from bigstep.errors import ConfigError
 
 __all__ = ["Laboratory"]
@@ -31,6 +32,8 @@ class Laboratory:
         """With a codec that loses nothing: what can be compared between numbers of ranks."""
         self.synchronous = one_island(self.lossless)
         """With all workers on one island: what has one gradient."""
+        self.path_bound, self.rounding_bound = (0.0, 0.0) if trial.config.exact else (PATH_BOUND, ROUNDING_BOUND)
+        """Of differences between numbers of ranks; an exact run may have none."""
         self.subject = subject
         self.own = own
         self.ranks = ranks

@@ -6,7 +6,7 @@ from collections import Counter
 
 from bigstep.check.laboratory import Laboratory
 from bigstep.check.observe import EPOCHS, Beginning, Journey, beginning, journey
-from bigstep.check.verdict import PATH_BOUND, Verdict, judged, not_applicable
+from bigstep.check.verdict import Verdict, judged, not_applicable
 from bigstep.engine.evaluate import Evaluation
 
 __all__ = ["augmentation", "epoch_once", "evaluation_once"]
@@ -94,7 +94,7 @@ def evaluation_once(lab: Laboratory) -> Verdict:
                     fault = f"on {ranks} rank(s) {seen.samples} samples were evaluated instead of {size}"
     return judged(
         figure,
-        PATH_BOUND,
+        lab.path_bound,
         f"relative difference in samples ({size}) and loss of an evaluation",
         fault=fault,
         remedy="share the evaluation set without padding (batches[rank::ranks]), add up sums and counts over ranks, "

@@ -66,7 +66,7 @@ def gradient_of_ranks(lab: Laboratory) -> Verdict:
                 fault = f"the gradient of {reference.samples} samples on {ranks} ranks is another{by} (most in {where})"
     return judged(
         worst,
-        ROUNDING_BOUND,
+        lab.rounding_bound,
         "relative difference between the gradient of P ranks and of one",
         words=_codec_note(lab),
         fault=fault,

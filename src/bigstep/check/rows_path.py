@@ -45,7 +45,7 @@ def same_path(lab: Laboratory) -> Verdict:
         note += "; with adagrad=after, since before scales per rank"
     return judged(
         worst,
-        PATH_BOUND,
+        lab.path_bound,
         "relative difference of losses and weights from one rank's",
         words=f"{len(alone.losses)} steps with batch plan, schedule, augmentation and incomplete batches{note}",
         fault=fault,
@@ -77,6 +77,8 @@ def graphs_are_steps(lab: Laboratory) -> Verdict:
         return not_applicable("the loop has no graphs")
     if lab.trial.config.optimizer.before_exchange or lab.trial.config.islands.count > 1:
         return not_applicable("such steps do not run as one graph")
+    if lab.trial.config.exact:
+        return not_applicable("an exact step brings workers together between backward and update")
     trial = replace(lab.lossless, graphs=True)
     return _hold(
         _journey(lab, trial, 1)[0],
@@ -148,7 +150,7 @@ def same_statistics(lab: Laboratory) -> Verdict:
             fault = f"the {ranks} ranks agree, but not on the mean over all workers (most in {where})"
     return judged(
         worst,
-        PATH_BOUND,
+        lab.path_bound,
         "relative difference of the statistics that an evaluation uses",
         words=f"{lab.trial.config.norm.statistics} statistics, averaged over all workers",
         fault=fault,
@@ -215,7 +217,7 @@ def resume_elsewhere(lab: Laboratory) -> Verdict:
             fault = f"saved on {before} rank(s) and resumed on {after}, the losses {at}"
     return judged(
         worst,
-        PATH_BOUND,
+        lab.path_bound,
         "relative difference from one rank without interruption",
         words=" and ".join(f"{before} -> {after}" for before, after in pairs) + " ranks",
         fault=fault,

@@ -25,6 +25,7 @@ def check(
     preset: Annotated[str, typer.Option(help="mini, paper, or another; it is made small in any case.")] = "mini",
     config: ConfigFile = None,
     settings: Settings = None,
+    exact: Annotated[bool, typer.Option("--exact", help="Make the run exact, and allow no difference at all.")] = False,
     as_json: Json = False,
 ) -> None:
     """Prove that a run on several ranks is the run of one, property by property, or say where they part.
@@ -38,10 +39,12 @@ def check(
     bigstep check --config run.yaml --set model=my_package.models:network
     """
     from bigstep.cli.resolve import named_config
+    from bigstep.config.edit import make_exact
     from bigstep.config.text import apply_settings
 
     sizes = _sizes(ranks)
     asked = apply_settings(named_config(recipe, preset, config), settings or [])
+    asked = make_exact(asked) if exact else asked
     with collector_off():
         from bigstep.check import check as prove
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bigstep.config import RunConfig
-from bigstep.config.edit import finish_on_one, same_experiment, stretch
+from bigstep.config.edit import finish_on_one, make_exact, same_experiment, stretch
 from bigstep.config.text import apply_settings, config_from_mapping, read_yaml
 from bigstep.engine.job import Job
 from bigstep.errors import ConfigError, require
@@ -50,6 +50,8 @@ def job_of(options: Train, *, launched: bool) -> Job:
     config = apply_settings(config, [*_short_settings(options, config), *(options.settings or ())])
     if options.finish_on_one is not None:
         config = finish_on_one(config, options.finish_on_one)
+    if options.exact:
+        config = make_exact(config)
     _check_profile(options, config)
     return Job(
         config=config,

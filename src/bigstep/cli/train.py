@@ -50,6 +50,7 @@ class Train:
     finish_on_one: Annotated[
         float | None, typer.Option(metavar="EPOCHS", help="Run the last epochs in small batches on one worker.")
     ] = None
+    exact: Annotated[bool, typer.Option("--exact", help="The same bits on any number of ranks.")] = False
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, or shared: several ranks on one GPU.")] = "auto"
     elastic: Annotated[
         bool, typer.Option("--elastic", help="With --procs: go on with the ranks that are left when one is lost.")

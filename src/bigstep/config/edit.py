@@ -11,8 +11,8 @@ from bigstep.config.schema import RunConfig, Stage, WorkersConfig, config_from_m
 from bigstep.errors import ConfigError, require
 
 __all__ = [
-    "decides_path", "find_change", "finish_on_one", "flatten", "follow_workers", "same_experiment", "scale_batch",
-    "scale_workers", "stretch",
+    "decides_path", "find_change", "finish_on_one", "flatten", "follow_workers", "make_exact", "same_experiment",
+    "scale_batch", "scale_workers", "stretch",
 ]  # fmt: skip
 
 T = TypeVar("T", WorkersConfig, Stage)
@@ -139,6 +139,27 @@ def finish_on_one(config: RunConfig, epochs: float) -> RunConfig:
     earlier = kept[-1].rate if kept else 1.0
     last = Stage(epoch=begin, count=1, local_batch=config.workers.local_batch, rate=earlier * rate)
     return replace(config, plan=(*kept, last))
+
+
+def make_exact(config: RunConfig) -> RunConfig:
+    """Return `config` with sums that have the same bits on any number of ranks, or say why it cannot.
+
+    >>> base = {"workers": {"count": 8, "local_batch": 32}, "epochs": 8, "lr": {"base": 0.1}}
+    >>> exact = make_exact(config_from_mapping(base))
+    >>> exact.exact, exact.exchange.codec, exact.islands.codec
+    (True, 'exact', 'exact')
+    """
+    codec = config.exchange.codec
+    require(
+        codec in {"none", "exact"},
+        f"--exact sums gradients without rounding, but exchange.codec is {codec}: leave one of them out.",
+    )
+    return replace(
+        config,
+        exact=True,
+        exchange=replace(config.exchange, codec="exact"),
+        islands=replace(config.islands, codec="exact"),
+    )
 
 
 def same_experiment(one: RunConfig, other: RunConfig) -> bool:

@@ -142,6 +142,8 @@ class RunConfig:
     """Let torch compile the model: a minute at the start, for faster steps on a GPU."""
     kernels: Literal["auto", "plain"] = "auto"
     """auto: fused kernels and whole-step graphs on a GPU, where they can be used; plain: torch alone."""
+    exact: bool = False
+    """The same bits on any number of ranks: sums of integers, one thread a forward; --exact sets all of it."""
     seed: Seed = 0
     """Decides initial weights, sample order, augmentation and dropout."""
 
@@ -159,6 +161,8 @@ class RunConfig:
             "precision=bf16 or float32, or adagrad=after.",
         )
         self._require_islands()
+        if self.exact:
+            self._require_exact()
 
     def _require_islands(self) -> None:
         count = self.islands.count
@@ -179,6 +183,26 @@ class RunConfig:
             f"{', '.join(map(str, uneven))} workers cannot be shared evenly by {count} islands: make workers.count "
             "(and that of every stage of plan) a multiple of islands.count.",
         )
+
+    def _require_exact(self) -> None:
+        """Refuse what depends on ranks or on time."""
+        require(
+            self.asynchronous.method == "none",
+            f"exact is true, but what a {self.asynchronous.method} run computes depends on who comes first: use "
+            "exact=false or asynchronous.method=none.",
+        )
+        codecs = {"exchange.codec": self.exchange.codec}
+        if self.islands.count > 1:
+            codecs["islands.codec"] = self.islands.codec
+        for name, codec in codecs.items():
+            require(codec == "exact", f"exact is true, but {name}={codec} rounds on each rank: use {name}=exact.")
+        hindering = {
+            "exchange.double_buffer": self.exchange.double_buffer,
+            "optimizer.adagrad=before": bool(self.optimizer.before_exchange),
+            "compile": self.compile,
+        }
+        for name, asked in hindering.items():
+            require(not asked, f"exact is true, but with {name} a step depends on the ranks: leave one of them out.")
 
     @property
     def batch(self) -> int:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bigstep.losses import IGNORED
 
-__all__ = ["Evaluation", "Metric", "Totals", "count_targets"]
+__all__ = ["Evaluation", "Metric", "Totals", "count_targets", "on_grid"]
 
 Metric = Callable[[Any, Any], Tensor | float]
 """(output, target) -> a mean over what counts."""
@@ -60,6 +60,20 @@ def count_targets(target: Tensor) -> int:
     return len(target)
 
 
+def on_grid(loss: Tensor, digits: int = 44) -> Tensor:
+    """Round a loss to multiples of 2^-digits, in float64, where sums of such are exact and hence have no order.
+
+    That holds up to 2^(53 - digits): 512 for the mean loss of a step, 8 million (30 digits) for the sum over a set.
+    Beyond, the last digit of what is told may depend on the ranks; weights never do.
+
+    >>> losses = [torch.tensor(value) for value in (0.1, 0.2, 0.3)]
+    >>> a, b, c = map(on_grid, losses)
+    >>> bool(a + (b + c) == (a + b) + c), bool(0.1 + (0.2 + 0.3) == (0.1 + 0.2) + 0.3)
+    (True, False)
+    """
+    return torch.round(loss.double() * 2.0**digits) * 2.0**-digits
+
+
 class Totals:
     """Sums over what this rank evaluates."""
 
@@ -75,9 +89,9 @@ class Totals:
         counted, sums = count_targets(target), self.sums
         sums[0] += len(target)
         sums[1] += counted
-        sums[2] += loss.double() * counted
+        sums[2] += on_grid(loss.double() * counted, digits=30)
         for index, metric in enumerate(self._metrics.values(), 8):
-            sums[index] += torch.as_tensor(metric(output, target)).double() * counted
+            sums[index] += on_grid(torch.as_tensor(metric(output, target)).double() * counted, digits=30)
         if not isinstance(output, Tensor) or target.is_floating_point() or output.ndim != target.ndim + 1:
             return
         sums[3] += counted

@@ -18,6 +18,7 @@ from bigstep.config.text import config_to_mapping
 from bigstep.engine.background import BackgroundWriter
 from bigstep.engine.build import Own, Run, build
 from bigstep.engine.checkpoint import load_latest, weights_hash
+from bigstep.engine.exact import fixed_arithmetic
 from bigstep.engine.heartbeat import Heartbeat, beating
 from bigstep.engine.interruption import StoppedError, StopRequest, listening
 from bigstep.engine.loop import Ending, train
@@ -83,6 +84,8 @@ def run(order: Order, ranks: Ranks, observers: Iterable[Observer] = (), own: Own
         _keep_folder(order, ranks, stack)
         stop = stack.enter_context(listening())
         heartbeat = stack.enter_context(beating(ranks))
+        if order.config.exact:
+            stack.enter_context(fixed_arithmetic(ranks.device))
         try:
             saved, problems = _saved_state(order, ranks)
             built = build(order.config, ranks, own)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from bigstep.norm.exact_statistics import ExactStatistics
 from bigstep.norm.ghost import GhostBatchNorm2d, ghost_batch_norm, set_workers
 from bigstep.norm.statistics import average_statistics, last_batch_statistics
 from bigstep.norm.worker_statistics import WorkerStatistics
 from bigstep.norm.zero_gamma import zero_gamma
 
 __all__ = [
+    "ExactStatistics",
     "GhostBatchNorm2d",
     "WorkerStatistics",
     "average_statistics",

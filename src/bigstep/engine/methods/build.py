@@ -10,6 +10,7 @@ import torch.distributed as dist
 from bigstep.config import RunConfig, require
 from bigstep.data.feed import Feed, Request
 from bigstep.data.sampler import Sampler, hosted_workers
+from bigstep.engine.exact import ExactSum
 from bigstep.engine.fusing import Kernels, why_open
 from bigstep.engine.learner import Learner
 from bigstep.engine.methods.base import Method
@@ -25,7 +26,7 @@ from bigstep.engine.precision import Precision
 from bigstep.engine.ranks import Ranks
 from bigstep.engine.state import State
 from bigstep.gpu.loss_scale import LossScale
-from bigstep.norm import WorkerStatistics
+from bigstep.norm import ExactStatistics, WorkerStatistics
 from bigstep.tables.codecs import CODECS
 
 __all__ = ["Emulation", "Setting", "make_method"]
@@ -95,6 +96,9 @@ def _synchronous(setting: Setting, ranks: Ranks, *, measure: bool = True) -> Syn
         if parts:
             passes = ExactEager(*common, parts=parts, skip_nonfinite=skip, clip=clip)
             setting = replace(setting, samples_per_forward=0)  # one worker a forward
+            add_up, keep = ExactSum(ranks, config.exchange, parts), learner.statistics.keep
+            statistics = ExactStatistics(learner.model, keep, add_up, first=ranks.first)
+            learner = replace(learner, statistics=statistics)
         else:
             passes = Eager(*common, skip_nonfinite=skip, clip=clip)
     return Synchronous(learner, passes, setting.forwards(ranks), ranks, config.seed, measure=measure)
@@ -161,6 +165,7 @@ def _islands(setting: Setting) -> Islands:
         {number: setting.forwards(inside) for number in hosted},
         _synchronous(setting, ranks) if config.islands.begin else None,
         Transport(count, outer, config.exchange, config.islands.codec),
+        ExactSum(outer, config.exchange, count),
         ranks,
         outer,
         setting.sampler,

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bigstep.data.sampler import Step
 from bigstep.engine.learner import Learner
+from bigstep.engine.measures import on_grid
 from bigstep.engine.methods.eager import Eager
 from bigstep.engine.methods.parallel import Parallel
 from bigstep.engine.precision import Precision
@@ -64,7 +65,7 @@ class ExactEager(Eager):
             self._learner.optimizer.zero_grad()
         elif not last:
             self._parallel.exchange.hold()
-        return loss
+        return on_grid(loss)
 
     def complete(self, step: Step, inputs: Any) -> bool:
         """Add up the workers of a rank alone; the rest is as for other passes."""

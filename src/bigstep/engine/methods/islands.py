@@ -23,7 +23,9 @@ from torch import Tensor, nn
 from bigstep.config import IslandsConfig
 from bigstep.data.feed import Request
 from bigstep.data.sampler import Position, Sampler, Step, hosted_workers
+from bigstep.engine.exact import ExactSum
 from bigstep.engine.learner import Learner
+from bigstep.engine.measures import on_grid
 from bigstep.engine.methods.base import Batches, Outcome
 from bigstep.engine.methods.forwards import Forwards
 from bigstep.engine.methods.meeting import Meeting, Transport
@@ -31,7 +33,7 @@ from bigstep.engine.methods.outer import Outer
 from bigstep.engine.methods.synchronous import Synchronous
 from bigstep.engine.ranks import Ranks
 from bigstep.engine.state import Carried, Count
-from bigstep.norm.statistics import copy_out, statistics_of, tracking_norms
+from bigstep.norm.statistics import statistics_of, tracking_norms
 
 __all__ = ["Island", "Islands", "Part", "part_of"]
 
@@ -92,6 +94,7 @@ class Islands:
         forwards: Of the islands that this rank hosts, by number.
         mainland: The synchronous method of all workers, up to `config.begin`; None if islands begin at once.
         transport: Brings islands together.
+        add_up: Adds up what the islands hold, for a mean that does not depend on who hosts them.
         ranks: All ranks; `island_ranks` are those of this rank's island, `outer` those that meet.
         sampler: The order of samples.
         seed: Of the run.
@@ -105,6 +108,7 @@ class Islands:
         forwards: Mapping[int, Forwards],
         mainland: Synchronous | None,
         transport: Transport,
+        add_up: ExactSum,
         ranks: Ranks,
         outer: Ranks,
         sampler: Sampler,
@@ -112,7 +116,7 @@ class Islands:
     ):
         self.config, self.learner, self._make_island, self._forwards = config, learner, make_island, dict(forwards)
         self._mainland, self._transport, self._ranks, self._outer_ranks = mainland, transport, ranks, outer
-        self._sampler, self._seed = sampler, seed
+        self._sampler, self._seed, self._add_up = sampler, seed, add_up
         self.islands: list[Island] = []
         self.outer: Outer | None = None
         self._steps = 0  # since the islands parted
@@ -151,7 +155,7 @@ class Islands:
             island.method.first_worker = part.first_worker
             outcome = island.method.step(part, batches)
             island.samples += part.size
-            loss += outcome.loss * (part.size / step.size)
+            loss += on_grid(outcome.loss * (part.size / step.size))
             data_s, exchange_s = data_s + outcome.data_s, exchange_s + outcome.exchange_s
             bytes_sent += outcome.bytes_sent
         self._steps += 1
@@ -280,19 +284,17 @@ class Islands:
             return
         model, count = self.learner.model, self.config.count
         norms = statistics_of(tracking_norms(model))
-        weights = [torch.zeros_like(weight) for weight in self.islands[0].weights]
-        statistics = torch.zeros_like(torch.cat(norms)) if norms else torch.zeros(0)
+        carried: list[Tensor] = []
         for island in self.islands:
-            torch._foreach_add_(weights, island.weights, alpha=1 / count)
             island.method.learner.statistics.synchronize(island.method.ranks.sum_)
-            if norms:
-                statistics.add_(torch.cat(norms), alpha=1 / count)
-        for mean in [*weights, *([statistics] if norms else [])]:
-            self._outer_ranks.sum_(mean)
-        for parameter, weight in zip(model.parameters(), weights, strict=True):
-            parameter.data = weight
-        if norms:
-            copy_out(statistics, norms)
+            carried.append(torch.cat([each.detach().reshape(-1) for each in (*island.weights, *norms)]))
+        shapes = [each.shape for each in (*self.islands[0].weights, *norms)]
+        mean = self._add_up(carried, shapes) / count
+        pieces = mean.split_with_sizes([shape.numel() for shape in shapes])
+        for parameter, piece in zip(model.parameters(), pieces[: len(shapes) - len(norms)], strict=True):
+            parameter.data = piece.view(parameter.shape)
+        for buffer, piece in zip(norms, pieces[len(shapes) - len(norms) :], strict=True):
+            buffer.copy_(piece)
         model.eval()
         try:
             yield model

@@ -1,0 +1,85 @@
+"""What an exact run needs besides its gradients: forwards with the same bits anywhere, and sums of all else."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from bigstep.config import ExchangeConfig
+from bigstep.engine.ranks import Ranks
+from bigstep.errors import RunError
+from bigstep.exchange.bucket import Bucket
+from bigstep.exchange.codecs.exact import Exact
+from bigstep.exchange.collectives import Collective
+from bigstep.exchange.summed import Summed
+from bigstep.exchange.world import World
+from bigstep.tables import load
+from bigstep.tables.collectives import COLLECTIVES
+
+__all__ = ["ExactSum", "fixed_arithmetic"]
+
+
+@contextlib.contextmanager
+def fixed_arithmetic(device: torch.device) -> Iterator[None]:
+    """Let a forward give the same bits wherever it runs.
+
+    One thread a forward, since torch cuts sums by the number of threads (more ranks use more cores); on a GPU, kernels
+    that add up in one order.
+    """
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    if device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses to be deterministic
+        torch.use_deterministic_algorithms(True)
+    else:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(deterministic)
+
+
+class ExactSum:
+    """Adds up what some workers (or islands) have each: one result, wherever they are; every rank must make it.
+
+    Args:
+        ranks: Those that host them.
+        config: Names the collective.
+        parts: How many there are in all, at most; the scale of the sum depends on it.
+    """
+
+    def __init__(self, ranks: Ranks, config: ExchangeConfig, parts: int):
+        self._ranks = ranks
+        self._name = config.collective if COLLECTIVES[config.collective].sums else "ring"
+        world: World | None = None
+        collective: Collective | None = None
+        if ranks.size > 1:
+            group = ranks.group or dist.group.WORLD
+            assert group is not None
+            grid = config.grid if config.grid == "auto" else (config.grid[0], config.grid[1])
+            world = World.join(group, grid=grid, timeout=timedelta(seconds=ranks.timeout_s))
+            collective = load(COLLECTIVES[self._name].home)(world)
+        self._sum = Summed(world, collective, Exact(), agrees=True, parts=parts)
+
+    def __call__(self, parts: Sequence[Tensor], shapes: Sequence[torch.Size]) -> Tensor:
+        """Return the sum over all ranks' parts, which are flat and laid out alike; the first of them is overwritten.
+
+        Every rank must call this at the same point; one that has no part gives zeros. Tensors of these shapes, one
+        behind the other, have a scale each.
+        """
+        first, *others = parts
+        bucket = Bucket(first, names=(), shapes=tuple(shapes), step=0, held=tuple(others))
+        try:
+            for under_way in self._sum.start(bucket):
+                for work in under_way:
+                    work.wait()
+        except RuntimeError as error:
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise RunError(f"The exact sum ({self._name}) failed on rank {self._ranks.rank}: {reason}") from error
+        return first
