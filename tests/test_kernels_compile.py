@@ -15,10 +15,11 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from bigstep.gpu import lamb_triton, lars_triton
+from bigstep.gpu import cross_entropy_triton, lamb_triton, lars_triton
 
 WALK = {"table": "*i64", "chunk_tensor": "*i32", "chunk_first": "*i32", "sizes": "*i32", "first_chunk": "*i32"}
-TYPES = {**WALK, "tensors": "i32", "chunks": "i32", "momentum": "fp32"}
+ROWS = {"logits": "*bf16", "gradient": "*bf16", "target": "*i64", "classes": "i32", "smoothing": "fp32"}
+TYPES = {**WALK, **ROWS, "tensors": "i32", "chunks": "i32", "momentum": "fp32"}
 KIND = {"CHUNK": 2048, "NARROW": tl.bfloat16, "ALIGNED": True}
 KERNELS = [
     (lars_triton.norms_kernel, KIND, 8),
@@ -29,6 +30,8 @@ KERNELS = [
     (lamb_triton.moments_kernel, {**KIND, "APPLY": True, "COPIES": True}, 8),
     (lamb_triton.ratios_kernel, {"BLOCK": 256}, 2),
     (lamb_triton.update_kernel, {**KIND, "COPIES": True}, 8),
+    (cross_entropy_triton.cost_kernel, {"SMOOTHED": True, "IGNORED": -100, "B": 1024}, 4),
+    (cross_entropy_triton.gradient_kernel, {"IGNORED": -100, "B": 1024}, 4),
 ]
 for kernel, fixed, warps in KERNELS:
     names = kernel.arg_names
@@ -40,12 +43,12 @@ for kernel, fixed, warps in KERNELS:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-def test_update_kernels_compile_and_move_sixteen_bytes_at_once() -> None:
+def test_kernels_compile_for_a_gpu_and_updates_move_sixteen_bytes_at_once() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     run = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=environment, check=False)
     assert run.returncode == 0, run.stderr
     rows = [line.split() for line in run.stdout.splitlines()]
-    assert len(rows) == 8
+    assert len(rows) == 10
     # what walks over tensors does it with 16-byte accesses; an address from a table does not tell the compiler
     walks = [int(wide) for _, kernel, wide in rows if kernel in ("norms_kernel", "moments_kernel", "update_kernel")]
     assert len(walks) == 5
