@@ -22,7 +22,11 @@ from bigstep.data.feed import Feed
 from bigstep.data.sampler import Position, Sampler, Step, hosted_workers
 from bigstep.engine import build as engine
 from bigstep.engine.build import Run
+from bigstep.engine.methods import build as methods
+from bigstep.engine.methods import islands
 from bigstep.engine.methods.graphed import Graphed
+from bigstep.engine.methods.islands import Islands
+from bigstep.engine.methods.outer import Outer
 from bigstep.engine.methods.parallel import make_exchange
 from bigstep.engine.methods.synchronous import Synchronous
 from bigstep.engine.ranks import Ranks
@@ -322,6 +326,56 @@ def loop_that_stays_in_evaluation_mode(own: Own, trial: Trial, ranks: Ranks) -> 
 def loop_that_forgets_the_last_step(run: Run, save_at: int, folder: Path | None) -> Any:
     short = dataclasses.replace(run.config, epochs=run.config.epochs - 0.2)
     return LOOP.train(dataclasses.replace(run, config=short), save_at, folder)  # type: ignore[misc]
+
+
+# ---- islands
+
+
+class WrongSign(Outer):
+    """Takes where an island went for the gradient, instead of where it came from less where it went."""
+
+    def apply(self, number: int, mean: Tensor) -> None:
+        super().apply(number, mean if self._takes_mean else -mean)
+
+
+def outer_gradient_with_the_wrong_sign(own: Own, trial: Trial, ranks: Ranks) -> Run:
+    with instead(islands, "Outer", WrongSign):
+        return LOOP.start(own, trial, ranks)
+
+
+class StaleStart(Outer):
+    """Measures what islands have moved from where the run began, not from what was agreed on last."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._first = [fragment.agreed.clone() for fragment in self.fragments]
+
+    def start(self, number: int, *arguments: Any) -> Any:
+        fragment = self.fragments[number]
+        with instead(fragment, "agreed", self._first[number]):
+            return super().start(number, *arguments)
+
+
+def outer_gradient_from_a_stale_start(own: Own, trial: Trial, ranks: Ranks) -> Run:
+    with instead(islands, "Outer", StaleStart):
+        return LOOP.start(own, trial, ranks)
+
+
+class AveragedState(Islands):
+    """Averages momentum with the weights, though it belongs to an island."""
+
+    def _arrive(self, number: int, keep: float = 0.0) -> None:
+        super()._arrive(number, keep)
+        for each in zip(*(island.optimizer_state.values() for island in self.islands), strict=True):
+            for name in [name for name, value in each[0].items() if isinstance(value, Tensor) and value.dim()]:
+                mean = torch.stack([state[name] for state in each]).mean(0)
+                for state in each:
+                    state[name].copy_(mean)
+
+
+def meeting_that_averages_optimizer_state(own: Own, trial: Trial, ranks: Ranks) -> Run:
+    with instead(methods, "Islands", AveragedState):
+        return LOOP.start(own, trial, ranks)
 
 
 # ---- graphs and loss scale

@@ -16,6 +16,7 @@ from bigstep.check.pool import Pool
 from bigstep.check.report import Report, Row
 from bigstep.check.rows_data import augmentation, epoch_once, evaluation_once
 from bigstep.check.rows_gradient import accumulation_is_big_batch, exchange_is_mean, gradient_of_ranks
+from bigstep.check.rows_islands import averaging_is_synchronous, islands_are_their_parts, one_island_is_training
 from bigstep.check.rows_path import (
     graphs_are_steps,
     loop_is_its_steps,
@@ -63,6 +64,9 @@ PROPERTIES = (
     Property("gradient of P ranks = of one", gradient_of_ranks, _BOTH),
     Property("exchange = no exchange", exchange_is_mean, _BOTH),
     Property("loop = rate, gradient, update", loop_is_its_steps, _BOTH),
+    Property("averaging every step = synchronous", averaging_is_synchronous, _BOTH),
+    Property("one island = ordinary training", one_island_is_training, _BOTH),
+    Property("islands = islands by hand", islands_are_their_parts, _BOTH),
     Property("path of P ranks = of one", same_path, _BOTH),
     Property("steps as graphs = steps in the open", graphs_are_steps, _BOTH),
     Property("scaled loss = plain loss", scale_changes_nothing, _BOTH),
@@ -122,7 +126,7 @@ def check(
     """
     own = Own(model, loss, data, optimizer)
     config = _plain(optimizer) if config is None else config
-    sizes = _sizes(ranks)
+    sizes = _sizes(ranks, config.islands.count)
     trial = shrink(config, sizes[-1])
     chosen = _chosen(only)
     started = time.perf_counter()
@@ -158,12 +162,13 @@ def _row(each: Property, lab: Laboratory, before: list[Row]) -> Row:
     return Row(name=each.name, seconds=time.perf_counter() - started, **vars(verdict))
 
 
-def _sizes(ranks: Sequence[int]) -> tuple[int, ...]:
+def _sizes(ranks: Sequence[int], islands: int) -> tuple[int, ...]:
+    """Return the worlds to compare; beyond one rank an island, each needs the same number of ranks."""
     require(
         bool(ranks) and all(isinstance(size, int) and 1 <= size <= 16 for size in ranks),
         f"ranks is {list(ranks)}, but it must be numbers between 1 and 16, such as 1,2,4.",
     )
-    return tuple(sorted({1, *ranks}))
+    return tuple(sorted(size for size in {1, *ranks} if size <= islands or size % islands == 0))
 
 
 def _chosen(only: Sequence[str] | None) -> list[Property]:

@@ -23,6 +23,7 @@ from bigstep.engine.build import Run, build
 from bigstep.engine.checkpoint import load_latest, save_checkpoint
 from bigstep.engine.evaluate import Evaluation
 from bigstep.engine.loop import train
+from bigstep.engine.methods.islands import Part
 from bigstep.engine.methods.parallel import make_exchange
 from bigstep.engine.methods.synchronous import Synchronous
 from bigstep.engine.observers.base import Audience, Observer
@@ -114,6 +115,7 @@ def _learning_rate(run: Run, step: Step) -> float:
 def _gradient(run: Run, step: Step) -> float:
     assert isinstance(run.method, Synchronous)
     run.begin_epoch(step.position.epoch)
+    run.method.first_worker = step.first_worker if isinstance(step, Part) else 0
     return float(run.method.accumulate(step, iter(run.train_feed(run.method.requests([step])))).loss)
 
 

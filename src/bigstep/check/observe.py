@@ -24,7 +24,7 @@ from bigstep.engine.ranks import Ranks
 
 __all__ = [
     "Beginning", "Gradient", "Journey", "Vectors", "accumulation", "beginning", "composed", "gradients", "journey",
-    "present_ranks", "rates", "resumed",
+    "journey_of", "present_ranks", "rates", "resumed",
 ]  # fmt: skip
 
 Vectors = dict[str, NDArray[Any]]
@@ -176,17 +176,17 @@ def journey(subject: Subject, own: Own, trial: Trial, folder: Path) -> Journey:
     inside = [index for index, step in enumerate(steps) if step.position.offset] or list(range(len(steps)))
     half = min(inside, key=lambda index: abs(index - len(steps) // 2))
     if subject.train is not None:
-        return _end(subject, run, subject.train(run, steps[half].position.step, folder))
+        return journey_of(subject, run, subject.train(run, steps[half].position.step, folder))
     path = _compose(subject, run, steps[:half])
     if subject.save:
         subject.save(run, steps[half].position, folder)
-    return _end(subject, run, path + _compose(subject, run, steps[half:]))
+    return journey_of(subject, run, path + _compose(subject, run, steps[half:]))
 
 
 def composed(subject: Subject, own: Own, trial: Trial) -> Journey:
     """The whole run, step by step out of the subject's functions instead of by its loop."""
     run = _connected(subject, own, trial)
-    return _end(subject, run, _compose(subject, run, subject.steps(run, Position())))
+    return journey_of(subject, run, _compose(subject, run, subject.steps(run, Position())))
 
 
 def resumed(subject: Subject, own: Own, trial: Trial, folder: Path) -> Journey:
@@ -195,8 +195,8 @@ def resumed(subject: Subject, own: Own, trial: Trial, folder: Path) -> Journey:
     run = _connected(subject, own, trial)
     position = subject.load(run, folder)
     if subject.train is not None:
-        return _end(subject, run, subject.train(run, -1, None))
-    return _end(subject, run, _compose(subject, run, subject.steps(run, position)))
+        return journey_of(subject, run, subject.train(run, -1, None))
+    return journey_of(subject, run, _compose(subject, run, subject.steps(run, position)))
 
 
 def _connected(subject: Subject, own: Own, trial: Trial) -> Any:
@@ -215,7 +215,8 @@ def _compose(subject: Subject, run: Any, steps: Iterable[Step]) -> list[tuple[fl
     return path
 
 
-def _end(subject: Subject, run: Any, path: list[tuple[float, float]]) -> Journey:
+def journey_of(subject: Subject, run: Any, path: list[tuple[float, float]]) -> Journey:
+    """Look at a run that has taken its path, and let it go."""
     model = subject.model(run)
     weights = list(model.named_parameters())
     evaluation = subject.evaluate(run) if subject.evaluate else None

@@ -12,8 +12,8 @@ from bigstep.check.verdict import PATH_BOUND, Verdict, difference, judged, not_a
 from bigstep.tables.codecs import CODECS
 
 __all__ = [
-    "graphs_are_steps", "loop_is_its_steps", "resume_elsewhere", "resume_here", "same_path", "same_statistics",
-    "scale_changes_nothing",
+    "graphs_are_steps", "hold", "journey_on", "loop_is_its_steps", "resume_elsewhere", "resume_here", "same_path",
+    "same_statistics", "scale_changes_nothing",
 ]  # fmt: skip
 
 
@@ -21,7 +21,7 @@ def same_path(lab: Laboratory) -> Verdict:
     """All steps of the run give the losses and the final weights of one rank."""
     if not lab.several:
         return not_applicable("one rank only; name more with --ranks 1,2,4")
-    alone = _journey(lab, lab.lossless, 1)[0]
+    alone = journey_on(lab, lab.lossless, 1)[0]
     if not all(map(math.isfinite, alone.losses)):
         return Verdict(
             status="fail",
@@ -30,7 +30,7 @@ def same_path(lab: Laboratory) -> Verdict:
         )
     worst, fault = 0.0, ""
     for ranks in lab.several:
-        seen = _journey(lab, lab.lossless, ranks)
+        seen = journey_on(lab, lab.lossless, ranks)
         if len({rank.digest for rank in seen}) > 1:
             worst, fault = float("inf"), f"the {ranks} ranks end with different weights"
         apart, step = _first_apart(seen[0].losses, alone.losses)
@@ -58,8 +58,8 @@ def loop_is_its_steps(lab: Laboratory) -> Verdict:
     """On one rank the loop does what its pieces do when they are put together by hand: rate, gradient, update."""
     if lab.subject.train is None:
         return not_applicable("the loop gives its pieces only, and these are what is run")
-    loop, hand = _journey(lab, lab.synchronous, 1)[0], lab.see(composed, lab.synchronous, 1)[0]
-    return _hold(
+    loop, hand = journey_on(lab, lab.synchronous, 1)[0], lab.see(composed, lab.synchronous, 1)[0]
+    return hold(
         loop,
         hand,
         0.0,
@@ -80,9 +80,9 @@ def graphs_are_steps(lab: Laboratory) -> Verdict:
     if lab.trial.config.exact:
         return not_applicable("an exact step brings workers together between backward and update")
     trial = replace(lab.lossless, graphs=True)
-    return _hold(
-        _journey(lab, trial, 1)[0],
-        _journey(lab, lab.lossless, 1)[0],
+    return hold(
+        journey_on(lab, trial, 1)[0],
+        journey_on(lab, lab.lossless, 1)[0],
         PATH_BOUND,
         "relative difference between steps as graphs and in the open",
         words="emulated on the CPU: a tape in place of the GPU's graph",
@@ -99,9 +99,9 @@ def scale_changes_nothing(lab: Laboratory) -> Verdict:
     trial = replace(lab.lossless, loss_scale=True)
     verdict = not_applicable("")
     for ranks in {1, lab.ranks[-1]}:
-        verdict = _hold(
-            _journey(lab, trial, ranks)[0],
-            _journey(lab, lab.lossless, ranks)[0],
+        verdict = hold(
+            journey_on(lab, trial, ranks)[0],
+            journey_on(lab, lab.lossless, ranks)[0],
             0.0,
             "relative difference between a scaled and a plain loss",
             words="as fp16 scales it, in float64: the same bits",
@@ -114,7 +114,7 @@ def scale_changes_nothing(lab: Laboratory) -> Verdict:
     return verdict
 
 
-def _hold(
+def hold(
     seen: Journey, expected: Journey, bound: float, measure: str, *, words: str, fault: str, remedy: str
 ) -> Verdict:
     """Hold one journey to another: losses, rates and final weights."""
@@ -133,14 +133,14 @@ def same_statistics(lab: Laboratory) -> Verdict:
     """At an evaluation every rank holds the same batch-norm statistics, those of all workers."""
     if lab.subject.evaluate is None:
         return not_applicable("the loop gives no evaluation")
-    alone = _journey(lab, lab.lossless, 1)[0]
+    alone = journey_on(lab, lab.lossless, 1)[0]
     if not alone.statistics:
         return not_applicable("the model keeps no running statistics")
     if not lab.several:
         return not_applicable("one rank only; name more with --ranks 1,2,4")
     worst, fault = 0.0, ""
     for ranks in lab.several:
-        seen = _journey(lab, lab.lossless, ranks)
+        seen = journey_on(lab, lab.lossless, ranks)
         distinct = len({rank.statistics_digest for rank in seen})
         if distinct > 1:
             worst, fault = float("inf"), f"the {ranks} ranks evaluate {distinct} different networks"
@@ -164,7 +164,7 @@ def resume_here(lab: Laboratory) -> Verdict:
     if lab.subject.save is None or lab.subject.load is None:
         return not_applicable("the loop gives no checkpoints")
     ranks = lab.several[0] if lab.several else 1
-    whole, parts = _journey(lab, lab.trial, ranks), _resumed(lab, lab.trial, ranks, ranks)
+    whole, parts = journey_on(lab, lab.trial, ranks), _resumed(lab, lab.trial, ranks, ranks)
     left = parts[0].losses
     apart, step = _first_apart(left, whole[0].losses[len(whole[0].losses) - len(left) :])
     weights, where = difference(parts[0].weights, whole[0].weights)
@@ -198,14 +198,14 @@ def resume_elsewhere(lab: Laboratory) -> Verdict:
     """Saved on some ranks and loaded on another number of them: the path of one rank goes on."""
     if not lab.several:
         return not_applicable("one rank only; name more with --ranks 1,2,4")
-    alone = _journey(lab, lab.lossless, 1)[0]
+    alone = journey_on(lab, lab.lossless, 1)[0]
     if lab.subject.save is None or lab.subject.load is None:
         return not_applicable("the loop gives no checkpoints")
     most = lab.ranks[-1]
     pairs = [(1, most), (most, lab.ranks[-2])]
     worst, fault = 0.0, ""
     for before, after in pairs:
-        _journey(lab, lab.lossless, before)  # leaves the checkpoint
+        journey_on(lab, lab.lossless, before)  # leaves the checkpoint
         seen = _resumed(lab, lab.lossless, before, after)
         apart, step = _first_apart(seen[0].losses, alone.losses[len(alone.losses) - len(seen[0].losses) :])
         weights, where = difference(seen[0].weights, alone.weights)
@@ -226,7 +226,8 @@ def resume_elsewhere(lab: Laboratory) -> Verdict:
     )
 
 
-def _journey(lab: Laboratory, trial: Trial, ranks: int) -> list[Journey]:
+def journey_on(lab: Laboratory, trial: Trial, ranks: int) -> list[Journey]:
+    """Return the whole run of a trial as each rank of a world saw it."""
     return lab.see(journey, trial, ranks, lab.folder(trial, ranks))
 
 

@@ -20,7 +20,7 @@ BOUND = 1e-12
 
 def rate_in_samples(lab: Laboratory) -> Verdict:
     """After the same number of samples the rate is the same, however many ranks, microbatches or steps that took."""
-    trial = lab.trial
+    trial = lab.synchronous  # islands share the workers evenly, and the rate does not know them
     usual = dict(lab.see(rates, trial, 1)[0])
     variants: list[tuple[str, dict[int, float], dict[int, float]]] = []
     for ranks in lab.several:
@@ -69,8 +69,8 @@ def _plans(trial: Trial) -> tuple[Trial, Trial]:
 def rate_follows_batch(lab: Laboratory) -> Verdict:
     """Twice the global batch has twice the rate under the linear rule, the square root of it, or the same."""
     # where the rate saturates or the warm-up gets longer is no part of the rule
-    lr = replace(lab.trial.config.lr, saturation=0, warmup_batch=0)
-    trial = replace(lab.trial, config=replace(lab.trial.config, lr=lr))
+    lr = replace(lab.synchronous.config.lr, saturation=0, warmup_batch=0)
+    trial = replace(lab.synchronous, config=replace(lab.synchronous.config, lr=lr))
     double = with_batch(trial, local_batch=2)
     one, two = (dict(lab.see(rates, each, 1)[0]) for each in (trial, double))
     expected = scale_lr(1.0, 2, base_batch=1, rule=lr.scaling)

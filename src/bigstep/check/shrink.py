@@ -18,6 +18,8 @@ WORKERS, LOCAL_BATCH = 6, 4
 EPOCHS = 2.5
 TEST_SAMPLES = 260
 """Two forwards of an evaluation on a CPU, of 250 and 10: shared unevenly by any number of ranks."""
+MEETING_STEPS = 3
+"""Steps between two meetings of islands, at most, so that a check sees several."""
 WARMUP_STEPS = 2
 """Dense steps before a lossy codec sets in, at most; a check is too short for more."""
 
@@ -46,6 +48,7 @@ def shrink(config: RunConfig, most_ranks: int) -> Trial:
         scaled,
         precision="float64",
         exchange=replace(config.exchange, warmup_steps=min(config.exchange.warmup_steps, WARMUP_STEPS)),
+        islands=_meet_soon(scaled.islands),
         data=replace(scaled.data, loaders=0),
         checkpoint=replace(scaled.checkpoint, every=1e-6),  # every step may be the one to save
     )
@@ -54,6 +57,11 @@ def shrink(config: RunConfig, most_ranks: int) -> Trial:
         train_samples=max(4 * batch, 2 * largest) + batch // 2 + 1,
         test_samples=TEST_SAMPLES,
     )
+
+
+def _meet_soon(islands: IslandsConfig) -> IslandsConfig:
+    every = min(islands.every, MEETING_STEPS)
+    return replace(islands, every=every, overlap=min(islands.overlap, every - 1))
 
 
 def lossless(trial: Trial) -> Trial:

@@ -1,0 +1,66 @@
+"""Islands put together by hand: a run of its own for each, and torch's SGD for the outer step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from bigstep.check.observe import Journey, journey_of
+from bigstep.check.shrink import one_island
+from bigstep.check.subject import Own, Subject, Trial
+from bigstep.config import OuterConfig
+from bigstep.data.sampler import Position
+from bigstep.engine.methods.islands import part_of
+from bigstep.engine.ranks import Ranks
+
+__all__ = ["islands_by_hand"]
+
+
+def islands_by_hand(subject: Subject, own: Own, trial: Trial) -> Journey:
+    """Let every island take its part of each step as an ordinary run would, and average what they moved.
+
+    On one rank. Each island is a run of its own, with an optimizer that nobody else touches; every H steps the
+    parameters of `agreed` get the mean of what the islands have moved as their gradient.
+    """
+    islands = trial.config.islands
+    runs = [subject.start(own, one_island(trial), Ranks()) for _ in range(islands.count)]
+    models = [subject.model(run) for run in runs]
+    agreed = [nn.Parameter(parameter.detach().clone()) for parameter in models[0].parameters()]
+    outer = _outer_step(agreed, islands.outer)
+    seen, path = [0] * islands.count, []
+    for number, step in enumerate(subject.steps(runs[0], Position()), 1):
+        loss = rate = 0.0
+        for island, run in enumerate(runs):
+            part = part_of(step, island, islands.count)
+            rate = subject.learning_rate(run, step)
+            if part.size:
+                loss += subject.gradient(run, part) * part.size / step.size
+                subject.update(run)
+                seen[island] += part.size
+        path.append((loss, rate))
+        if number % islands.every == 0:
+            _meet(agreed, models, seen, outer)
+            seen = [0] * islands.count
+    if any(seen):
+        _meet(agreed, models, seen, outer)
+    for run in runs[1:]:
+        subject.finish(run)
+    return journey_of(replace(subject, evaluate=None), runs[0], path)
+
+
+def _outer_step(agreed: list[nn.Parameter], rule: OuterConfig) -> torch.optim.Optimizer:
+    return torch.optim.SGD(agreed, lr=rule.lr, momentum=rule.momentum, nesterov=rule.name == "nesterov")
+
+
+@torch.no_grad()
+def _meet(agreed: list[nn.Parameter], models: list[nn.Module], seen: list[int], outer: torch.optim.Optimizer) -> None:
+    shares = [count / sum(seen) for count in seen]
+    for number, weight in enumerate(agreed):
+        theirs = [list(model.parameters())[number] for model in models]
+        weight.grad = sum((share * (weight - own) for share, own in zip(shares, theirs, strict=True)), start=0 * weight)
+    outer.step()
+    for model in models:
+        for parameter, weight in zip(model.parameters(), agreed, strict=True):
+            parameter.copy_(weight)
