@@ -216,12 +216,15 @@ SGD_ON_TEXT = (
 LARS_ON_TEXT = ("optimizer.name=lars", "optimizer.momentum=0.9", "optimizer.weight_decay=0.0001")
 RULES: dict[str, tuple[str, tuple[str, ...], float]] = {
     "sgd": ("adamw", SGD_ON_TEXT, 125.0),
-    "lars": ("adamw", LARS_ON_TEXT, 500.0),
+    "lars": ("adamw", LARS_ON_TEXT, 1000.0),
     "adamw": ("adamw", (), 1.0),
     "lamb": ("lamb", (), 1.0),
     "adamw, 1-bit": ("adamw", ('exchange={"collective": "gather", "codec": "onebit"}',), 1.0),
 }
-"""By label: a recipe of text, what is changed in it, and the rate as a multiple of the recipe's own, as searched."""
+"""By label: a recipe of text, what is changed in it, and the rate as a multiple of the recipe's own.
+
+Searched with gpt-mini and 16 sequences, one seed: SGD 0.5 and 1, LARS 2, 8 and 16; beyond the best LARS fails to learn.
+"""
 
 
 def _sequence(suite: Suite, options: Options) -> list[Planned]:
