@@ -64,6 +64,18 @@ def test_the_suite_of_seeds_holds_every_recipe_and_a_run_that_finishes_on_one() 
     assert {run.procs for run in runs if run.recipe in recipes.ASYNCHRONOUS} == {1}
 
 
+def test_the_suite_of_islands_varies_h_and_count_beside_a_synchronous_run() -> None:
+    runs = planned_runs(SUITES["islands"], Options(seeds=1))
+    assert runs[0].config().islands.count == 1
+    seen = {(run.recipe, run.config().islands.count, run.config().islands.every) for run in runs[1:]}
+    assert {each for each in seen if each[0] == "diloco"} == {("diloco", m, h) for m in (2, 4) for h in (1, 5, 20, 50)}
+    assert len(runs) == 1 + 8 + 6, "what travels for two steps cannot meet in every one"
+    samples = {run.config().epochs * run.config().batch for run in runs}
+    assert len(samples) == 1
+    images = planned_runs(SUITES["islands"], Options(seeds=1, recipes=("localsgd",), epochs=2))
+    assert [run.recipe for run in images[:2]] == ["plain", "localsgd"]
+
+
 def test_recipes_and_settings_narrow_a_suite() -> None:
     options = Options(seeds=2, recipes=("sony", "fair"), settings=("model=mlp",), epochs=3)
     runs = planned_runs(SUITES["seeds"], options)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from worker import EVERY, METHODS
+from worker import DENSE, EVERY, METHODS
 
 from bigstep.lab.hosts import Lab, why_no_lab
 
@@ -43,16 +43,16 @@ def run(rate: str, job: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
     return seen
 
 
-def follow_paths(steps: int) -> dict[str, Any]:
-    """Return the target, and by method the step that reaches it; None where none does."""
-    most = {method: steps if method == "DDP" else PATIENCE * steps for method in METHODS}
-    seen = run(FREE, {"steps": most, "rounds": 1, "evaluate_every": EVALUATE_EVERY})
-    curves = {
-        method: sorted((int(step), bits) for step, bits in each[0]["bits_per_byte"].items())
-        for method, each in seen.items()
-    }
+def follow_paths(steps: int, known: dict[str, Any]) -> dict[str, Any]:
+    """Return the target, and by method the step that reaches it; None where none does. What is known stays."""
+    curves = dict(known.get("curves", {})) if known.get("steps_of_ddp") == steps else {}
+    most = {method: steps if method == "DDP" else PATIENCE * steps for method in METHODS if method not in curves}
+    if most:
+        seen = run(FREE, {"steps": most, "rounds": 1, "evaluate_every": EVALUATE_EVERY})
+        for method, each in seen.items():
+            curves[method] = sorted((int(step), bits) for step, bits in each[0]["bits_per_byte"].items())
     target = curves["DDP"][-1][1]
-    reached = {method: _crossing(curve, target) for method, curve in curves.items()}
+    reached = {method: _crossing(curves[method], target) for method in METHODS}
     return {"steps_of_ddp": steps, "target": target, "reached": reached, "curves": curves}
 
 
@@ -69,12 +69,13 @@ def _crossing(curve: list[tuple[int, float]], target: float) -> float | None:
 
 
 def measure(rate: str, rounds: int) -> dict[str, Any]:
-    """Return the seconds and bytes of a step of every method: a period of meetings, behind the first step."""
-    seen = run(rate, {"steps": dict.fromkeys(METHODS, 1 + EVERY), "rounds": rounds, "evaluate_every": 0})
+    """Return the seconds and bytes of a step of every method: the last period of meetings, never a first step."""
+    steps = {**dict.fromkeys(METHODS, 1 + EVERY), "1-bit": 1 + DENSE + EVERY}
+    seen = run(rate, {"steps": steps, "rounds": rounds, "evaluate_every": 0})
     found = {}
     for method, turns in seen.items():
-        each = [(turn["seconds"][-1] - turn["seconds"][0]) / EVERY for turn in turns]
-        sent = sum(turns[0]["bytes"][1:]) / EVERY
+        each = [(turn["seconds"][-1] - turn["seconds"][-1 - EVERY]) / EVERY for turn in turns]
+        sent = sum(turns[0]["bytes"][-EVERY:]) / EVERY
         found[method] = {"n": rounds, "median_s": statistics.median(each), "min_s": min(each), "bytes": sent}
     return found
 
@@ -133,9 +134,8 @@ def main() -> None:
     file = Path(f"{options.out}.json")
     results: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"rates": {}}
     results["machine"] = machine()
-    if results.get("paths", {}).get("steps_of_ddp") != options.steps:
-        results["paths"] = follow_paths(options.steps)
-        file.write_text(json.dumps(results, indent=1) + "\n")
+    results["paths"] = follow_paths(options.steps, results.get("paths", {}))
+    file.write_text(json.dumps(results, indent=1) + "\n")
     for rate in options.rates:
         print(f"{rate} ...", flush=True)
         results["rates"][rate] = measure(rate, options.rounds)

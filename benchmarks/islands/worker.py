@@ -27,14 +27,19 @@ EVERY = 10
 """Steps between two meetings."""
 JUDGED_ON = 128
 """Held-out sequences of an evaluation."""
+DENSE = 10
+"""Steps before 1-bit sets in."""
 DILOCO = OuterConfig(name="nesterov", lr=0.7, momentum=0.9)
+GENTLE = OuterConfig(name="nesterov", lr=0.7, momentum=0.5)
+"""For a run of a few meetings, in which a momentum of 0.9 has no time to settle."""
 
 METHODS: dict[str, dict[str, Any]] = {
     "DDP": {"exchange": ExchangeConfig(collective="ring", codec="none")},
-    "1-bit": {"exchange": ExchangeConfig(collective="gather", codec="onebit", warmup_steps=10)},
+    "1-bit": {"exchange": ExchangeConfig(collective="gather", codec="onebit", warmup_steps=DENSE)},
     "torus, fp16": {"exchange": ExchangeConfig(collective="torus", codec="fp16")},
     "averaging": {"islands": IslandsConfig(count=4, every=EVERY)},
     "DiLoCo": {"islands": IslandsConfig(count=4, every=EVERY, outer=DILOCO)},
+    "DiLoCo, momentum 0.5": {"islands": IslandsConfig(count=4, every=EVERY, outer=GENTLE)},
     "streaming": {
         "islands": IslandsConfig(count=4, every=EVERY, outer=DILOCO, fragments=2, overlap=2, codec="int4"),
     },

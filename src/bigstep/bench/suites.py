@@ -244,6 +244,28 @@ def _sequence(suite: Suite, options: Options) -> list[Planned]:
     return runs
 
 
+TWINS = {"localsgd": "plain", "postlocal": "plain", "diloco": "adamw", "streaming": "adamw"}
+"""By recipe of islands, the synchronous one that it is compared to."""
+
+
+def _islands(suite: Suite, options: Options) -> list[Planned]:
+    """Every count of islands with every H, in the same samples, beside the synchronous run that they stand for."""
+    counts, steps_between = ((4,), (5, 20)) if options.quick else ((2, 4), (1, 5, 20, 50))
+    chosen = [recipe for recipe in _chosen(suite, options) if recipe in TWINS]
+    runs = [
+        _run(suite, options, twin, f"{twin}, synchronous") for twin in dict.fromkeys(map(TWINS.get, chosen)) if twin
+    ]
+    for recipe in chosen:
+        overlap = recipes.load(recipe, options.preset).islands.overlap
+        for count in counts:
+            label = f"{recipe}, {count} islands"
+            for every in steps_between:
+                if every > overlap:
+                    settings = (f"islands.count={count}", f"islands.every={every}")
+                    runs.append(_run(suite, options, recipe, label, *settings, variant=f"H {every}"))
+    return runs
+
+
 OF_IMAGES = recipes.SYNCHRONOUS + recipes.ASYNCHRONOUS
 
 SUITES: dict[str, Suite] = {
@@ -304,6 +326,14 @@ SUITES: dict[str, Suite] = {
             quick_epochs=0.5,
             recipes=recipes.SEQUENCE,
             build=_sequence,
+        ),
+        Suite(
+            name="islands",
+            question="How rarely may islands meet, how many may there be, and what do they save in bytes?",
+            epochs=0.5,
+            quick_epochs=0.1,
+            recipes=("diloco", "streaming"),
+            build=_islands,
         ),
     )
 }
