@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # so that type checkers see what `__getattr__` brings
     from bigstep.train import fit as fit
     from bigstep.train import load as load
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # public name -> the module that defines it
 _PUBLIC = {
