@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from bigstep.check import Own, Trial, bigstep_loop
 from bigstep.config import LrConfig, RunConfig, WorkersConfig
 from bigstep.config.text import apply_settings
 from bigstep.engine.methods.meeting import Transport
@@ -146,3 +148,29 @@ def test_what_a_code_misses_is_kept_for_the_next_meeting(codec: str) -> None:
     kept = sum(kept for island in transport.state_dict().values() for kept in island.values())
     torch.testing.assert_close(went + kept, came, rtol=0, atol=1e-5)  # the code's two means are float32
     transport.close()
+
+
+def dense() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(108, 8), nn.ReLU(), nn.Linear(8, 4)).double()
+
+
+def values_held(islands: int) -> int:
+    """Count the numbers in all tensors that a run on one rank leaves alive, each storage once."""
+    loop = bigstep_loop()
+    settings = (f"islands.count={islands}", "islands.every=2", DILOCO, ADAMW, "lr.base=0.003")
+    run = loop.start(Own(dense, None, data()), Trial(config(*settings), 136, 136), Ranks())
+    assert loop.train is not None
+    loop.train(run, -1, None)
+    gc.collect()
+    alive = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor) and each.dtype == torch.float64]
+    held = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() // 8 for each in alive}
+    loop.finish(run)
+    return sum(held.values())
+
+
+def test_one_more_island_on_a_rank_holds_one_more_copy_of_weights_and_optimizer_state() -> None:
+    size = sum(parameter.numel() for parameter in dense().parameters())
+    held = {count: values_held(count) for count in (2, 4, 8)}
+    copy = 3 * size  # weights and AdamW's two averages
+    assert held[4] - held[2] == 2 * copy
+    assert held[8] - held[4] == 4 * copy

@@ -91,7 +91,7 @@ def machine() -> dict[str, Any]:
 
 def markdown(results: dict[str, Any]) -> str:
     """Write the table: seconds to the target, by method and rate, and how much sooner than DDP that is."""
-    path, rates = results["paths"], [rate for rate in RATES if rate in results["rates"]]
+    path, rates = results["paths"], [rate for rate in RATES if results["rates"].get(rate, {}).keys() >= METHODS.keys()]
     heads = ["unshaped" if rate == FREE else rate for rate in rates]
     lines = [
         f"# Time to {path['target']:.3f} bits per byte on four hosts",

@@ -31,8 +31,11 @@ Known
 
 Chosen
     H = 30 on books, as in the scaling laws, and 20 in mini: runs of hundreds of steps need meetings that a run of
-    88,000 does not. Both begin with a synchronous quarter. Half an epoch in mini: 1,000 steps more would take longer
-    than two minutes on two cores.
+    88,000 does not. Both begin with a synchronous quarter. Half an epoch in mini, which keeps it under two minutes on
+    two cores.
+    mini: an outer momentum of 0.5. A GPT of 120,000 weights, four islands from the start, H = 20, 100 steps, judged on
+    the last tenth of the training text, one seed: 3.99 bits per byte with 0.9, 3.77 with 0.5. A run of twenty meetings
+    has no time for a momentum that averages over ten. books: not searched.
 
 Differs
     The synchronous beginning stands for the pre-trained weights from which the paper's replicas start. Islands share
@@ -65,7 +68,7 @@ PUBLISHED = Published(
 
 def mini() -> RunConfig:
     """Shakespeare as bytes on two CPU cores."""
-    islands = IslandsConfig(count=4, every=20, outer=OuterConfig(name="nesterov", lr=0.7, momentum=0.9), begin=0.125)
+    islands = IslandsConfig(count=4, every=20, outer=OuterConfig(name="nesterov", lr=0.7, momentum=0.5), begin=0.125)
     return replace(stretch(adamw.mini(), 0.5), islands=islands)
 
 
