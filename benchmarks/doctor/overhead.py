@@ -1,9 +1,9 @@
-"""What watching costs: the step time of a small script alone, with --only time, and in the detailed steps.
+"""What watching costs: the processor time that the observers add to a step, with --only time and in detailed steps.
 
     python benchmarks/doctor/overhead.py --out benchmarks/doctor/overhead.json
 
-Processor time of the training process, so that other work on the machine does not count; one thread. Runs
-alternate, and each gives the lower quartile of its steps.
+Each process trains a tiny model alone first, then puts the observers on and trains on, so that both halves see the same
+machine and what is added stands out. Processor time of one thread, medians of a half's steps and of the processes.
 """
 
 from __future__ import annotations
@@ -14,72 +14,87 @@ import os
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
-
-from bigstep.doctor.launch import Limits, run_world
-from bigstep.doctor.settings import Settings
-
-SCRIPT = """
 import time
-import torch
-from torch import nn
-from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
-torch.manual_seed(0)
-model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(2304, 8))
-data = TensorDataset(torch.randn(4096, 3, 16, 16), torch.randint(0, 8, (4096,)))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-seconds, before = [], None
-for _ in range(3):
-    for images, labels in DataLoader(data, batch_size=32, shuffle=True):
-        loss = F.cross_entropy(model(images), labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        now = time.process_time()
-        seconds += [now - before] if before else []
-        before = now
-print("quartile", sorted(seconds)[len(seconds) // 4])
-"""
+from pathlib import Path
+from statistics import median
+
+STEPS = 3000
 
 
-def step_s(folder: Path, mode: str, number: int) -> float:
-    if mode == "alone":
-        done = subprocess.run([sys.executable, "train.py"], cwd=folder, capture_output=True, text=True, check=True)
-        return float(done.stdout.split()[-1])
-    facts = folder / f"facts-{mode}-{number}"
-    facts.mkdir()
-    place, many = str(folder), 10**9
-    only = mode == "only time"
-    settings = Settings(
-        facts=str(facts), root=place, original=place, own=place, steps=many, ranks=1, only_time=only, detail=many
-    )
-    world = run_world(["train.py"], settings, folder, Limits(total_s=300), gpus=False)
-    return float(world.output.split("quartile")[1].split()[0])
+def train(seconds: list[float], steps: int, state: list[object]) -> None:
+    import torch
+    from torch import nn
+    from torch.nn import functional as F  # noqa: N812
+    from torch.utils.data import DataLoader, TensorDataset
+
+    if not state:
+        torch.manual_seed(0)
+        model = nn.Linear(48, 8)
+        data = TensorDataset(torch.randn(4096, 48), torch.randint(0, 8, (4096,)))
+        state += [model, data]
+    model, data = state[:2]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)  # type: ignore[attr-defined]
+    while len(seconds) < steps:
+        began = None
+        for images, labels in DataLoader(data, batch_size=2, shuffle=True):  # type: ignore[arg-type]
+            loss = F.cross_entropy(model(images), labels)  # type: ignore[operator]
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            now = time.process_time()
+            if began is not None:
+                seconds.append(now - began)
+            began = now
+
+
+def one_process(mode: str) -> None:
+    """Print the median step alone and observed, in seconds."""
+    from bigstep.doctor.observe import attach, guard
+    from bigstep.doctor.observe.recorder import Recorder
+    from bigstep.doctor.settings import Settings
+
+    state: list[object] = []
+    alone: list[float] = []
+    watched: list[float] = []
+    train(alone, STEPS, state)
+    with tempfile.TemporaryDirectory() as place:
+        root, many = str(Path(place).resolve()), 10**9
+        only = mode == "only time"
+        recorder = Recorder(
+            Settings(facts=root, root=root, original=root, own=root, steps=many, ranks=1, only_time=only, detail=many)
+        )
+        guard.install(recorder)
+        attach._observe_torch(recorder)
+        train(watched, STEPS, state)
+    print(json.dumps([median(alone[20:]), median(watched[20:])]), flush=True)
+    os._exit(0)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--modes", default="alone,only time,detailed")
+    parser.add_argument("--processes", type=int, default=7)
+    parser.add_argument("--modes", default="only time")
+    parser.add_argument("--one", default="")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    os.environ["OMP_NUM_THREADS"] = "1"
-    found: dict[str, list[float]] = {mode: [] for mode in options.modes.split(",")}
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place).resolve()
-        (folder / "train.py").write_text(SCRIPT)
-        for number in range(options.rounds):
-            for mode, steps in found.items():
-                steps.append(step_s(folder, mode, number))
-    best = {mode: min(steps) for mode, steps in found.items()}
-    result = {
-        "step_ms": {mode: round(1000 * value, 3) for mode, value in best.items()},
-        "overhead_percent": {mode: round(100 * (best[mode] / best["alone"] - 1), 2) for mode in best},
-        "rounds": options.rounds,
-        "all_ms": {mode: [round(1000 * value, 3) for value in steps] for mode, steps in found.items()},
-    }
-    print(json.dumps(result, indent=1))
+    if options.one:
+        one_process(options.one)
+    result: dict[str, object] = {"steps": STEPS, "processes": options.processes}
+    for mode in options.modes.split(","):
+        pairs = []
+        for _ in range(options.processes):
+            command = [sys.executable, __file__, "--one", mode]
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+            )
+            pairs.append(json.loads(done.stdout))
+        added = [1e6 * (watched - alone) for alone, watched in pairs]
+        result[mode] = {
+            "step_us_alone": round(1e6 * median(alone for alone, _ in pairs), 1),
+            "added_us": round(median(added), 1),
+            "all_us": [round(each, 1) for each in added],
+        }
+        print(mode, json.dumps(result[mode]), flush=True)
     if options.out:
         options.out.write_text(json.dumps(result, indent=1) + "\n")
 

@@ -13,16 +13,17 @@ import time
 
 __all__ = ["now"]
 
-_files: dict[tuple[int, int], int] = {}
-"""What the system counts for each thread, by process and thread."""
+_files: dict[int, int] = {}
+"""What the system counts for each thread."""
+os.register_at_fork(after_in_child=_files.clear)
 
 
 def now() -> float:
     """Return seconds, for differences."""
-    key = os.getpid(), threading.get_ident()
-    file = _files.get(key)
+    thread = threading.get_ident()
+    file = _files.get(thread)
     if file is None:
-        file = _files[key] = _open()
+        file = _files[thread] = _open()
     if file < 0:
         return time.perf_counter()
     waited_ns = int(os.pread(file, 64, 0).split()[1])  # time on a processor, time ready but waiting, turns

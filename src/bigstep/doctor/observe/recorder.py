@@ -144,10 +144,11 @@ class Recorder:
                 return os.path.relpath(filename, root)
         return filename
 
-    def count_update(self) -> None:
-        """Count an update, and end the program when enough was seen."""
+    def count_update(self, ended: float) -> None:
+        """Count an update that ended at some time, and end the program when enough was seen."""
+        looked = self.detailed
         self.updates += 1
-        self.tally = Tally()
+        self.tally = Tally() if looked else Tally(began=ended)  # what looking took belongs to no step
         if self.updates >= self.settings.steps:
             self.stop()
 

@@ -244,4 +244,4 @@ def _after_step(recorder: Recorder, optimizer: Optimizer) -> None:
         )
     )
     _local.clear()
-    recorder.count_update()
+    recorder.count_update(ended)
