@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import sys
 
 # before torch is imported, here and in every process that a test starts: two spinning threads a process would make a
 # test of four ranks on two cores wait for its own threads
@@ -13,6 +14,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -49,3 +51,23 @@ def check_pool() -> Iterator[CheckPool]:
 
     with CheckPool(call_timeout_s=120) as pool:
         yield pool
+
+
+@pytest.fixture
+def bigstep(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Callable[..., tuple[int, str, str]]:
+    """Run `bigstep ARGUMENTS` in this process, in an empty folder; return status, output and what was told."""
+    from bigstep.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("BIGSTEP_DATA", str(tmp_path / "cache"))
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["bigstep", *arguments])
+        with pytest.raises(SystemExit) as ending:
+            main()
+        captured = capsys.readouterr()
+        return int(ending.value.code or 0), captured.out, captured.err
+
+    return call

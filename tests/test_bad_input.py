@@ -9,32 +9,12 @@ import os
 import shlex
 import struct
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from bigstep.cli import main
 from bigstep.engine.launch import program
-
-
-@pytest.fixture
-def bigstep(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> Callable[..., tuple[int, str, str]]:
-    """Run `bigstep ARGUMENTS` in this process, in an empty folder."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("BIGSTEP_DATA", str(tmp_path / "cache"))
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["bigstep", *arguments])
-        with pytest.raises(SystemExit) as ending:
-            main()
-        captured = capsys.readouterr()
-        return int(ending.value.code or 0), captured.out, captured.err
-
-    return call
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:

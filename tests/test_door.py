@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from bigstep.cli import main
 from bigstep.engine.launch import program
 from bigstep.engine.launchers import Place, adopt_launcher
 from bigstep.errors import ConfigError
@@ -24,21 +22,6 @@ QUICK = [
 ]  # fmt: skip
 
 Bigstep = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def bigstep(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Bigstep:
-    """Run `bigstep ARGUMENTS` in this process, in an empty folder."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["bigstep", *arguments])
-        with pytest.raises(SystemExit) as ending:
-            main()
-        captured = capsys.readouterr()
-        return int(ending.value.code or 0), captured.out, captured.err
-
-    return call
 
 
 def fields(call: tuple[int, str, str]) -> Any:

@@ -12,7 +12,9 @@ from typing import Annotated, Any
 from bigstep import recipes
 from bigstep.bench.planned import Planned
 from bigstep.bench.suites import Options
+from bigstep.config.edit import flatten
 from bigstep.config.text import read_yaml
+from bigstep.config.trust import require_trust
 from bigstep.errors import ConfigError
 from bigstep.validate import Positive, Range, WholeNotNegative, build, check_ranges, require_name
 
@@ -78,6 +80,8 @@ def _runs_of(given: Any, options: Options) -> list[Planned]:
         procs=1 if entry.recipe in recipes.ASYNCHRONOUS else entry.procs or options.procs,
     )
     run.config()  # a mistake is told before anything is started
+    named = [str(value) for path, value in flatten(entry.set) if path in {"model", "data.name"}]
+    require_trust(named, "it", trusted=options.trust)
     return [dataclasses.replace(run, seed=seed) for seed in range(seeds)]
 
 

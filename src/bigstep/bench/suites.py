@@ -29,6 +29,8 @@ class Options:
     preset: str = "mini"
     settings: tuple[str, ...] = ()
     """For every run, as `--set` takes them."""
+    trust: bool = False
+    """Whether code that a file names may run."""
     procs: int = 2
     """Ranks of a synchronous run; the scaling suite goes up to it."""
     tuned: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from bigstep.cli.options import Json, Settings, print_json, refuse_existing
+from bigstep.cli.options import Json, Settings, Trust, print_json, refuse_existing
 
 __all__ = ["Bench", "bench"]
 
@@ -36,6 +36,7 @@ class Bench:
     recipes: Annotated[str, typer.Option(help="Only these, as in plain,sony.")] = ""
     preset: Annotated[str, typer.Option(help="The preset of every recipe; cifar10 for one GPU.")] = "mini"
     settings: Settings = None
+    trust: Trust = False
     tune: Annotated[int, typer.Option(min=0, help="Trials for each recipe first, judged on held-out images.")] = 0
     procs: Annotated[int | None, typer.Option(min=1, help="Ranks of a synchronous run; one a GPU, or two.")] = None
     retry: Annotated[bool, typer.Option("--retry", help="Run again what failed before.")] = False
@@ -59,6 +60,7 @@ def bench(options: Bench) -> None:
         preset=options.preset,
         settings=tuple(options.settings or ()),
         procs=options.procs or ranks_here(options.device),
+        trust=options.trust,
     )
     result = bench_command(
         options.suite,

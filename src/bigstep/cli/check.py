@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from bigstep.cli.imports import collector_off
-from bigstep.cli.options import ConfigFile, Json, RecipeName, Settings, print_json
+from bigstep.cli.options import ConfigFile, Json, RecipeName, Settings, Trust, print_json
 from bigstep.errors import ConfigError
 
 __all__ = ["check"]
@@ -25,6 +25,7 @@ def check(
     preset: Annotated[str, typer.Option(help="mini, paper, or another; it is made small in any case.")] = "mini",
     config: ConfigFile = None,
     settings: Settings = None,
+    trust: Trust = False,
     exact: Annotated[bool, typer.Option("--exact", help="Make the run exact, and allow no difference at all.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -38,12 +39,13 @@ def check(
     bigstep check sony --ranks 1,3            # Sony's recipe on 1 and 3
     bigstep check --config run.yaml --set model=my_package.models:network
     """
-    from bigstep.cli.resolve import named_config
+    from bigstep.cli.resolve import named_config, require_trusted
     from bigstep.config.edit import make_exact
     from bigstep.config.text import apply_settings
 
     sizes = _sizes(ranks)
     asked = apply_settings(named_config(recipe, preset, config), settings or [])
+    require_trusted(asked, config, settings or [], trusted=trust)
     asked = make_exact(asked) if exact else asked
     with collector_off():
         from bigstep.check import check as prove

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bigstep.cli.imports import collector_off
-from bigstep.cli.options import Json, print_json, refuse_existing
+from bigstep.cli.options import Json, Trust, print_json, refuse_existing
 from bigstep.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ def export(
     run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
     to: Annotated[Path, typer.Argument(help="The file: .safetensors, .pt (state_dict), .pt2 (torch.export), .onnx.")],
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there already.")] = False,
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Write the trained model of a run for other tools; the end of the file's name says how.
@@ -49,7 +50,7 @@ def export(
     elif to.suffix == ".pt":
         torch.save(tensors, to)
     else:
-        model, example = load(run).model.float(), _example(json.loads(about["shape"]))
+        model, example = load(run, trust=trust).model.float(), _example(json.loads(about["shape"]))
         batch = {0: torch.export.Dim("batch")}
         program = torch.export.export(model, (example,), dynamic_shapes=(batch,))
         if to.suffix == ".pt2":

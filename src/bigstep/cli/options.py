@@ -14,7 +14,7 @@ import typer
 from bigstep.errors import ConfigError
 from bigstep.records import json_text
 
-__all__ = ["ConfigFile", "Json", "Settings", "command_of", "print_json", "refuse_existing"]
+__all__ = ["ConfigFile", "Json", "Settings", "Trust", "command_of", "print_json", "refuse_existing"]
 
 Options = TypeVar("Options")
 
@@ -53,6 +53,11 @@ Settings = Annotated[
         help="Change one field, as in --set lr.base=0.2; may be repeated.",
         autocompletion=field_names,
     ),
+]
+
+
+Trust = Annotated[
+    bool, typer.Option("--trust", help="Run the package.module:function that a file names; what is typed is trusted.")
 ]
 
 

@@ -9,13 +9,14 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bigstep.config import RunConfig
 from bigstep.config.edit import finish_on_one, make_exact, same_experiment, stretch
 from bigstep.config.text import apply_settings, config_from_mapping, read_yaml
+from bigstep.config.trust import require_trust
 from bigstep.engine.job import Job
 from bigstep.errors import ConfigError, require
 from bigstep.records import Run, read_run
@@ -23,7 +24,7 @@ from bigstep.records import Run, read_run
 if TYPE_CHECKING:
     from bigstep.cli.train import Train
 
-__all__ = ["finished_result", "job_of", "named_config", "new_folder", "require_capacity"]
+__all__ = ["finished_result", "job_of", "named_config", "new_folder", "require_capacity", "require_trusted"]
 
 RUNS = Path("runs")
 _PROCESS_BYTES = 300e6
@@ -53,6 +54,8 @@ def job_of(options: Train, *, launched: bool) -> Job:
     if options.exact:
         config = make_exact(config)
     _check_profile(options, config)
+    typed = [options.model or "", options.data or "", *(options.settings or ())]
+    require_trusted(config, options.config or folder, typed, trusted=options.trust)
     return Job(
         config=config,
         folder=folder or new_folder(options, f"{config.recipe}-{config.preset}"),
@@ -97,6 +100,20 @@ def named_config(recipe: str | None, preset: str, file: Path | None) -> RunConfi
     if recipe is not None:
         raise ConfigError(f"Both the recipe {recipe!r:.60} and --config {file} were given; give one.")
     return config_from_mapping(read_yaml(file))
+
+
+def require_trusted(config: RunConfig, origin: Path | None, typed: Iterable[str], *, trusted: bool) -> None:
+    """Refuse code that only a file names: what stands on the command line too is the user's own word.
+
+    Args:
+        config: As it will run.
+        origin: The file or folder that it was read from; None for a recipe of bigstep's.
+        typed: Words of the command line.
+        trusted: Whether --trust was given.
+    """
+    if origin is not None:
+        words = {word for given in typed for word in (given, given.partition("=")[2].strip("\"' "))}
+        require_trust({config.model, config.data.name} - words, origin, trusted=trusted)
 
 
 def _base_config(options: Train, folder: Path | None) -> RunConfig:

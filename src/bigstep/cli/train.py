@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from bigstep.cli.options import ConfigFile, Json, RecipeName, Settings, print_json
+from bigstep.cli.options import ConfigFile, Json, RecipeName, Settings, Trust, print_json
 from bigstep.errors import ConfigError
 
 __all__ = ["Train", "train"]
@@ -42,6 +42,7 @@ class Train:
     preset: Annotated[str, typer.Option(help="mini (embedded data, a minute), paper (ImageNet), or another.")] = "mini"
     config: ConfigFile = None
     settings: Settings = None
+    trust: Trust = False
     out: Annotated[Path | None, typer.Option(help="The run folder; by default a new one under runs/.")] = None
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, or the unfinished one.")] = (
         False

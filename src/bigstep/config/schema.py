@@ -14,6 +14,7 @@ from bigstep.config.data import DataConfig
 from bigstep.config.exchange import ExchangeConfig
 from bigstep.config.methods import AsynchronousConfig, IslandsConfig
 from bigstep.config.rate import LrConfig
+from bigstep.config.trust import require_own
 from bigstep.errors import require
 from bigstep.tables.optimizers import OptimizerConfig
 from bigstep.tables.precisions import PRECISIONS, Precision
@@ -150,6 +151,8 @@ class RunConfig:
     def __post_init__(self) -> None:
         check_ranges(self)
         require_name(self.precision, PRECISIONS, "precision")
+        require_own(self.model, "model")
+        require_own(self.data.name, "data.name")
         starts = [stage.epoch for stage in self.plan]
         require(
             starts == sorted(set(starts)),

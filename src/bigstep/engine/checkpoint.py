@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ __all__ = ["load_checkpoint", "load_latest", "save_checkpoint", "weights_hash"]
 
 _MAGIC = b"bigstep1"
 _HEADER_BYTES = len(_MAGIC) + hashlib.sha256().digest_size
+_SHARED = 4
+"""How many tensors may share their bytes on the average; tied weights do."""
 
 
 def weights_hash(model: nn.Module) -> str:
@@ -39,21 +42,24 @@ def weights_hash(model: nn.Module) -> str:
 
 
 def save_checkpoint(folder: Path, step: int, state: dict[str, Any], keep: int) -> Path:
-    """Write a checkpoint and remove all but the newest `keep`."""
+    """Write a checkpoint and remove all but the newest `keep` up to it."""
     buffer = io.BytesIO()
     torch.save(state, buffer)
     payload = buffer.getbuffer()
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step-{step:09d}.ckpt"
     write_atomically(path, b"".join([_MAGIC, hashlib.sha256(payload).digest(), payload]))
-    for old in _newest_first(folder)[keep:]:
+    # those of later steps are none of this run's way: it could not read them, or it would stand there now
+    for old in [each for each in _newest_first(folder) if each.name <= path.name][keep:]:
         old.unlink(missing_ok=True)
     return path
 
 
-def load_checkpoint(path: Path, map_location: torch.device | str = "cpu") -> dict[str, Any]:
+def load_checkpoint(path: Path) -> dict[str, Any]:
     """Read one checkpoint, or say in one sentence what is wrong with it."""
     try:
+        if path.exists() and not path.is_file():  # to open a FIFO is to wait for whoever writes it
+            raise DataError(f"The checkpoint {path} is no file.")
         with open(path, "rb") as file:
             head = file.read(_HEADER_BYTES)
             if head[: len(_MAGIC)] != _MAGIC:
@@ -66,7 +72,8 @@ def load_checkpoint(path: Path, map_location: torch.device | str = "cpu") -> dic
         raise DataError(f"The checkpoint {path} cannot be read ({error.strerror}).") from None
     try:
         _require_honest_sizes(payload)
-        state = torch.load(payload, map_location=map_location, weights_only=True)
+        state = torch.load(payload, map_location="cpu", weights_only=True)
+        _require_honest_tensors(state, payload.getbuffer().nbytes)
     except Exception as error:  # a checksum keeps nobody from writing nonsense, which can raise nearly anything
         problem = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(f"The checkpoint {path} holds more than tensors and plain values: {problem}") from None
@@ -85,12 +92,29 @@ def _require_honest_sizes(payload: io.BytesIO) -> None:
     payload.seek(0)
 
 
-def load_latest(folder: Path, map_location: torch.device | str = "cpu") -> tuple[dict[str, Any] | None, list[str]]:
+def _require_honest_tensors(state: Any, file_bytes: int) -> None:
+    """Refuse tensors that show a few bytes many times (of stride 0, say): whoever copies them takes all that memory."""
+    tensors = list(_tensors_of(state))
+    if any(tensor.nbytes > tensor.untyped_storage().nbytes() for tensor in tensors):
+        raise ValueError("a tensor claims to be larger than its bytes")
+    if sum(tensor.nbytes for tensor in tensors) > _SHARED * file_bytes:
+        raise ValueError("its tensors claim to be larger than the file")
+
+
+def _tensors_of(state: Any) -> Iterator[torch.Tensor]:
+    if isinstance(state, torch.Tensor):
+        yield state
+    elif isinstance(state, (dict, list, tuple)):
+        for each in state.values() if isinstance(state, dict) else state:
+            yield from _tensors_of(each)
+
+
+def load_latest(folder: Path) -> tuple[dict[str, Any] | None, list[str]]:
     """Return the newest checkpoint that is whole (or None), and a sentence about each newer one that is not."""
     problems: list[str] = []
     for path in _newest_first(folder):
         try:
-            return load_checkpoint(path, map_location), problems
+            return load_checkpoint(path), problems
         except DataError as error:
             problems.append(str(error))
     return None, problems

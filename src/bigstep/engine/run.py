@@ -170,6 +170,11 @@ def _carry_out(
             ending = train(built, audience, save, max_steps=order.max_steps, stop=stop, heartbeat=heartbeat)
             result = _result(built, ending, noise, order)
             result["model"] = str(_save_weights(order, built, "" if own.model is not None else order.config.model))
+            if not checkpoints.wait():
+                raise RunError(
+                    f"The run has reached its end at step {state.position.step}, but its last checkpoint could not be "
+                    f"written to {order.folder}: make room, then repeat the last steps with --resume."
+                )
         except StoppedError as stopped:
             if writer is not None:
                 writer.update(stopped=str(stopped))
@@ -211,7 +216,8 @@ def _own_observers(order: Order, built: Run, noise: NoiseWatch, writer: RunWrite
     config = order.config
     skips = config.nonfinite == "skip" or config.arithmetic.loss_scale > 0  # the loss scale skips such steps too
     watches: list[Observer] = [
-        noise, LossWatch(skipped=skips), StragglerWatch(), InputWatch(built.train_feed.loaders, cores_of_rank()),
+        noise, LossWatch(skipped=skips), StragglerWatch(config.islands.count),
+        InputWatch(built.train_feed.loaders, cores_of_rank()),
     ]  # fmt: skip
     if writer is not None:
         watches.append(Records(writer))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import bigstep
 from bigstep.config import RunConfig
 from bigstep.config.text import config_from_mapping
+from bigstep.config.trust import require_own, require_trust
 from bigstep.errors import ConfigError, DataError
 from bigstep.models import build_model
 from bigstep.records import read_run, write_atomically
@@ -52,11 +53,12 @@ def save_weights(model: nn.Module, folder: Path, name: str, shape: Mapping[str, 
     return folder / FILE
 
 
-def load(run: Path | str) -> Loaded:
+def load(run: Path | str, *, trust: bool = False) -> Loaded:
     """Return the trained model of a run, ready to be evaluated, and its configuration.
 
     Args:
         run: The folder that `bigstep train` wrote, or `fit` with `out`.
+        trust: Run the `package.module:function` that builds the model, if the run names one.
 
     >>> import tempfile
     >>> from bigstep.train import fit
@@ -75,6 +77,8 @@ def load(run: Path | str) -> Loaded:
         raise ConfigError(
             f"{run} was trained with a model of your own: build it, and give it safetensors.torch.load_file('{FILE}')."
         )
+    require_own(about["model"], "model")
+    require_trust([about["model"]], run, trusted=trust)
     model = build_model(about["model"], **json.loads(about["shape"]))
     model.to(next(iter(tensors.values())).dtype if tensors else torch.float32)
     model.load_state_dict(tensors)

@@ -7,12 +7,13 @@ import os
 import statistics
 from collections.abc import Iterable, Sequence
 
+from bigstep.data.sampler import hosted_workers
 from bigstep.engine.meter import Flush
 from bigstep.engine.methods.base import Note
 from bigstep.engine.observers.base import Observer
 from bigstep.engine.ranks import AgreedError
 
-__all__ = ["InputWatch", "LossWatch", "StragglerWatch", "cores_of_rank"]
+__all__ = ["InputWatch", "LossWatch", "StragglerWatch", "cores_of_rank", "loads_of_ranks"]
 
 _SLOWER = 1.4
 """A rank is a straggler from this ratio to the median of the others on."""
@@ -49,18 +50,25 @@ class StragglerWatch(Observer):
     [None, 'Rank 2 takes 2.0 times as long as the others (in computing); the whole run waits for it.', None]
     """
 
-    def __init__(self) -> None:
+    def __init__(self, islands: int = 1) -> None:
+        """`islands`: how many the workers of the run are spread over."""
+        self._islands = islands
         self._suspect, self._times = -1, 0
 
     def flushed(self, flush: Flush) -> Iterable[Note]:
         """Look at the ranks, unless some of them have nothing to do."""
-        if flush.step.workers < len(flush.compute_by_rank):
+        ranks = len(flush.compute_by_rank)
+        if flush.step.workers < ranks:
             return
-        if (sentence := self.see(flush.compute_by_rank, flush.data_by_rank)) is not None:
+        loads = loads_of_ranks(flush.step.workers, ranks, self._islands)
+        if (sentence := self.see(flush.compute_by_rank, flush.data_by_rank, loads)) is not None:
             yield Note(sentence)
 
-    def see(self, compute_s: Sequence[float], data_s: Sequence[float]) -> str | None:
-        """Take each rank's time of computing and of waiting for data since the last call; tell when one is sure."""
+    def see(self, compute_s: Sequence[float], data_s: Sequence[float], loads: Sequence[int] = ()) -> str | None:
+        """Take each rank's time of computing and of waiting for data since the last call; tell when one is sure.
+
+        A rank with a larger load may take longer; it is slow only if it takes longer for each part of its load too.
+        """
         if len(compute_s) < 2:
             return None
         own_s = [compute + data for compute, data in zip(compute_s, data_s, strict=True)]
@@ -69,7 +77,8 @@ class StragglerWatch(Observer):
         def typical(seconds: Sequence[float]) -> float:
             return statistics.median(value for rank, value in enumerate(seconds) if rank != slowest)
 
-        ratio = own_s[slowest] / max(typical(own_s), 1e-9)
+        each_s = [seconds / load for seconds, load in zip(own_s, loads or [1] * len(own_s), strict=True)]
+        ratio = min(seconds[slowest] / max(typical(seconds), 1e-9) for seconds in (own_s, each_s))
         if ratio < _SLOWER:
             self._suspect, self._times = -1, 0
             return None
@@ -80,6 +89,20 @@ class StragglerWatch(Observer):
         excess_in_data = data_s[slowest] - typical(data_s) > compute_s[slowest] - typical(compute_s)
         part = "waiting for its data" if excess_in_data else "computing"
         return f"Rank {slowest} takes {ratio:.1f} times as long as the others (in {part}); the whole run waits for it."
+
+
+def loads_of_ranks(workers: int, ranks: int, islands: int = 1) -> list[int]:
+    """Return how much each rank has to do in a step, in workers or in whole islands.
+
+    >>> loads_of_ranks(4, 3), loads_of_ranks(8, 3, islands=4), loads_of_ranks(6, 4, islands=2)
+    ([1, 1, 2], [1, 1, 2], [1, 2, 1, 2])
+    """
+    if islands == 1:
+        return [len(hosted_workers(workers, rank, ranks)) for rank in range(ranks)]
+    if ranks <= islands:
+        return [len(hosted_workers(islands, rank, ranks)) for rank in range(ranks)]
+    span = ranks // islands
+    return [len(hosted_workers(workers // islands, rank % span, span)) for rank in range(ranks)]
 
 
 class InputWatch(Observer):

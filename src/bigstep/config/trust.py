@@ -1,0 +1,54 @@
+"""Code that a file names: `package.module:function` runs, so whoever starts a run from a file must say so.
+
+What is typed on the command line is trusted; what stands in a configuration, a suite or the folder of a run is a
+stranger's until `--trust` or BIGSTEP_TRUST=1. Functions of Python itself (os:system) are never taken.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+
+from bigstep.errors import require
+
+__all__ = ["VARIABLE", "names_code", "require_own", "require_trust"]
+
+VARIABLE = "BIGSTEP_TRUST"
+"""Set to 1 by whoever trusts the files that are read."""
+_LIBRARIES = ("timm", "hf")
+"""What may stand before a colon and is no module of a user's."""
+
+
+def names_code(name: str) -> bool:
+    """Whether a name stands for a function of somebody's own.
+
+    >>> names_code("small"), names_code("timm:vit_tiny"), names_code("mine.models:network")
+    (False, False, True)
+    """
+    return ":" in name and name.partition(":")[0] not in _LIBRARIES
+
+
+def require_own(name: str, field: str) -> None:
+    """Refuse functions of Python itself: they build nothing, and some do harm."""
+    package = name.partition(":")[0].partition(".")[0]
+    require(
+        not names_code(name) or package not in sys.stdlib_module_names,
+        f"{field} is {name!r:.60}, but {package} is a module of Python itself: name a function of your own package.",
+    )
+
+
+def require_trust(names: Iterable[str], origin: object, *, trusted: bool = False) -> None:
+    """Refuse to run code that a file names, unless somebody has said that it may.
+
+    Args:
+        names: Of models and data sets, as the file has them.
+        origin: The file or folder, for the sentence.
+        trusted: Whether --trust was given.
+    """
+    code = sorted(filter(names_code, names))
+    require(
+        trusted or not code or os.environ.get(VARIABLE) == "1",
+        f"{origin} names {' and '.join(code)!s:.120}, which would run code of that module: read it, then add --trust "
+        f"(or set {VARIABLE}=1).",
+    )
