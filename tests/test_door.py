@@ -195,7 +195,7 @@ def test_a_run_that_began_between_the_look_and_the_lock_is_not_written_over(tmp_
 
 
 def test_a_start_that_fails_leaves_no_empty_folder(bigstep: Bigstep, tmp_path: Path) -> None:
-    status, _, err = bigstep("train", "--set", "model=json:nothing")
+    status, _, err = bigstep("train", "--set", "model=yaml:nothing")
     assert status == 2, err
     assert not (tmp_path / "runs" / "plain-mini").exists()
 
