@@ -258,17 +258,17 @@ def lay_out(base: Path) -> None:
                 Image.fromarray(chance.integers(0, 256, (40, 50, 3), dtype=np.uint8)).save(place / f"{number}.jpg")
 
 
-def call(command: list[str]) -> tuple[int, str]:
+def call(command: list[str]) -> tuple[int, str, str]:
     """Run the program in this process; anything but its own way of ending is an exception."""
     sys.argv = ["bigstep", *command]
-    errors = io.StringIO()
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(errors):
+    answer, errors = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(answer), contextlib.redirect_stderr(errors):
         try:
             bigstep()
             status = 0
         except SystemExit as ending:
             status = int(ending.code or 0)
-    return status, errors.getvalue()
+    return status, errors.getvalue(), answer.getvalue()
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -281,7 +281,7 @@ def judge(command: list[str], folder: Path) -> dict[str, Any]:
     resource.setrlimit(resource.RLIMIT_AS, (held + ROOM_BYTES, held + ROOM_BYTES))
     before = contents(folder)
     try:
-        status, said = call(command)
+        status, said, answer = call(command)
     except BaseException:
         return {"fault": traceback.format_exc()}
     if status not in (0, 1, 2):
@@ -297,6 +297,9 @@ def judge(command: list[str], folder: Path) -> dict[str, Any]:
     if harmed:
         return {"fault": f"changed {harmed}"}
     sentence = [line for line in said.splitlines() if line.startswith("bigstep: ")]
+    if status == 1 and "--verify" in command:  # what is corrupt is the answer that was asked for
+        facts = json.loads(answer)
+        sentence = [str(each) for part in ("train", "test") for each in facts[part].get("corrupt", [])][:1]
     if status and len(sentence) != 1:
         return {"fault": f"status {status} with {len(sentence)} sentences: {said[-500:]}"}
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
