@@ -30,6 +30,7 @@ from bigstep.data import DataPair
 from bigstep.errors import ConfigError
 from bigstep.models.gpt import GPT
 from bigstep.norm import ExactStatistics, WorkerStatistics
+from bigstep.recipes import load
 from bigstep.records import read_run
 from bigstep.train import fit
 from test_text import TEXT, windows
@@ -183,6 +184,11 @@ def test_what_cannot_be_exact_is_refused_by_name(changes: dict[str, Any], named:
     base = {"workers": {"count": 8, "local_batch": 4}, "epochs": 1, "lr": {"base": 0.1}}
     with pytest.raises(ConfigError, match=named):
         make_exact(config_from_mapping({**base, **changes}))
+
+
+def test_the_half_precision_of_a_recipe_gives_way() -> None:
+    sony = make_exact(load("sony"))
+    assert (sony.exact, sony.exchange.codec, sony.exchange.collective) == (True, "exact", "torus")
 
 
 def test_exact_statistics_are_the_mean_over_workers() -> None:
