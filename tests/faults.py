@@ -361,6 +361,18 @@ def outer_gradient_from_a_stale_start(own: Own, trial: Trial, ranks: Ranks) -> R
         return LOOP.start(own, trial, ranks)
 
 
+class EqualShares(Islands):
+    """Counts every island alike, though in a short batch some have seen less."""
+
+    def _samples_of_all(self) -> list[int]:
+        return [1] * self.config.count
+
+
+def meeting_that_counts_islands_alike(own: Own, trial: Trial, ranks: Ranks) -> Run:
+    with instead(methods, "Islands", EqualShares):
+        return LOOP.start(own, trial, ranks)
+
+
 class AveragedState(Islands):
     """Averages momentum with the weights, though it belongs to an island."""
 

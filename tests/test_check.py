@@ -75,6 +75,7 @@ PLANTED: list[tuple[str, str, str, str]] = [
     ("rate_set_behind_the_step", "train", "loop = rate, gradient, update", "part"),
     ("loop_that_stays_in_evaluation_mode", "start", "loop = rate, gradient, update", "the losses part at step"),
     ("loop_that_forgets_the_last_step", "train", "loop = rate, gradient, update", "steps are taken instead of"),
+    ("meeting_that_counts_islands_alike", "start", "averaging every step = synchronous", "the losses part at step 6"),
     ("outer_gradient_with_the_wrong_sign", "start", "one island = ordinary training", "the losses part at step 4"),
     ("outer_gradient_from_a_stale_start", "start", "one island = ordinary training", "the losses part at step 7"),
     ("meeting_that_averages_optimizer_state", "start", "islands = islands by hand", "another path than the runs"),

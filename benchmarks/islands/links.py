@@ -4,8 +4,8 @@
 
 Needs root (network namespaces). The target is what DDP has in bits per byte after a number of steps. A method takes the
 same path at any speed of the links, so its steps to the target are counted once, on links that hold nothing up, and the
-seconds of a step are measured at each speed: over one period of meetings behind a first step, all methods in turn, in
-the same processes. Rates that were measured before stay in OUT.json; OUT.md is written anew.
+seconds of a step are measured at each speed: over the second period of meetings, all methods in turn, in the same
+processes. Rates that were measured before stay in OUT.json; OUT.md is written anew.
 """
 
 from __future__ import annotations
@@ -69,12 +69,15 @@ def _crossing(curve: list[tuple[int, float]], target: float) -> float | None:
 
 
 def measure(rate: str, rounds: int) -> dict[str, Any]:
-    """Return the seconds and bytes of a step of every method: the last period of meetings, never a first step."""
-    steps = {**dict.fromkeys(METHODS, 1 + EVERY), "1-bit": 1 + DENSE + EVERY}
+    """Return the seconds and bytes of a step of every method: the mean of the last period of meetings.
+
+    One period goes before, so that what travelled into the last stands for what travels out of it.
+    """
+    steps = dict.fromkeys(METHODS, max(DENSE, EVERY) + 1 + EVERY)
     seen = run(rate, {"steps": steps, "rounds": rounds, "evaluate_every": 0})
     found = {}
     for method, turns in seen.items():
-        each = [(turn["seconds"][-1] - turn["seconds"][-1 - EVERY]) / EVERY for turn in turns]
+        each = [statistics.mean(turn["seconds"][-EVERY:]) for turn in turns]
         sent = sum(turns[0]["bytes"][-EVERY:]) / EVERY
         found[method] = {"n": rounds, "median_s": statistics.median(each), "min_s": min(each), "bytes": sent}
     return found

@@ -63,7 +63,7 @@ def network() -> GPT:
 
 
 def take_steps(method: str, steps: int, evaluate_every: int, data: tuple[Any, Any]) -> dict[str, Any]:
-    """Train for some steps and return when each ended, what it sent, and the evaluations."""
+    """Train for some steps and return what each took and sent, and the evaluations."""
     config = configure(method)
     often = evaluate_every * config.batch / len(data[0]) if evaluate_every else config.epochs
     with tempfile.TemporaryDirectory() as folder:
@@ -72,7 +72,7 @@ def take_steps(method: str, steps: int, evaluate_every: int, data: tuple[Any, An
             return {}
         run = read_run(Path(folder))
     return {
-        "seconds": [row["seconds"] for row in run.train],
+        "seconds": [row["compute_s"] + row["exchange_s"] + row["data_s"] for row in run.train],
         "bytes": [row["bytes_sent"] for row in run.train],
         "bits_per_byte": {row["step"]: row["bits_per_byte"] for row in run.evaluations},
     }
