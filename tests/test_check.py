@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import faults
+import faults_of_methods
 import textbook_loop
 from bigstep import recipes
 from bigstep.check import PROPERTIES, Pool, check
@@ -117,11 +118,12 @@ def case_of(fault: str) -> RunConfig:
 
 @pytest.mark.parametrize(("fault", "piece", "row", "words"), PLANTED, ids=[each[0] for each in PLANTED])
 def test_a_planted_fault_fails_on_its_own_row(check_pool: Pool, fault: str, piece: str, row: str, words: str) -> None:
+    home = faults if hasattr(faults, fault) else faults_of_methods
     report = check(
         case_of(fault),
         model=faults.Net,
         data=faults.Pairs,
-        subject=faults.planted(**{piece: getattr(faults, fault)}),
+        subject=faults.planted(**{piece: getattr(home, fault)}),
         ranks=(1, 2, 3) if "on_3_ranks" in fault else (1, 2, 4),
         only=NAMES[: NAMES.index(row) + 1],  # rows behind it may follow from it
         pool=check_pool,
