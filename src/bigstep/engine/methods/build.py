@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -180,18 +181,25 @@ def _divide(count: int, ranks: Ranks) -> tuple[Ranks, Ranks]:
     """
     if ranks.size <= count:
         alone = replace(ranks, rank=0, size=1, group=None)
-        group = dist.new_group(list(range(ranks.size))) if ranks.size > 1 else None
-        return alone, replace(ranks, group=group)
+        return alone, replace(ranks, group=_group_of(ranks, [range(ranks.size)]) if ranks.size > 1 else None)
     require(
         ranks.size % count == 0,
         f"{ranks.size} ranks were started for {count} islands, but each island needs the same number of ranks: start "
         f"{count * (ranks.size // count)} ranks, or at most {count}.",
     )
     span = ranks.size // count
-    within = [dist.new_group(list(range(first, first + span))) for first in range(0, ranks.size, span)]
-    across = [dist.new_group(list(range(place, ranks.size, span))) for place in range(span)]
+    within = _group_of(ranks, [range(first, first + span) for first in range(0, ranks.size, span)])
+    across = _group_of(ranks, [range(place, ranks.size, span) for place in range(span)])
     island, place = divmod(ranks.rank, span)
     return (
-        replace(ranks, rank=place, size=span, group=within[island]),
-        replace(ranks, rank=island, size=count, group=across[place]),
+        replace(ranks, rank=place, size=span, group=within),
+        replace(ranks, rank=island, size=count, group=across),
     )
+
+
+def _group_of(ranks: Ranks, divided: Sequence[range]) -> dist.ProcessGroup:
+    """Make a process group of each part of the ranks, as all must do in the same order, and return this rank's."""
+    groups = [(members, dist.new_group(list(members))) for members in divided]
+    mine = next(group for members, group in groups if ranks.rank in members)
+    assert isinstance(mine, dist.ProcessGroup)
+    return mine
