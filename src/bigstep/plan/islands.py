@@ -99,7 +99,7 @@ def predict_islands(
         scheme: The exchange inside an island, in every step.
 
     Example:
-        Over 1 Gbit/s an exchange in every step leaves little of eight nodes; one in every hundred most of them.
+        Over 1 Gbit/s an exchange in every step leaves little of eight nodes; one in every three hundred most of them.
 
         >>> slow = Cluster.load("dgx_h200").with_bandwidth(125e6)
         >>> gpt = Workload.load("gpt-124m")
@@ -107,7 +107,7 @@ def predict_islands(
         ...     plan = IslandPlan(count=8, every=every)
         ...     found = predict_islands(gpt, slow, devices=64, local_batch=32, plan=plan)
         ...     return found.inner.single_s / found.step_s
-        >>> efficiency(1) < 0.2, efficiency(100) > 0.9
+        >>> efficiency(1) < 0.2, efficiency(300) > 0.9
         (True, True)
     """
     size, left = divmod(devices, plan.count)

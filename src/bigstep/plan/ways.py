@@ -66,7 +66,7 @@ def lost_share(method: str, devices: int, lifetime_h: float, *, islands: int = 1
         between_s: Seconds between two meetings of islands.
 
     >>> round(lost_share("synchronous", 64, math.inf), 3), round(lost_share("synchronous", 64, 10), 3)
-    (0.0, 0.251)
+    (0.0, 0.194)
     >>> round(lost_share("islands", 64, 10, islands=8, between_s=10), 3)
     0.014
     """
