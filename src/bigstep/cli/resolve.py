@@ -28,7 +28,7 @@ __all__ = ["finished_result", "job_of", "named_config", "new_folder", "require_c
 
 RUNS = Path("runs")
 _PROCESS_BYTES = 300e6
-"""What a rank or replica takes for itself, as seen with torch 2.13 on a CPU (0.3 to 0.36): interpreter, torch, buffers."""
+"""What a rank or replica takes for itself, as seen with torch 2.13 on a CPU (306 to 362 MiB), rounded down."""
 _PROCESSES_PER_CORE = 16
 """More than that only wait for one another; a rank hosts any number of workers."""
 
