@@ -159,6 +159,21 @@ def graph_that_adds_parts_to_the_step_before(own: Own, trial: Trial, ranks: Rank
     return run
 
 
+def graph_that_counts_every_batch_alike(own: Own, trial: Trial, ranks: Ranks) -> Run:
+    """The last batch of an epoch moves the weights as a full one does."""
+    run = LOOP.start(own, trial, ranks)
+    if trial.graphs:
+        passes = method_of(run).passes
+        update = passes.update
+
+        def wrong() -> None:
+            passes.counts = 1.0
+            update()
+
+        passes.update = wrong  # type: ignore[method-assign]
+    return run
+
+
 def scale_that_is_not_taken_out(own: Own, trial: Trial, ranks: Ranks) -> Run:
     run = LOOP.start(own, trial, ranks)
     if trial.loss_scale:

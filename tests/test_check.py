@@ -87,6 +87,7 @@ PLANTED: list[tuple[str, str, str, str]] = [
         "steps as graphs = steps in the open",
         "graphs take another path",
     ),
+    ("graph_that_counts_every_batch_alike", "start", "steps as graphs = steps in the open", "part at step 6"),
     ("scale_that_is_not_taken_out", "start", "scaled loss = plain loss", "on 1 rank(s) scaling changes the path"),
     ("scale_that_skips_good_steps", "start", "scaled loss = plain loss", "scaling changes the path"),
     ("statistics_of_rank_0", "start", "batch-norm statistics at evaluation", "not on the mean over all workers"),
@@ -111,7 +112,7 @@ def case_of(fault: str) -> RunConfig:
         return config(exchange=ONEBIT)
     if "outer" in fault or "meeting" in fault:
         return config(islands=dataclasses.replace(ISLANDS, every=3))
-    if "graph" in fault:
+    if "graph" in fault and "every_batch" not in fault:  # with LARS it is the rate that counts
         return config(optimizer=OptimizerConfig(name="lars", trust_coefficient=0.02))
     return config()
 

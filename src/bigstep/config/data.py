@@ -46,7 +46,7 @@ class DataConfig:
     rectangular: bool = False
     """Evaluate folders on whole images in batches of like aspect ratio instead of square centre crops."""
     drop_last: bool = False
-    """Leave out the incomplete last batch of each epoch, for which the rate of a huge batch is too large."""
+    """Leave out the incomplete last batch of each epoch; else it counts as much as its samples, by the linear rule."""
     holdout: Fraction = 0.0
     """Fraction of the training set kept out of training and used for evaluation instead of the test set."""
     loaders: WholeNotNegative = 2

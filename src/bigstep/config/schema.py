@@ -74,7 +74,7 @@ class NormConfig:
     """Batch norm: which statistics an evaluation uses, and how the residual branches start."""
 
     statistics: Literal["moving", "last_batch"] = "moving"
-    """moving averages over steps, or those of the last batch alone; both are averaged over all workers."""
+    """moving averages over steps, or those of the last full batch alone; both are averaged over all workers."""
     momentum: Fraction = 0.9
     """How much of a moving average is kept from step to step."""
     zero_gamma: bool = False

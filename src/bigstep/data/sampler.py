@@ -46,6 +46,17 @@ class Step:
         return self.stop - self.start
 
     @property
+    def filled(self) -> float:
+        """How much of the global batch this step holds: 1, and less only in the last step of an epoch.
+
+        It is what the step counts: every sample moves the weights as much as in a full batch.
+
+        >>> Step(Position(offset=96), stop=120, workers=4, local_batch=8).filled
+        0.75
+        """
+        return self.size / (self.workers * self.local_batch)
+
+    @property
     def active(self) -> int:
         """Workers with samples in this step: all of them except in the last batch of an epoch.
 
@@ -116,7 +127,7 @@ class Sampler:
         """Return the position behind a step."""
         taken = step.position.step + 1
         behind = Position(step.position.epoch, step.stop, taken)
-        ended = step.stop == self.size or (self.drop_last and self._is_incomplete(self.step_at(behind)))
+        ended = step.stop == self.size or (self.drop_last and self.step_at(behind).filled < 1)
         return Position(step.position.epoch + 1, 0, taken) if ended else behind
 
     def samples_at(self, position: Position) -> int:
@@ -130,10 +141,6 @@ class Sampler:
     def where(self, position: Position) -> dict[str, float]:
         """Return a position as rows of the records tell it."""
         return {"epoch": self.epochs_at(position), "samples": self.samples_at(position)}
-
-    @staticmethod
-    def _is_incomplete(step: Step) -> bool:
-        return step.size < step.workers * step.local_batch
 
     def total_steps(self, epochs: float) -> int:
         """Count the steps of a whole run."""

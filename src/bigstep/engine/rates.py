@@ -20,7 +20,11 @@ __all__ = ["Rates", "batch_plan", "learning_rate"]
 
 @dataclass(frozen=True)
 class Rates:
-    """Sets what an optimizer reads anew in every step, as a function of the samples seen."""
+    """Sets what an optimizer reads anew in every step, as a function of the samples seen.
+
+    An incomplete batch counts as much as its samples. Where what a step adds to the velocity grows with the gradient,
+    the gradient is weighed (`Pass.counts`); LARS takes the length of a gradient out of it, so its rate is.
+    """
 
     config: RunConfig
     sampler: Sampler
@@ -29,12 +33,13 @@ class Rates:
     """(epoch, batch of the stage) -> rate."""
 
     def set(self, step: Step) -> float:
-        """Prepare the optimizer for a step and return the learning rate."""
+        """Prepare the optimizer for a step and return the rate of a full batch there."""
         epoch = self.sampler.epochs_at(step.position)
         lr = self.learning_rate(epoch, step.workers * step.local_batch)
         settings = _changing(self.config.optimizer, epoch, lr)
+        counts = step.filled if self.config.optimizer.entry.rate_in_velocity else 1.0
         for group in self.optimizer.param_groups:
-            group.update(settings, lr=lr * group.get("rate", 1.0))
+            group.update(settings, lr=lr * counts * group.get("rate", 1.0))
         return lr
 
 

@@ -41,18 +41,19 @@ class ExactStatistics(WorkerStatistics):
             self._parts = []
         super().begin_forward(seen, now)
 
-    def end_step(self, share: float) -> None:
+    def end_step(self, share: float, filled: float = 1.0) -> None:
         """Take the mean over all workers of the step into the average."""
         if share > 0:
             self._collect()
         parts, self._parts, self._workers = self._parts if share > 0 else [], [], 0
-        self._decay *= self.keep
+        kept, added = self._weights(filled)
+        self._decay *= kept
         if not self._norms:
             return
         shapes = [*(each.shape for each in statistics_of(self._norms)), self._one.shape]
         total = self._add_up(parts or [self._one.new_zeros(self._initial.numel() + 1)], shapes)
         if self._first:
-            self._share.mul_(self.keep).add_(total[:-1] / total[-1], alpha=1 - self.keep)
+            self._share.mul_(kept).add_(total[:-1] / total[-1], alpha=added)
 
     def _collect(self) -> None:
         """Keep the statistics of the worker that has just run."""

@@ -20,11 +20,14 @@ class WorkerStatistics:
     ::
 
         step   = mean over the workers active in a step of the (mean, variance) of their local batches
-        global <- keep * global + (1 - keep) * step                      keep = 0: the last step alone
+        global <- keep * global + (1 - keep) * step                      keep = 0: the last full batch alone
 
     A moving average is linear, so this is also the mean over workers of one moving average per worker, and no memory
     per worker is needed. It is linear in the ranks as well: each rank keeps its share of the average, and one sum over
     ranks completes it. So the result does not depend on how many ranks there are.
+
+    The last batch of an epoch may hold only a part f of a full one, and its statistics are those of few samples: it
+    counts f * (1 - keep), and nothing with keep = 0, which keeps those of the last full batch.
 
     In a step, a rank calls `begin_forward` before each forward and `end_step` once; before an evaluation all ranks
     call `synchronize`, which changes nothing here: when a run was evaluated leaves no trace in its later statistics.
@@ -96,19 +99,28 @@ class WorkerStatistics:
             # at momentum 1 torch computes 0 * running + 1 * batch, where a NaN of a step that was dropped would stay
             torch._foreach_zero_(statistics_of(self._norms))
 
-    def end_step(self, share: float) -> None:
+    def end_step(self, share: float, filled: float = 1.0) -> None:
         """Take the statistics of a step into the average.
 
         Args:
             share: Workers of this rank in the step / active workers of all ranks; 0 for a rank without workers.
+            filled: Samples of the step / samples of a full batch.
         """
-        self._decay *= self.keep
-        self._share.mul_(self.keep)
+        kept, added = self._weights(filled)
+        self._decay *= kept
+        self._share.mul_(kept)
         if share > 0:
             self._collect()
             assert self._workers, "a step with a share must have had a forward"
-            self._share.add_(self._step, alpha=(1 - self.keep) * share / self._workers)
+            self._share.add_(self._step, alpha=added * share / self._workers)
             self._workers = 0
+
+    def _weights(self, filled: float) -> tuple[float, float]:
+        """Return what the average so far and a step count in the next average."""
+        if filled == 1:
+            return self.keep, 1 - self.keep
+        added = filled * (1 - self.keep) if self.keep else 0.0
+        return 1 - added, added
 
     def synchronize(self, sum_over_ranks: Callable[[Tensor], object]) -> None:
         """Complete the averages over ranks and write them into the modules, the same on every rank.

@@ -37,6 +37,9 @@ Chosen
 
 Differs
     The linear part of the transition rises with 1/period; the printed 2/period would overshoot to 1.5.
+    ImageNet leaves 3,215 of 32,768 samples over at the end of an epoch, on 101 of 1,024 workers. That step counts as
+    much as its samples, and an evaluation uses the statistics of the last full batch. What ChainerMN did with them is
+    not known here; its iterators can go on into the next epoch instead.
     Communication times are a picture in the paper and are not compared.
 """
 

@@ -102,7 +102,8 @@ def _synchronous(setting: Setting, ranks: Ranks, *, measure: bool = True) -> Syn
             learner = replace(learner, statistics=statistics)
         else:
             passes = Eager(*common, skip_nonfinite=skip, clip=clip)
-    return Synchronous(learner, passes, setting.forwards(ranks), ranks, config.seed, measure=measure)
+    weigh = not config.optimizer.entry.rate_in_velocity
+    return Synchronous(learner, passes, setting.forwards(ranks), ranks, config.seed, measure=measure, weigh=weigh)
 
 
 def _count_parts(config: RunConfig) -> int:

@@ -7,7 +7,7 @@ token) counts the same, in a full batch and in the incomplete last one of an epo
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from bigstep.engine.ranks import Ranks
 from bigstep.engine.state import Carried
 from bigstep.gpu.loss_scale import LossScale
 
-__all__ = ["Eager"]
+__all__ = ["Eager", "weigh"]
 
 
 class Eager:
@@ -56,6 +56,7 @@ class Eager:
         self._factor = float(ranks.size)  # the exchange divides by the number of ranks
         self._debt = Debt()
         self._kept_behind_exchange = False
+        self.counts = 1.0
         self.gives_mean = parallel is None or parallel.exchange.gives_the_mean
 
     def add(self, inputs: Any, target: Any, weight: float, *, last: bool, keep: bool) -> Tensor:
@@ -118,8 +119,11 @@ class Eager:
         return False
 
     def update(self) -> None:
-        """Clip, update the weights with the gradient they hold, and clear it."""
+        """Weigh and clip the gradient that the weights hold, update them with it, and clear it."""
         optimizer, scaled = self._learner.optimizer, self._scale.is_enabled()
+        counts = self.counts if self._parallel is None else self._parallel.counts_of(self.counts)
+        if counts != 1:
+            weigh(self.gradients(), counts)
         before = self._scale.get_scale() if scaled and self._parallel else 1.0
         if self._clip:
             self._scale.unscale_(optimizer)  # the norm is that of the gradient itself
@@ -171,6 +175,12 @@ class Eager:
         """End the threads of the exchange."""
         if self._parallel is not None:
             self._parallel.exchange.close()
+
+
+def weigh(gradients: Iterable[Tensor | None], counts: float) -> None:
+    """Let gradients count a part of what they are."""
+    if held := [gradient for gradient in gradients if gradient is not None]:  # torch refuses empty lists
+        torch._foreach_mul_(held, counts)
 
 
 class _AdaGradOfRanks:

@@ -11,6 +11,7 @@ from torch import Tensor
 from bigstep.data.sampler import Step
 from bigstep.engine.learner import Learner
 from bigstep.engine.methods.base import Note
+from bigstep.engine.methods.eager import weigh
 from bigstep.engine.methods.parallel import Debt
 from bigstep.engine.state import Carried
 from bigstep.gpu import GraphedStep
@@ -61,10 +62,11 @@ class Graphed:
         self._names = [name for name, parameter in learner.objective.named_parameters() if parameter.requires_grad]
         self._debt = Debt()
         self._gathering = False
+        self.counts = 1.0
 
     def add(self, inputs: Any, target: Any, weight: float, *, last: bool, keep: bool) -> Tensor:
         """Replay a whole step, or add one part of it."""
-        if weight == 1 and not self._debt.open:
+        if weight == self.counts == 1 and not self._debt.open:
             return self.graphs(inputs, target)
         self._gathering = True
         return self.graphs.add(inputs, target, weight) * weight
@@ -91,6 +93,8 @@ class Graphed:
     def update(self) -> None:
         """Update with what was gathered; a graph has done so already."""
         if self._gathering:
+            if self.counts != 1:
+                weigh(self.graphs.gathered, self.counts)
             self.graphs.update()
             self._gathering = False
 

@@ -62,6 +62,11 @@ class Part(Step):
     """The number of its first worker among all."""
 
     @property
+    def filled(self) -> float:
+        """What the whole step counts: islands that average in every step take the synchronous one."""
+        return self.whole.filled
+
+    @property
     def active(self) -> int:
         """Workers of the island with samples in this step."""
         return min(self.workers, max(0, self.whole.active - self.first_worker))

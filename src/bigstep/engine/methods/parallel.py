@@ -77,6 +77,8 @@ class Parallel:
     ):
         self._learner, self._ranks, self._precision, self._steps_taken = learner, ranks, precision, steps_taken
         self.exchange = make_exchange(config, ranks.timeout_s, learner.rank_adagrad, parts)
+        self._double_buffer = config.double_buffer
+        self._late_counts = 1.0  # of the gradient that double buffering has on its way
         self._tuner: BucketTuner | None = None
         self._ddp: DistributedDataParallel | None = None
         if config.bucket_mb == "auto":
@@ -108,12 +110,23 @@ class Parallel:
             return ()
         return (Note(f"Buckets of {tuner.bucket_mb:g} MB are the fastest here.", {"bucket_sizes": tuner.table}),)
 
+    def counts_of(self, counts: float) -> float:
+        """Return what the gradient at hand counts: double buffering hands out that of the step before."""
+        if not self._double_buffer:
+            return counts
+        late, self._late_counts = self._late_counts, counts
+        return late
+
     def state_dict(self) -> dict[str, Any] | None:
-        """Gather what the ranks carry."""
-        return self.exchange.gather_state()
+        """Gather what the ranks carry; a gradient on its way is saved as what it counts."""
+        state = self.exchange.gather_state()
+        if state is not None and self._late_counts != 1:
+            state["late"] = {name: piece * self._late_counts for name, piece in state["late"].items()}
+        return state
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
         """Go on with what the ranks carried, however many they were."""
+        self._late_counts = 1.0
         if state is not None:
             self.exchange.load_state_dict(state)
         else:

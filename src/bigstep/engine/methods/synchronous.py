@@ -38,6 +38,8 @@ class Pass(Protocol):
 
     gives_mean: bool
     """Whether a step leaves the mean gradient itself, so that noise can be measured on it."""
+    counts: float
+    """What the gradient of the step at hand counts in its update: 1, or the part of a full batch that it holds."""
 
     def add(self, inputs: Any, target: Any, weight: float, *, last: bool, keep: bool) -> Tensor:
         """Add `weight` times the gradient of a forward's mean loss; return that loss, times the weight.
@@ -68,7 +70,7 @@ class Pass(Protocol):
         """Finish the gradient; return whether it can be used. `inputs` are those of this rank's last forward."""
 
     def update(self) -> None:
-        """Update the weights and clear the gradient."""
+        """Update the weights with what the gradient counts, and clear it."""
 
     def flush(self) -> None:
         """Update with a gradient that is still on its way, if there is one."""
@@ -131,15 +133,24 @@ class Synchronous:
         ranks: Those that share the workers of this learner.
         seed: Of the run.
         measure: Measure the noise scale on the way.
+        weigh: Let the gradient of an incomplete batch count as much as its samples.
     """
 
     def __init__(
-        self, learner: Learner, passes: Pass, forwards: Forwards, ranks: Ranks, seed: int, *, measure: bool = True
+        self,
+        learner: Learner,
+        passes: Pass,
+        forwards: Forwards,
+        ranks: Ranks,
+        seed: int,
+        *,
+        measure: bool = True,
+        weigh: bool = True,
     ):
         self.learner, self.passes, self.forwards, self.ranks = learner, passes, forwards, ranks
         self.first_worker = 0
         """The number of the first worker of the steps to come, among all workers of the run."""
-        self._measure = measure
+        self._measure, self._weigh = measure, weigh
         self.skipped = Count()
         """Steps that were dropped because their gradient was not finite."""
         self._seed = seed
@@ -163,6 +174,7 @@ class Synchronous:
     def accumulate(self, step: Step, batches: Batches) -> Gathered:
         """Leave the mean gradient of a step; all ranks call this, also those that have no samples in it."""
         measured = self.measures(step)
+        self.passes.counts = step.filled if self._weigh else 1.0
         forwards = self.forwards.of(step, cut=self._is_cut(step))
         loss = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
         noise = not_seen(self.ranks.device) if measured else None
@@ -181,7 +193,7 @@ class Synchronous:
         if probe is not None:
             noise = probe.compare(self.passes.gradients(), self.passes.loss_scale)
         if self.passes.complete(step, inputs):
-            self.learner.statistics.end_step(seen / step.active)
+            self.learner.statistics.end_step(seen / step.active, step.filled)
         else:
             self.skipped.value += 1
         return Gathered(loss, data_s, noise)
