@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,8 @@ from bigstep.config import LrConfig, RunConfig, WorkersConfig
 from bigstep.engine.observers.base import Observer
 from bigstep.errors import ConfigError
 from bigstep.records import read_run
+from bigstep.report.gather import gather
+from bigstep.report.study import study_of
 from bigstep.train import fit
 
 CONFIG = RunConfig(workers=WorkersConfig(count=4, local_batch=4), epochs=2, lr=LrConfig(base=0.05, scaling="none"))
@@ -37,7 +41,10 @@ def worst(output: Tensor, target: Tensor) -> Tensor:
 
 class Listener(Observer):
     def __init__(self) -> None:
-        self.steps, self.reached = 0, {}
+        self.steps, self.reached, self.notes = 0, {}, []
+
+    def noted(self, text: str, **facts: Any) -> None:
+        self.notes.append(text)
 
     def row(self, row: Mapping[str, Any]) -> None:
         self.steps += 1
@@ -57,6 +64,7 @@ def test_own_optimizer_metrics_and_observers_take_part(tmp_path: Path) -> None:
         )  # fmt: skip
         assert heard.reached["worst"] == result.facts["worst"] > 0
     assert heard.steps == 2 * 8
+    assert "custom · Net on TensorDataset (64 and 64 samples) · batch 16" in heard.notes[0]
     first, second = (read_run(tmp_path / name) for name in ("0", "1"))
     assert first.result["weights_sha256"] == second.result["weights_sha256"]
     with_sgd = fit(CONFIG, Net(), (data, data), nn.functional.mse_loss, device="cpu")
@@ -74,6 +82,46 @@ def test_the_record_says_what_was_used(tmp_path: Path) -> None:
         "data": "TensorDataset (64 and 64 samples)",
         "loss": "mse_loss",
     }
+
+
+def test_different_tasks_are_never_one_group_with_a_band_of_seeds(tmp_path: Path) -> None:
+    """Two networks and two labellings of one class and size each, under seeds of their own; one is then repeated."""
+    inputs = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
+    first, second = ((inputs[:, column] > 0).long() for column in (0, 1))
+
+    def small() -> nn.Module:
+        return nn.Sequential(nn.Linear(3, 2))
+
+    def large() -> nn.Module:
+        return nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+
+    cross_entropy = nn.functional.cross_entropy
+    smoothed = functools.partial(cross_entropy, label_smoothing=0.1)
+    tasks = [(small, first, None), (large, first, None), (small, second, None), (small, first, smoothed)]
+    for seed, (network, labels, loss) in enumerate([*tasks, tasks[0]]):
+        data = TensorDataset(inputs, labels)
+        config = dataclasses.replace(CONFIG, seed=seed)
+        fit(config, network(), (data, data), loss, out=tmp_path / str(seed), device="cpu")
+    study = study_of(gather([tmp_path]))
+    assert sorted(group.n for group in study.groups) == [1, 1, 1, 2], [group.label for group in study.groups]
+    labels = [group.label for group in study.groups]
+    assert sum("parameters 26" in label for label in labels) == 1
+    assert sum("loss cross_entropy" in label for label in labels) == 1
+    assert len(study.leaders) == 2, "accuracies on two labellings do not compare"
+    assert study.unit == "samples"
+    said = " ".join(study.sentences())
+    assert "images" not in said
+    assert "small" not in said
+
+
+def test_a_run_without_classes_is_reported_by_its_loss(tmp_path: Path) -> None:
+    data = samples()
+    result = fit(CONFIG, Net(), (data, data), nn.functional.mse_loss, out=tmp_path / "run", device="cpu")
+    study = study_of(gather([tmp_path]))
+    loss = f"{result.facts['eval_loss']:.4g}"
+    assert study.title.startswith(f"custom: loss {loss} in ")
+    assert f"Its loss on the evaluation set was {loss} after" in " ".join(study.sentences())
+    assert "“Net” on “TensorDataset (64 and 64 samples)”" in study.sentences()[0]
 
 
 def test_a_recipe_or_a_file_by_name(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ ALLOWED: dict[str, set[str]] = {
     "check": {"schedules", "optim", "norm", "models", "data", "gpu", "exchange", "engine", "asynchronous"},
     "doctor": {"report"},
     "bench": {"engine", "asynchronous", "sparse", "lab", "plan", "report", "data", "recipes"},
+    "testing": {"check", "engine", "recipes"},
     # names of 0.1 that stay importable wherever the code lives
     "train": {"engine", "recipes"},
     "comm": {"exchange"},

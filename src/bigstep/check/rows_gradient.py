@@ -43,7 +43,8 @@ def accumulation_is_big_batch(lab: Laboratory) -> Verdict:
         words=words,
         fault=fault,
         remedy="weight each microbatch by its number of samples over that of the whole batch, not by one over the "
-        "number of microbatches; and let the loss be a mean over samples (over tokens the count is another).",
+        "number of microbatches; let the loss be a mean over samples (over tokens the count is another); and no layer "
+        "but a batch norm may mix the samples of a forward.",
     )
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from bigstep.cli.options import Json, print_json, refuse_existing
+from bigstep.errors import ConfigError
 
 __all__ = ["report"]
 
@@ -18,9 +19,24 @@ def report(
     csv: Annotated[Path | None, typer.Option(help="Write a row a run to this file.")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table instead of plots.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an output file that is there already.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Show a page that follows the runs, on this machine.")] = False,
+    port: Annotated[int, typer.Option(help="The port of --watch; 0 takes one that is free.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Show what runs reached, side by side: in the terminal, as a page, or as a table."""
+    """Show what runs reached, side by side: in the terminal, as a page, or as a table.
+
+    \b
+    bigstep report runs/*                     # in the terminal
+    bigstep report runs --html report.html    # one page that needs no network
+    bigstep report runs --watch               # a page at 127.0.0.1 that follows runs that go on
+    """
+    if watch:
+        if html or csv or markdown or as_json:
+            raise ConfigError("--watch serves a page while runs go on; leave out --html, --csv, --markdown and --json.")
+        from bigstep.report.watch import watch_command
+
+        watch_command(runs, port)
+        return
     from bigstep.report.command import report_command
 
     refuse_existing(html, csv, force=force)

@@ -98,7 +98,8 @@ class Run:
         if own.data is not None:
             used["data"] = f"{feed.source.name} ({len(feed):,} and {len(self.evaluator.feed):,} samples)"
         if own.loss is not None:
-            used["loss"] = getattr(own.loss, "__name__", type(own.loss).__name__)
+            function = getattr(own.loss, "func", own.loss)  # of a functools.partial
+            used["loss"] = getattr(function, "__name__", type(function).__name__)
         if own.optimizer is not None:
             used["optimizer"] = type(self.learner.optimizer).__name__
         return used

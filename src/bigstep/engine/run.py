@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -165,7 +165,8 @@ def _carry_out(
                 checkpoints.submit(state.position.step, captured)
 
         try:
-            watching.noted(_announcement(order, ranks))  # for whoever watches; the records know it
+            # for whoever watches; the records know it
+            watching.noted(_announcement(order, ranks, built.describe(own)))
             _announce(built, audience, problems, resumed=order.resume)
             ending = train(built, audience, save, max_steps=order.max_steps, stop=stop, heartbeat=heartbeat)
             result = _result(built, ending, noise, order)
@@ -282,8 +283,9 @@ def _save_weights(order: Order, built: Run, name: str) -> Path:
     return order.folder / WEIGHTS_FILE
 
 
-def _announcement(order: Order, ranks: Ranks) -> str:
+def _announcement(order: Order, ranks: Ranks, used: Mapping[str, object]) -> str:
     config = order.config
+    model, data = used.get("model", config.model), used.get("data", config.data.name)
     stages = [(stage.workers, stage.local_batch) for stage in batch_plan(config).stages]
     batches = " → ".join(f"{count * local:,} ({count} × {local})" for count, local in stages)
     length = f"{config.epochs:g} epoch{'' if config.epochs == 1 else 's'}"
@@ -291,8 +293,7 @@ def _announcement(order: Order, ranks: Ranks) -> str:
         length = f"at most {order.max_steps:,} step{'' if order.max_steps == 1 else 's'} of {length}"
     plural = "" if ranks.size == 1 else "s"
     return (
-        f"{config.recipe} · {config.model} on {config.data.name} · batch {batches} · {length} · "
-        f"{ranks.size} rank{plural} · {order.folder}"
+        f"{config.recipe} · {model} on {data} · batch {batches} · {length} · {ranks.size} rank{plural} · {order.folder}"
     )
 
 

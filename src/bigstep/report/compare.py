@@ -105,7 +105,7 @@ def group_runs(outcomes: Sequence[Outcome]) -> list[Group]:
     for name, variants in namesakes.items():
         telling = _telling([members[0] for members in variants])
         for members in variants:
-            label = base = " · ".join([name, *(_words(field, members[0]) for field in telling)])
+            label = base = " · ".join([name, *filter(None, (_words(field, members[0]) for field in telling))])
             for copy in itertools.count(2):
                 if label not in used:
                     break
@@ -115,8 +115,8 @@ def group_runs(outcomes: Sequence[Outcome]) -> list[Group]:
     return sorted(groups, key=lambda group: -1.0 if group.median is None else group.median, reverse=True)
 
 
-MATTER = ("data.name", "model", "preset", "batch", "epochs", "optimizer.name", "lr.base", "exchange.collective",
-          "exchange.codec", "precision", "asynchronous.replicas", "ranks")  # fmt: skip
+MATTER = ("data.name", "model", "loss", "preset", "batch", "epochs", "optimizer.name", "lr.base",
+          "exchange.collective", "exchange.codec", "precision", "asynchronous.replicas", "ranks")  # fmt: skip
 """Settings that people compare, in the order in which a name tells them. Others, such as a schedule that was stretched
 with the epochs, are told only where runs could not be told apart without them."""
 
@@ -144,6 +144,8 @@ def naming_facts(outcome: Outcome) -> dict[str, str]:
 
 def _words(field: str, outcome: Outcome) -> str:
     value = naming_facts(outcome).get(field, "")
+    if not value:  # it is set in a namesake alone
+        return ""
     short = value if len(value) <= 24 else value[:23] + "…"
     return short if field in ("preset", "model", "data.name") else f"{field.rpartition('.')[2]} {short}"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from bigstep.errors import DataError
 from bigstep.records import Run, read_run
 
-__all__ = ["gather"]
+__all__ = ["gather", "run_folders"]
 
 ROWS_IN_ALL = 400_000
 """Training rows kept over all runs: more than any chart shows, and what fits in memory with 10,000 runs."""
@@ -25,7 +25,7 @@ def gather(paths: Sequence[Path]) -> list[Run]:
     """
     folders: dict[Path, Path] = {}
     for path in paths:
-        found = list(_run_folders(path))
+        found = list(run_folders(path))
         if not found:
             what = "holds no run folder (one with run.json)" if path.is_dir() else "does not exist or is no folder"
             raise DataError(f"{path} {what}; give the folder that `bigstep train` wrote.")
@@ -35,7 +35,8 @@ def gather(paths: Sequence[Path]) -> list[Run]:
     return [_thin(read_run(folder), most) for folder in folders.values()]
 
 
-def _run_folders(path: Path) -> Iterator[Path]:
+def run_folders(path: Path) -> Iterator[Path]:
+    """Yield the run folders at a path or below it, in order."""
     if (path / "run.json").is_file():
         yield path
     elif path.is_dir():

@@ -35,6 +35,8 @@ class Outcome:
     preset: str
     model: str
     data: str
+    task: str
+    """The data with what else tells them from others of that name: accuracies compare within a task only."""
     unit: str
     """What its samples are: images, sequences or, of a user's own data, samples."""
     seed: int | None
@@ -69,6 +71,11 @@ class Outcome:
         """Where the run was recorded."""
         return self.run.folder
 
+    @property
+    def evaluated_loss(self) -> float | None:
+        """Loss of the last evaluation: all that there is where outputs are no scores of classes."""
+        return number(self.evaluations[-1].get("eval_loss")) if self.evaluations else None
+
     def seconds_to(self, target: float) -> float | None:
         """Return the time of the first evaluation that reached the target accuracy, or None if none did.
 
@@ -95,7 +102,7 @@ def unit_of(data: str) -> str:
 def outcome_of(run: Run) -> Outcome:
     """Take from a run's records what reports show."""
     used, result = _mapping(run.facts.get("used")), _mapping(run.facts.get("result"))
-    config = _as_used(_mapping(run.facts.get("config")), used)
+    config = _as_used(_mapping(run.facts.get("config")), used, run.facts.get("data_fingerprint"))
     bench = _mapping(run.facts.get("bench"))
     recipe, failure = clean(config.get("recipe", "custom"), 60) or "custom", clean(bench.get("failure") or "")
     evaluations, train = run.evaluations, run.train
@@ -119,6 +126,7 @@ def outcome_of(run: Run) -> Outcome:
         preset=clean(config.get("preset", ""), 60),
         model=clean(config.get("model", ""), 80),
         data=(data := clean(_mapping(config.get("data")).get("name", ""), 80)),
+        task=f"{data} {clean(_mapping(config.get('data')).get('fingerprint', ''), 80)}".strip(),
         unit=clean(used.get("unit") or unit_of(data), 20),
         seed=None if seed is None else int(seed),
         settings=_settings(config, ranks, run.facts.get("device")),
@@ -144,11 +152,14 @@ def outcome_of(run: Run) -> Outcome:
     )
 
 
-def _as_used(config: dict[str, Any], used: Mapping[str, Any]) -> dict[str, Any]:
+def _as_used(config: dict[str, Any], used: Mapping[str, Any], fingerprint: object) -> dict[str, Any]:
     """The configuration with a user's own pieces in place of the names that they stood in for."""
-    own = {name: used[name] for name in ("model", "loss", "optimizer") if name in used}
+    own = {name: used[name] for name in ("model", "parameters", "loss", "optimizer") if name in used}
     if "data" in used:
-        own["data"] = {**_mapping(config.get("data")), "name": used["data"]}
+        named = _mapping(config.get("data"))
+        own["data"] = {**named, "name": used["data"]}
+        if fingerprint and not named.get("holdout"):  # what is held out follows the seed, and so would the fingerprint
+            own["data"]["fingerprint"] = fingerprint
     return {**config, **own}
 
 

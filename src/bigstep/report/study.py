@@ -36,13 +36,16 @@ class Study:
         if len(self.outcomes) == 1:
             outcome = self.outcomes[0]
             name = f"{outcome.recipe} ({outcome.preset})" if outcome.preset not in ("", "custom") else outcome.recipe
+            if outcome.accuracy is None and outcome.evaluated_loss is not None:
+                return f"{name}: loss {outcome.evaluated_loss:.4g} in {duration(outcome.seconds)}"
             if outcome.accuracy is None:
                 return f"{name}: no evaluation recorded"
             return f"{name}: {percent(outcome.accuracy)} in {duration(outcome.seconds)}"
         if best.median is None:
-            return f"{count(len(self.outcomes))} runs, none evaluated"
+            lacking = "none with an accuracy" if self._losses() else "none evaluated"
+            return f"{count(len(self.outcomes))} runs, {lacking}"
         if len(self.leaders) > 1:
-            told = [f"{group.label} leads on {data or 'unknown data'}" for data, group in self.leaders.items()]
+            told = [f"{group.label} leads on {_data_of(group)}" for group in self.leaders.values()]
             return listing(told, 3)
         if len(self.groups) == 1:
             return f"{best.label}: {percent(best.median)} over {plural(best.n, 'seed')}"
@@ -66,7 +69,7 @@ class Study:
         found: dict[str, Group] = {}
         for group in self.groups:
             if group.median is not None:
-                found.setdefault(group.outcomes[0].data, group)
+                found.setdefault(group.outcomes[0].task, group)
         return found
 
     @cached_property
@@ -75,7 +78,7 @@ class Study:
         return [self._verdict(group) for group in self.groups]
 
     def _verdict(self, group: Group) -> Verdict:
-        leader = self.leaders.get(group.outcomes[0].data, group)
+        leader = self.leaders.get(group.outcomes[0].task, group)
         return "alike" if leader is group else told_apart(leader.accuracies, group.accuracies)
 
     def standing(self, position: int) -> str:
@@ -122,9 +125,13 @@ class Study:
             f"for {plural(run.epochs or 0, 'epoch')} with a batch of {run.batches} {run.unit} from "
             f"{plural(run.workers, 'worker')}{hosted} ({run.hardware})."
         ]
+        speed = f", at {count(run.images_per_s)} {run.unit} a second" if run.images_per_s else ""
         if run.accuracy is not None:
-            speed = f", at {count(run.images_per_s)} {run.unit} a second" if run.images_per_s else ""
             said.append(f"It reached {percent(run.accuracy)} in {duration(run.seconds)}{speed}.")
+        elif run.evaluated_loss is not None:
+            said.append(
+                f"Its loss on the evaluation set was {run.evaluated_loss:.4g} after {duration(run.seconds)}{speed}."
+            )
         if run.status == "diverged":
             said.append("The loss was not finite at the end: the run diverged.")
         elif run.status == "failed":
@@ -146,7 +153,7 @@ class Study:
         seeds = plural(most, "seed") if fewest == most else f"{fewest} to {most} seeds"
         said = [f"{count(len(self.outcomes))} runs in {plural(len(groups), 'group')}, {seeds} each."]
         if best.median is None:
-            return [*said, "None of them has an evaluation."]
+            return [*said, *(self._losses() or ["None of them has an evaluation."])]
         if len(groups) == 1:
             low, high = best.accuracies[0], best.accuracies[-1]
             said.append(f"The median is {percent(best.median)}, from {percent(low)} to {percent(high)}.")
@@ -155,11 +162,19 @@ class Study:
         said += self._reasons() + self._speed() + self._scaling() + self._techniques() + self._cautions()
         return said
 
+    def _losses(self) -> list[str]:
+        """What runs reached whose outputs are no scores of classes; losses of different tasks are not ranked."""
+        known = [
+            (group.label, loss) for group in self.groups if (loss := group.median_of("evaluated_loss")) is not None
+        ]
+        told = listing([f"{label} {loss:.4g}" for label, loss in known], 10)
+        return [f"None of them has an accuracy; their losses on the evaluation sets (medians): {told}."] if told else []
+
     def _ranking(self) -> list[str]:
         if len(self.leaders) > 1:
             return [
-                f"On {data or 'unknown data'}, {group.label} has the highest median accuracy, {percent(group.median)}."
-                for data, group in self.leaders.items()
+                f"On {_data_of(group)}, {group.label} has the highest median accuracy, {percent(group.median)}."
+                for group in self.leaders.values()
             ]
         best, runner = self.groups[0], self.groups[1]
         assert best.median is not None
@@ -279,6 +294,10 @@ class Study:
             if len(kinds) > 1:
                 said.append(f"The runs used different {what}: {listing(kinds)}.")
         return said
+
+
+def _data_of(group: Group) -> str:
+    return group.outcomes[0].data or "unknown data"
 
 
 def _values(groups: Sequence[Group], field: str) -> set[str]:
