@@ -25,6 +25,22 @@ if TYPE_CHECKING:
     from bigstep.check import Pool as CheckPool
 
 
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Two processes for the whole suite, which is how long two cores take; this one alone for a file or a test."""
+    whole = not config.invocation_params.args or all(each.startswith("-") for each in config.invocation_params.args)
+    if whole and (os.cpu_count() or 1) > 1:
+        return 2
+    config.option.dist = "no"
+    return 0
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A file's tests share a process, and so do all that count the machine's network namespaces."""
+    for item in items:
+        group = "network" if item.get_closest_marker("netns") else item.path.name
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
 def pytest_collection_finish() -> None:
     """Leave what was imported, which lives as long as the session, out of every later garbage collection."""
     gc.freeze()

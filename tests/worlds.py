@@ -35,7 +35,10 @@ def _serve(connection: Connection) -> None:
     import torch
     import torch.distributed as dist
 
+    from bigstep.check.pool import tidy
+
     torch.set_num_threads(1)
+    calls = 0
     while True:
         message = connection.recv()
         if message is None:
@@ -56,6 +59,8 @@ def _serve(connection: Connection) -> None:
             else:
                 _, function, args = message
                 connection.send(("ok", function(*args)))
+                del function, args
+                tidy(calls := calls + 1)
         except BaseException:
             connection.send(("error", traceback.format_exc()))
     if dist.is_initialized():

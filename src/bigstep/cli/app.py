@@ -71,7 +71,7 @@ def main() -> None:
         _end("The current folder does not exist any more; go to another one.", 2)
     try:
         job = os.environ.pop(JOB_VARIABLE, None)
-        _as_rank(Path(job)) if job else app()
+        _as_rank(Path(job)) if job else app(prog_name="bigstep")
     except BigstepError as error:
         _end("" if error.exit_status == 2 and _first_rank_tells() else str(error), error.exit_status)
     except BrokenPipeError:  # the reader of a pipe left, as `| head` does
