@@ -467,3 +467,36 @@ def test_runs_with_models_and_data_of_one_s_own_are_told_apart_by_them(tmp_path:
         "plain · Own (6 samples) · Ranker", "plain · Own (9 samples) · Regressor",
     ]  # fmt: skip
     assert "images" not in text_of(study(tmp_path))
+
+
+def exact_run(folder: Path, sha: str, **more: Any) -> Path:
+    return write_run(folder, config={"exact": True, **more.pop("config", {})}, result={"weights_sha256": sha}, **more)
+
+
+def test_exact_runs_that_should_be_equal_and_are_not_are_told(tmp_path: Path) -> None:
+    exact_run(tmp_path / "one", "ab" * 32, ranks=1)
+    exact_run(tmp_path / "three", "ab" * 32, ranks=3, config={"exchange": {"collective": "torus"}})
+    said = text_of(study(tmp_path))
+    assert "2 exact runs of plain (seed 0) have the same weights in every bit." in said
+    exact_run(tmp_path / "seven", "cd" * 32, ranks=7)
+    (told,) = [sentence for sentence in study(tmp_path).sentences() if "every bit" in sentence]
+    assert "NOT EQUAL: 3 exact runs of plain (seed 0)" in told
+    assert "seven on 7 ranks: cdcdcdcdcdcd" in told
+    assert "one on 1 rank: abababababab" in told
+    assert any("NOT EQUAL" in line for line in report_command(
+        [tmp_path], html=None, csv=None, markdown=False, quiet=True)["summary"])  # fmt: skip
+
+
+def test_runs_that_need_not_be_equal_are_not_accused(tmp_path: Path) -> None:
+    exact_run(tmp_path / "base", "ab" * 32)
+    exact_run(tmp_path / "other seed", "01" * 32, seed=1)
+    exact_run(tmp_path / "longer", "02" * 32, epochs=5)
+    exact_run(tmp_path / "other rate", "03" * 32, config={"lr": {"base": 0.2}})
+    write_run(tmp_path / "rounded", result={"weights_sha256": "04" * 32})
+    write_run(tmp_path / "rounded on 3", ranks=3, result={"weights_sha256": "05" * 32})
+    exact_run(tmp_path / "unfinished", "06" * 32, finished=False)
+    other = exact_run(tmp_path / "other torch", "07" * 32)
+    facts = json.loads((other / "run.json").read_text())
+    facts["versions"] = {**facts["versions"], "torch": "9.9"}
+    (other / "run.json").write_text(json.dumps(facts))
+    assert "every bit" not in text_of(study(tmp_path))

@@ -11,6 +11,7 @@ lengths follow from the layout: none is read from the wire.
 from __future__ import annotations
 
 import contextlib
+import math
 import select
 import socket
 import time
@@ -61,14 +62,19 @@ class Call:
 
     @classmethod
     def decode(cls, words: Tensor) -> Call:
-        """Read what `encode` wrote.
+        """Read what `encode` wrote; raises ValueError where no replica can have.
 
         >>> call = Call(PUSH | FETCH, Push(replica=1, sequence=2, read_at=3, lr=0.1, steps=1, samples=32))
         >>> Call.decode(call.encode()) == call
         True
         """
         wants, replica, sequence, read_at, lr, steps, samples = words.tolist()
-        return cls(int(wants), Push(int(replica), int(sequence), int(read_at), lr, int(steps), int(samples)))
+        call = cls(int(wants), Push(int(replica), int(sequence), int(read_at), lr, int(steps), int(samples)))
+        push = call.push
+        counts = push.replica, push.sequence - 1, push.read_at, push.steps, push.samples
+        if call.wants & PUSH and not (min(counts) >= 0 and math.isfinite(lr)):
+            raise ValueError(f"{push} is no push")
+        return call
 
 
 def view_of(tensor: Tensor) -> memoryview:

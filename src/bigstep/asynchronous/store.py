@@ -129,30 +129,33 @@ class _RemoteStore:
         line.settimeout(_REPLY_S)
 
     def add(self, key: str, amount: int) -> int:
-        return int(self._ask("add", key, amount))
+        return int(self._ask(int, "add", key, amount))
 
     def set(self, key: str, value: str) -> None:
-        self._ask("set", key, value)
+        self._ask(type(None), "set", key, value)
 
     def get(self, key: str) -> str:
-        return _given(key, self._ask("get", key))
+        return _given(key, self._ask((str, type(None)), "get", key))
 
     def check(self, keys: list[str]) -> bool:
-        return bool(self._ask("check", keys))
+        return bool(self._ask(bool, "check", keys))
 
     def delete_key(self, key: str) -> bool:
-        return bool(self._ask("delete_key", key))
+        return bool(self._ask(bool, "delete_key", key))
 
     def close(self) -> None:
         self._line.close()
 
-    def _ask(self, *request: Any) -> Any:
+    def _ask(self, kind: Any, *request: Any) -> Any:
         try:
             with self._lock:
                 _write(self._line, request)
-                return json.loads(_read(self._line))
-        except (OSError, ValueError) as error:
+                answer = json.loads(_read(self._line))
+        except (OSError, ValueError, RecursionError) as error:
             raise StoreGoneError(str(error)) from None
+        if not isinstance(answer, kind):
+            raise StoreGoneError(f"it answers {request[0]} with {answer!r:.60}")
+        return answer
 
 
 def _given(key: str, value: str | None) -> str:

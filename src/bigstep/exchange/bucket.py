@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from bigstep.exchange.codecs.piles import Pile
 from bigstep.exchange.line import Steps
 from bigstep.exchange.residuals import Residuals
 
@@ -27,7 +28,9 @@ class Bucket:
     step: int
     """How many backward passes ended before this one."""
     held: tuple[Tensor, ...] = ()
-    """More parts of the sum, laid out as `flat`: gradients of other workers of this rank."""
+    """More parts of the sum, laid out as `flat`."""
+    piles: tuple[Pile, ...] = ()
+    """For each parameter, where parts are added one after another: those that this rank has added before `flat`."""
 
     @property
     def sizes(self) -> list[int]:

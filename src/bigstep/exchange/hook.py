@@ -17,9 +17,11 @@ from torch.nn.parallel import DistributedDataParallel
 from bigstep.errors import ConfigError, RunError, require
 from bigstep.exchange.bucket import Bucket, Transport
 from bigstep.exchange.codecs.dense import Whole
+from bigstep.exchange.codecs.piles import Pile, add_parts
 from bigstep.exchange.collectives import Ring
 from bigstep.exchange.double_buffer import DoubleBuffer
 from bigstep.exchange.gathered import Gathered
+from bigstep.exchange.piled import Piled
 from bigstep.exchange.runner import Runner
 from bigstep.exchange.summed import Summed
 from bigstep.exchange.world import World
@@ -30,7 +32,7 @@ from bigstep.tables.collectives import COLLECTIVES
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket
 
-__all__ = ["Exchange"]
+__all__ = ["Exchange", "flat_gradient"]
 
 
 class Exchange:
@@ -90,8 +92,8 @@ class Exchange:
         collective = collectives_for(codec)[0] if collective is None else collective
         check_pair(collective, codec, double_buffer=double_buffer)
         require(
-            not parts or CODECS[codec].loses == "nothing",
-            f"A sum of {parts} parts goes with a codec that loses nothing: use codec=exact (got {codec}).",
+            not parts or CODECS[codec].orderless,
+            f"A sum of {parts} parts goes with a codec whose sums have no order: use codec=exact (got {codec}).",
         )
         self.collective, self.codec, self.grid = collective, codec, grid
         self.warmup_steps, self.ranks_per_node = warmup_steps, ranks_per_node
@@ -105,7 +107,7 @@ class Exchange:
         """Backward passes so far; they decide when the warm-up ends."""
         self.parts = parts
         self._prepare = prepare
-        self._held: list[dict[str, Tensor]] = []  # gradients of other workers, to be added in the next exchange
+        self._piles: dict[str, Pile] = {}  # by parameter: what was added so far to the next exchange's sum
         self._backward: list[Future[Tensor]] = []  # the buckets of the backward under way
         self._transports: list[Transport] = []  # that of the warm-up, that of the steps after it
         self._late = DoubleBuffer() if double_buffer else None
@@ -217,20 +219,15 @@ class Exchange:
         return {parameter: _shape_as(parameter, flat) for parameter, flat in kept.items()}
 
     def hold(self) -> None:
-        """Set aside the gradients now in `.grad` as one part of the next exchange's sum, and clear them.
+        """Add the gradients now in `.grad` to the next exchange's sum, as one part of it, and clear them.
 
         For a rank that computes several workers one after another (under `no_sync`): the backward that is exchanged
-        adds the last part. Each part is written as an integer by itself, so that it does not matter which rank had it.
+        adds the last part. Each part becomes integers by itself, so that it does not matter which rank had it.
         """
         require(self.parts > 0, "Only an Exchange with parts=N adds up parts: say how many there are in all.")
-        part = {}
-        for parameter, name in self._names.items():
-            flat = torch.zeros_like(parameter, requires_grad=False).as_strided((parameter.numel(),), (1,))
-            if parameter.grad is not None:
-                _shape_as(parameter, flat).copy_(parameter.grad)
-                parameter.grad.zero_()
-            part[name] = flat
-        self._held.append(part)
+        held = {name: p for p, name in self._names.items() if p.grad is not None}
+        add_parts([self._pile(name) for name in held], [flat_gradient(parameter) for parameter in held.values()])
+        torch._foreach_zero_([parameter.grad for parameter in held.values()])
 
     def rescale(self, factor: float) -> None:
         """Multiply everything carried: for a loss scaler that changes its scale by this factor."""
@@ -269,6 +266,12 @@ class Exchange:
         if self.world is not None:
             self._runner.close()
 
+    def _pile(self, name: str) -> Pile:
+        if name not in self._piles:
+            size = next(parameter.numel() for parameter, other in self._names.items() if other == name)
+            self._piles[name] = Pile(size, self.parts)
+        return self._piles[name]
+
     def _attached(self) -> World:
         if self.world is None:
             raise ConfigError("This Exchange is not attached yet: call exchange.attach(ddp) first.")
@@ -280,9 +283,10 @@ class Exchange:
         if entry.own_rounds:
             return [load(entry.home)(world, self.settings, self.warmup_steps, self.error_feedback)]
         codec, collective = load(entry.home)(self.settings), load(COLLECTIVES[self.collective].home)(world)
+        if self.parts:
+            return [Piled(world, collective)]
         if entry.blocks is None:
-            agrees = 0 < entry.agree_from <= (self.parts or world.size)
-            return [Summed(world, collective, codec, agrees=agrees, parts=self.parts)]
+            return [Summed(world, collective, codec, agrees=0 < entry.agree_from <= world.size)]
         settings = {name: self.settings[name] for name in entry.settings}
         shapes = {name: parameter.shape for parameter, name in self._names.items()}
         return [
@@ -301,7 +305,7 @@ class Exchange:
             names=names,
             shapes=tuple(parameter.shape for parameter in parameters),
             step=self.steps,
-            held=tuple(torch.cat([part.pop(name) for name in names]) for part in self._held),
+            piles=tuple(map(self._pile, names)) if self.parts else (),
         )
         if self._kept is not None:
             self._kept.update(zip(parameters, bucket.flat.clone().split_with_sizes(bucket.sizes), strict=True))
@@ -314,7 +318,7 @@ class Exchange:
         if grad_bucket.is_last():
             self.steps += 1
             self._runner.note_exposed(self._backward)
-            self._backward, self._held = [], []
+            self._backward = []
         return future
 
     def _start(self, bucket: Bucket) -> Future[Tensor]:
@@ -341,3 +345,12 @@ class Exchange:
 def _shape_as(parameter: Tensor, flat: Tensor) -> Tensor:
     """See a piece of a bucket as the gradient it is: DDP lays them out as parameters, channels-last ones too."""
     return flat.as_strided(parameter.size(), parameter.stride())
+
+
+def flat_gradient(parameter: Tensor) -> Tensor:
+    """See the gradient of a parameter as one row, in the order in which the parameter's values lie in memory."""
+    gradient = parameter.grad
+    assert gradient is not None
+    if gradient.stride() != parameter.stride():
+        gradient = torch.empty_like(parameter, requires_grad=False).copy_(gradient)
+    return gradient.detach().as_strided((gradient.numel(),), (1,))

@@ -13,6 +13,7 @@ from bigstep.report.compare import MATTER, Group, Verdict, group_runs, naming_fa
 from bigstep.report.effects import Effect, effects_of
 from bigstep.report.outcome import Outcome, outcome_of
 from bigstep.report.paper import BesidePaper, beside_paper
+from bigstep.report.promises import same_bits
 from bigstep.report.words import clean, count, duration, listing, percent, plural, points
 
 __all__ = ["Study", "study_of"]
@@ -104,7 +105,7 @@ class Study:
 
     def sentences(self) -> list[str]:
         """The summary: what was run, what it reached, how sure that is, and what a reader must know."""
-        return self._one() if len(self.outcomes) == 1 else self._several()
+        return self._one() if len(self.outcomes) == 1 else [*self._several(), *same_bits(self.outcomes)]
 
     @property
     def published(self) -> list[tuple[Outcome, BesidePaper]]:

@@ -1,7 +1,7 @@
 """Steps whose gradient has the same bits on any number of ranks: every worker's is a part of one sum of integers.
 
-A worker is one forward, wherever it runs; its gradient is set aside, and all of them, on all ranks, are added up by the
-codec, whose sum has no order. A rank alone does the same arithmetic.
+A worker is one forward, wherever it runs; its gradient becomes integers as soon as it is there, and all of them, on all
+ranks, are added up. A rank alone does the same arithmetic.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from bigstep.engine.methods.eager import Eager
 from bigstep.engine.methods.parallel import Parallel
 from bigstep.engine.precision import Precision
 from bigstep.engine.ranks import Ranks
-from bigstep.exchange.codecs.exact import exact_sum_parts
+from bigstep.exchange.codecs.piles import Pile, add_parts, take
+from bigstep.exchange.hook import flat_gradient
 from bigstep.gpu.loss_scale import LossScale
 
 __all__ = ["ExactEager"]
@@ -51,33 +52,27 @@ class ExactEager(Eager):
         clip: float = 0.0,
     ):
         super().__init__(learner, ranks, precision, scale, parallel, skip_nonfinite=skip_nonfinite, clip=clip)
-        self._parts = parts
-        self._held: list[Tensor] = []  # gradients of a rank alone, flat
+        self._piles = [Pile(parameter.numel(), parts) for parameter in learner.trained]  # of a rank alone
         self._factor = 1.0  # the exchange gives the sum of all parts
         self.gives_mean = False  # behind a step there is no gradient of this rank to measure noise with
 
     def add(self, inputs: Any, target: Any, weight: float, *, last: bool, keep: bool) -> Tensor:
-        """Run a forward and a backward, and set its gradient aside unless the exchange has just taken it."""
+        """Run a forward and a backward, and add up its gradient unless the exchange has just done so."""
         loss = super().add(inputs, target, weight, last=last, keep=keep)
         if self._parallel is None:
-            gradients = [_dense(parameter) for parameter in self._learner.trained]
-            self._held.append(torch.cat([gradient.flatten() for gradient in gradients]))
+            pairs = [
+                (pile, p) for pile, p in zip(self._piles, self._learner.trained, strict=True) if p.grad is not None
+            ]
+            add_parts([pile for pile, _ in pairs], [flat_gradient(parameter) for _, parameter in pairs])
             self._learner.optimizer.zero_grad()
         elif not last:
             self._parallel.exchange.hold()
         return on_grid(loss)
 
     def complete(self, step: Step, inputs: Any) -> bool:
-        """Add up the workers of a rank alone; the rest is as for other passes."""
-        if self._parallel is None and self._held:
-            trained = self._learner.trained
-            sizes = [parameter.numel() for parameter in trained]
-            total = exact_sum_parts(self._held, sizes, count=self._parts)
-            for parameter, piece in zip(trained, total.split_with_sizes(sizes), strict=True):
-                parameter.grad = torch.empty_like(parameter).copy_(piece.view(parameter.shape))
-            self._held = []
+        """Take the sum of a rank alone; the rest is as for other passes."""
+        if self._parallel is None:
+            for pile, parameter in zip(self._piles, self._learner.trained, strict=True):
+                parameter.grad = torch.empty_like(parameter)
+                take(pile, flat_gradient(parameter))
         return super().complete(step, inputs)
-
-
-def _dense(parameter: Tensor) -> Tensor:
-    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad

@@ -22,7 +22,7 @@ from torch import Tensor
 from bigstep.exchange.codecs import Sum
 from bigstep.exchange.codecs.powers import NOT_FINITE, find_exponents, make_power, spare_bits
 
-__all__ = ["Exact", "exact_sum_parts"]
+__all__ = ["Exact"]
 
 _BITS = 62
 # exponents whose scale float64 still has; what is smaller keeps its digits down to 2^-1021 only
@@ -51,33 +51,6 @@ class Exact:
         power = make_power(-_shift(agreed, rule), torch.float64) / rule.divide_by
         power = power.masked_fill(agreed == NOT_FINITE, torch.nan)
         flat.copy_(_scale(wire.double(), sizes, power))
-
-
-def exact_sum_parts(
-    parts: Sequence[Tensor], sizes: Sequence[int] | None = None, *, count: int = 0, divide_by: int = 1
-) -> Tensor:
-    """Sum flat gradients of several workers with the arithmetic, and hence the bits, of an exact exchange.
-
-    Args:
-        parts: A flat tensor for each worker, of one type and length.
-        sizes: Values of each parameter in them; by default they are one.
-        count: How many parts the sum has in all, these included; by default it has no others.
-        divide_by: What to divide the sum by.
-
-    Returns:
-        The sum, in the type of the parts. Its order does not matter, nor how it is spread over ranks:
-
-        >>> parts = [torch.tensor([1e8]), torch.tensor([1.0]), torch.tensor([-1e8])]
-        >>> exact_sum_parts(parts), exact_sum_parts(parts[::-1]), sum(parts)
-        (tensor([1.]), tensor([1.]), tensor([0.]))
-    """
-    codec, rule = Exact(), Sum(count or len(parts), divide_by)
-    sizes = [parts[0].numel()] if sizes is None else sizes
-    agreed = torch.stack([codec.measure(part, sizes) for part in parts]).amax(0)
-    total = torch.stack([codec.encode(part, sizes, agreed, rule) for part in parts]).sum(0)
-    out = torch.empty_like(parts[0])
-    codec.decode(total, out, sizes, agreed, rule)
-    return out
 
 
 def _shift(agreed: Tensor, rule: Sum) -> Tensor:

@@ -1,0 +1,134 @@
+"""What exact sums cost: steps of one recipe, ordinary and exact, in turn, in the same processes.
+
+    python benchmarks/exact/cost.py [--recipes fair,adamw] [--ranks 1,2] [--repeats 7] [--steps 4]
+
+Ranks are CPU processes on one machine, joined by Gloo over the loopback. An exact forward takes one thread, since sums
+of torch are cut by the number of threads; so a rank alone is compared twice: with an ordinary run on one thread, which
+is the same work, and with the default, which has all cores. Writes cost.json and cost.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+
+from bigstep import recipes
+from bigstep.config.edit import make_exact
+from bigstep.config.text import apply_settings
+from bigstep.data.sampler import Position
+from bigstep.engine.build import Run, build
+from bigstep.engine.exact import fixed_arithmetic
+from bigstep.engine.loop import train
+from bigstep.engine.observers.base import Audience
+from bigstep.engine.ranks import Ranks
+from bigstep.records import describe_machine
+
+HERE = Path(__file__).parent
+SETTINGS = ["evaluate_every=1000", "checkpoint.every=0"]
+
+
+def steps_of(run: Run, steps: int, *, one_thread: bool) -> None:
+    run.state.position, run.state.seconds = Position(), 0.0
+    with fixed_arithmetic(torch.device("cpu")) if one_thread else contextlib.nullcontext():
+        train(run, Audience([]), max_steps=steps)
+
+
+def ways(name: str, ranks: Ranks) -> dict[str, tuple[Run, bool]]:
+    """What is compared: a run each, and whether it is held to one thread."""
+    config = apply_settings(recipes.load(name), SETTINGS)
+    ordinary, exact = build(config, ranks), build(make_exact(config), ranks)
+    found = {"ordinary": (ordinary, True), "exact": (exact, True)}
+    return {"default": (ordinary, False), **found} if ranks.size == 1 else found
+
+
+def measure(rank: int, name: str, size: int, options: argparse.Namespace, scratch: str, results: Any) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // size))
+    if size > 1:
+        dist.init_process_group("gloo", init_method=f"file://{scratch}/{name}-{size}", rank=rank, world_size=size)
+    rivals = ways(name, Ranks(rank, size))
+    times: dict[str, list[float]] = {way: [] for way in rivals}
+    for repeat in range(options.repeats + 1):
+        order = list(rivals)[:: 1 if repeat % 2 else -1]
+        for way in order:
+            if size > 1:
+                dist.barrier()
+            began = time.perf_counter()
+            run, one_thread = rivals[way]
+            steps_of(run, options.steps if repeat else 2, one_thread=one_thread)
+            if repeat:  # the first round warms up
+                times[way].append((time.perf_counter() - began) / options.steps)
+    if rank == 0:
+        run = rivals["exact"][0]
+        weights = sum(parameter.numel() for parameter in run.learner.model.parameters())
+        results.put({"recipe": name, "ranks": size, "weights": weights, "workers": run.config.workers.count,
+                     "times": times})  # fmt: skip
+    if size > 1:
+        dist.destroy_process_group()
+
+
+def summarise(found: dict[str, Any]) -> dict[str, Any]:
+    times = found["times"]
+    ratios = {way: [a / b for a, b in zip(times["exact"], times[way], strict=True)] for way in times if way != "exact"}
+    return {
+        **found,
+        "milliseconds": {way: 1e3 * statistics.median(values) for way, values in times.items()},
+        "ratios": {way: [statistics.median(r), min(r), max(r)] for way, r in ratios.items()},
+    }
+
+
+def table(rows: list[dict[str, Any]], machine: dict[str, Any], options: argparse.Namespace) -> str:
+    hardware = machine["hardware"]
+    lines = [
+        "# What exact sums cost", "",
+        f"Seconds of a step, exact over ordinary: median (least to most) of {options.repeats} pairs of {options.steps} "
+        f"steps each, in turn in the same processes. {hardware['processor']}, {hardware['cores']} cores, torch "
+        f"{machine['versions']['torch']}, commit {machine['commit']}. Made by `benchmarks/exact/cost.py`.", "",
+        "| recipe | weights | workers | ranks | ms a step, ordinary | exact | same threads | against the default |",
+        "|---|---|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    for row in rows:
+        said = {way: f"{m:.3f} ({low:.2f} to {high:.2f})" for way, (m, low, high) in row["ratios"].items()}
+        ms = row["milliseconds"]
+        lines.append(
+            f"| {row['recipe']} | {row['weights']:,} | {row['workers']} | {row['ranks']} | {ms['ordinary']:.0f} | "
+            f"{ms['exact']:.0f} | {said['ordinary']} | {said.get('default', 'the same')} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--recipes", default="fair,adamw")
+    parser.add_argument("--ranks", default="1,2")
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--out", type=Path, default=HERE / "results")
+    options = parser.parse_args()
+    context, rows = multiprocessing.get_context("spawn"), []
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in options.recipes.split(","):
+            for size in map(int, options.ranks.split(",")):
+                results = context.SimpleQueue()
+                multiprocessing.spawn(measure, (name, size, options, scratch, results), size)
+                rows.append(summarise(results.get()))
+                print(json.dumps({key: rows[-1][key] for key in ("recipe", "ranks", "milliseconds", "ratios")}))
+    machine = describe_machine()
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "cost.json").write_text(json.dumps({"rows": rows, "machine": machine}, indent=1) + "\n")
+    (options.out / "cost.md").write_text(table(rows, machine, options))
+
+
+if __name__ == "__main__":
+    main()
