@@ -7,8 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from bigstep.config.text import apply_settings
 from bigstep.engine.checkpoint import load_checkpoint, load_latest, save_checkpoint, weights_hash
 from bigstep.errors import DataError
+from bigstep.recipes import load
+from bigstep.records import read_run
+from bigstep.train import fit
 
 
 def state(step: int) -> dict[str, object]:
@@ -71,3 +75,22 @@ def test_equal_weights_have_equal_hashes_and_one_bit_changes_them() -> None:
     with torch.no_grad():
         second[0].weight[0, 0] = torch.nextafter(second[0].weight[0, 0], torch.tensor(9.0))
     assert weights_hash(first) != weights_hash(second)
+
+
+def test_other_threads_after_a_resume_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = apply_settings(
+        load("plain"), ["model=mlp", "workers.count=2", "workers.local_batch=8", "data.holdout=0.98"]
+    )
+    monkeypatch.setenv("OMP_NUM_THREADS", "as they are")  # the user has decided
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        fit(config, out=tmp_path, device="cpu", max_steps=2)
+        fit(config, out=tmp_path, device="cpu", max_steps=3, resume=True)
+        assert not any("thread" in note for note in read_run(tmp_path).notes)
+        torch.set_num_threads(1)
+        fit(config, out=tmp_path, device="cpu", max_steps=4, resume=True)
+        (told,) = [note for note in read_run(tmp_path).notes if "thread" in note]
+        assert told.startswith("A forward took 2 thread(s) before the run was resumed and takes 1 now")
+    finally:
+        torch.set_num_threads(threads)

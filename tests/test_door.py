@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import threading
 from collections.abc import Callable
@@ -186,6 +188,17 @@ def test_a_lock_is_not_written_through_a_link(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be written"), locked(tmp_path / "run"):
         pass
     assert (tmp_path / "thesis").read_text() == "mine"
+
+
+def test_a_file_system_without_locks_is_not_taken_for_another_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def acquire(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("filelock.FileLock.acquire", acquire)
+    with pytest.raises(ConfigError, match=r"keeps no locks .*choose another with --out"), locked(tmp_path / "run"):
+        pass
 
 
 def test_a_run_that_began_between_the_look_and_the_lock_is_not_written_over(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ class _StrikeAtLook(Sixty):
         return super().__getitem__(index)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_saves_and_the_resumed_run_has_the_same_bits(tmp_path: Path, number: signal.Signals) -> None:
     whole = fit(order(), network(), (Sixty(), Sixty()), device="cpu")
     said, status, sha = interrupt(number, 0, str(tmp_path))

@@ -25,7 +25,7 @@ from bigstep.engine.methods.build import Emulation, Setting, make_method
 from bigstep.engine.precision import Precision
 from bigstep.engine.ranks import Ranks
 from bigstep.engine.rates import Rates, batch_plan, learning_rate
-from bigstep.engine.state import Identity, State
+from bigstep.engine.state import Identity, State, Threads
 from bigstep.errors import ConfigError
 from bigstep.losses import CrossEntropy
 from bigstep.models import build_model
@@ -139,7 +139,8 @@ def build(
         )
     )  # fmt: skip
     data = DataPair(train_feed.source, test_feed.source)
-    state.register(**method.parts(), data=Identity("The data set", data.fingerprint()))
+    threads = Threads(torch.get_num_threads() if ranks.device.type == "cpu" else 0)
+    state.register(**method.parts(), data=Identity("The data set", data.fingerprint()), threads=threads)
     rates = Rates(config, sampler, learner.optimizer, learning_rate(config.lr, config.batch, config.plan))
     evaluator = Evaluator(test_feed, own.loss or _loss(test_feed), ranks, precision, own.metrics)
     model.train()

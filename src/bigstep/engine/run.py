@@ -29,6 +29,7 @@ from bigstep.engine.observers.watches import InputWatch, LossWatch, StragglerWat
 from bigstep.engine.profile.profiler import StepProfiler
 from bigstep.engine.ranks import AgreedError, Ranks
 from bigstep.engine.rates import batch_plan
+from bigstep.engine.state import Threads
 from bigstep.engine.weights import FILE as WEIGHTS_FILE
 from bigstep.engine.weights import save_weights
 from bigstep.errors import BigstepError, ConfigError, DataError, RunError
@@ -239,6 +240,9 @@ def _announce(built: Run, audience: Audience, problems: list[str], *, resumed: b
     if resumed:
         step = built.state.position.step
         audience.noted(f"Resumed at step {step}." if step else "Nothing to resume: started anew.")
+    threads = built.state.parts["threads"]
+    if isinstance(threads, Threads) and (sentence := threads.changed()) is not None:
+        audience.noted(sentence)
 
 
 def _restore(built: Run, saved: dict[str, Any], checkpoints: Path) -> None:

@@ -16,7 +16,7 @@ from bigstep.config.text import config_to_mapping
 from bigstep.data.sampler import Position
 from bigstep.errors import DataError
 
-__all__ = ["Carried", "Count", "Identity", "State", "Weights"]
+__all__ = ["Carried", "Count", "Identity", "State", "Threads", "Weights"]
 
 
 class Carried(Protocol):
@@ -77,6 +77,30 @@ class Identity:
                 f"{self.what} has changed since the run was started (its fingerprint is {self.fingerprint}, and was "
                 f"{state!s:.40}); bring it back, or start a new run with another --out."
             )
+
+
+class Threads:
+    """How many threads a forward takes; on a CPU they decide the last bits of sums."""
+
+    def __init__(self, now: int) -> None:
+        self.now = self.before = now
+
+    def state_dict(self) -> int:
+        """Return the number now."""
+        return self.now
+
+    def load_state_dict(self, state: int) -> None:
+        """Remember the number before."""
+        self.before = int(state)
+
+    def changed(self) -> str | None:
+        """Say that a run goes on with another number."""
+        if self.before == self.now:
+            return None
+        return (
+            f"A forward took {self.before} thread(s) before the run was resumed and takes {self.now} now: torch cuts "
+            f"sums by them, so that last bits may differ; OMP_NUM_THREADS={self.before} keeps them."
+        )
 
 
 @dataclass
