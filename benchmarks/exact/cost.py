@@ -26,8 +26,9 @@ import torch.multiprocessing as multiprocessing
 from bigstep import recipes
 from bigstep.config.edit import make_exact
 from bigstep.config.text import apply_settings
+from bigstep.data.catalog import open_data
 from bigstep.data.sampler import Position
-from bigstep.engine.build import Run, build
+from bigstep.engine.build import Own, Run, build
 from bigstep.engine.exact import fixed_arithmetic
 from bigstep.engine.loop import train
 from bigstep.engine.observers.base import Audience
@@ -47,7 +48,10 @@ def steps_of(run: Run, steps: int, *, one_thread: bool) -> None:
 def ways(name: str, ranks: Ranks) -> dict[str, tuple[Run, bool]]:
     """What is compared: a run each, and whether it is held to one thread."""
     config = apply_settings(recipes.load(name), SETTINGS)
-    ordinary, exact = build(config, ranks), build(make_exact(config), ranks)
+    where = config.data
+    pair = open_data(where.name, length=where.length, vocabulary=where.vocabulary)
+    data = Own(data=(pair.train, pair.test.subset(torch.arange(1))))  # every call ends with an evaluation
+    ordinary, exact = build(config, ranks, data), build(make_exact(config), ranks, data)
     found = {"ordinary": (ordinary, True), "exact": (exact, True)}
     return {"default": (ordinary, False), **found} if ranks.size == 1 else found
 
