@@ -77,7 +77,7 @@ def build(cls: type[T], mapping: Any, where: str = "", whole: str = "the configu
     for key in mapping:
         if key not in fields:
             path = f"{prefix}{key}"
-            raise ConfigError(f"Unknown field {path!r}: {nearest(path, [prefix + name for name in fields])}")
+            raise ConfigError(f"Unknown field {path!r:.80}: {nearest(path, [prefix + name for name in fields])}")
     arguments = {key: convert(_hints(cast(Any, cls))[key], value, prefix + key) for key, value in mapping.items()}
     for key, field in fields.items():
         if key not in arguments and field.default is field.default_factory is dataclasses.MISSING:

@@ -78,7 +78,7 @@ def _set(mapping: dict[str, Any], path: str, value: Any) -> None:
         if name not in place:
             where = ".".join([*parents, last][:depth])
             field_names = [f"{where}.{key}" if where else key for key in place]
-            raise ConfigError(f"Unknown field {path!r}: {nearest(path, field_names)}")
+            raise ConfigError(f"Unknown field {path!r:.80}: {nearest(path, field_names)}")
         if depth < len(parents):
             place = place[name]
     place[last] = value

@@ -219,7 +219,7 @@ def make_vocabulary(name: str, train: bytes, test: bytes = b"") -> Vocabulary:
     """
     kind, colon, rest = name.partition(":")
     if kind not in VOCABULARIES:
-        raise ConfigError(f"data.vocabulary is {name!r}: {nearest(kind, VOCABULARIES)}")
+        raise ConfigError(f"data.vocabulary is {name!r:.80}: {nearest(kind, VOCABULARIES)}")
     entry = VOCABULARIES[kind]
     if (colon and not (rest and entry.after)) or (entry.required and not rest):
         written = f"{kind}:{entry.after}" if entry.after else kind

@@ -25,7 +25,7 @@ def model_from_timm(name: str, *, classes: int, channels: int, **_: int) -> nn.M
             "run pip install 'bigstep[extras]' or pip install timm."
         ) from None
     if not timm.is_model(name):
-        raise ConfigError(f"timm has no model {name!r}: {nearest(name, timm.list_models())}")
+        raise ConfigError(f"timm has no model {name!r:.80}: {nearest(name, timm.list_models())}")
     model: nn.Module = timm.create_model(name, pretrained=False, num_classes=classes, in_chans=channels)
     return model
 
@@ -65,7 +65,7 @@ def model_from_transformers(name: str, *, vocabulary: int, length: int) -> nn.Mo
         config = transformers.AutoConfig.for_model(name, **sizes)
     else:
         raise ConfigError(
-            f"transformers has no causal language model of the type {name!r}: {nearest(name, known)} "
+            f"transformers has no causal language model of the type {name!r:.80}: {nearest(name, known)} "
             "(a folder with a config.json works too)."
         )
     return Logits(transformers.AutoModelForCausalLM.from_config(config))

@@ -182,7 +182,7 @@ class Cluster:
             return cls.from_mapping(read_yaml(path), str(path))
         if name not in cluster_names():
             raise ConfigError(
-                f"Unknown cluster {name!r}: {nearest(name, cluster_names())} A file of your own ends in .yaml."
+                f"Unknown cluster {name!r:.80}: {nearest(name, cluster_names())} A file of your own ends in .yaml."
             )
         return cls.from_mapping(read_yaml(FOLDER / f"{name}.yaml"), name)
 

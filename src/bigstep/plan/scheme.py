@@ -46,7 +46,7 @@ class Scheme:
         priced = [name for name, entry in OPTIMIZERS.items() if entry.traffic is not None]
         if self.optimizer not in priced:
             raise ConfigError(
-                f"The planner has no price for the optimizer {self.optimizer!r}: {nearest(self.optimizer, priced)}"
+                f"The planner has no price for the optimizer {self.optimizer!r:.80}: {nearest(self.optimizer, priced)}"
             )
 
     @property

@@ -134,7 +134,7 @@ class Workload:
             return cls.from_mapping(read_yaml(path), str(path))
         if name not in ARCHITECTURES:
             raise ConfigError(
-                f"Unknown model {name!r}: {nearest(name, ARCHITECTURES)} "
+                f"Unknown model {name!r:.80}: {nearest(name, ARCHITECTURES)} "
                 "Measure any other with `bigstep probe --model` and give its .yaml file."
             )
         layers = tuple(

@@ -63,7 +63,7 @@ def load(name: str, preset: str = "mini") -> RunConfig:
     """
     presets = _presets(_module(name))
     if preset not in presets:
-        raise ConfigError(f"The recipe {name} has no preset {preset!r}: {nearest(preset, presets)}")
+        raise ConfigError(f"The recipe {name} has no preset {preset!r:.60}: {nearest(preset, presets)}")
     return replace(presets[preset](), recipe=name, preset=preset)
 
 
@@ -86,7 +86,7 @@ def describe(name: str) -> Recipe:
 
 def _module(name: str) -> ModuleType:
     if name not in NAMES:
-        raise ConfigError(f"Unknown recipe {name!r}: {nearest(name, NAMES)}")
+        raise ConfigError(f"Unknown recipe {name!r:.80}: {nearest(name, NAMES)}")
     return importlib.import_module(f"bigstep.recipes.{name}")
 
 

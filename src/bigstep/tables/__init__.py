@@ -26,7 +26,7 @@ def find(table: Mapping[str, Entry], kind: str, name: str) -> Entry:
     bigstep.errors.ConfigError: There is no collective 'toros': did you mean 'torus'?
     """
     if name not in table:
-        raise ConfigError(f"There is no {kind} {name!r}: {nearest(name, table)}")
+        raise ConfigError(f"There is no {kind} {name!r:.80}: {nearest(name, table)}")
     return table[name]
 
 
