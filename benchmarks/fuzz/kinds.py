@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import random
@@ -67,7 +68,7 @@ def strange(value: Any, chance: random.Random, more: list[Any] | None = None) ->
     """Put something strange somewhere, take something out, or copy one place to another."""
     path = chance.choice(places(value)[1:] or [()])
     if not path:
-        return chance.choice(STRANGE)
+        return copy.deepcopy(chance.choice(STRANGE))
     place = value
     for key in path[:-1]:
         place = place[key]
@@ -77,7 +78,7 @@ def strange(value: Any, chance: random.Random, more: list[Any] | None = None) ->
     elif action < 0.3 and isinstance(place, dict):
         place[f"{path[-1]}x"] = place.pop(path[-1])
     else:
-        place[path[-1]] = chance.choice(STRANGE + (more or []))
+        place[path[-1]] = copy.deepcopy(chance.choice(STRANGE + (more or [])))
     return value
 
 
@@ -125,7 +126,7 @@ def clusters(folder: Path) -> Callable[[random.Random], None]:
     def case(chance: random.Random) -> None:
         path = folder / "cluster.yaml"
         path.write_text(mutated_yaml(chance.choice(whole), chance), encoding="utf-8")
-        cli_result(cluster=str(path), gpus=chance.choice((0, 4, 64)), batch=chance.choice((0, 8192)))
+        cli_result(cluster=str(path), gpus=chance.choice((4, 64)), batch=8192, collective="ring")
 
     return case
 

@@ -4,8 +4,8 @@
     python benchmarks/fuzz/run.py --share 0.05         # a sample
     python benchmarks/fuzz/run.py --only records --seed 7
 
-Every case is read in this process, as a command would read it, with five seconds and a gibibyte above what the
-program holds at rest. A case is good if it is read, or refused with one sentence: a line that can be printed, of 600
+Every case is read in this process, as a command would read it, with five seconds of
+processor time and a gibibyte above what the program holds at rest. A case is good if it is read, or refused with one sentence: a line that can be printed, of 600
 characters at most. A traceback, the time or the memory running out is a fault. Whole commands on mutated files, each in
 a process of its own, are in `benchmarks/faults/mutations.py`.
 """
@@ -35,6 +35,7 @@ from bigstep.errors import BigstepError
 from bigstep.records import describe_machine
 
 SECONDS = 5
+"""Of processor time; a case that waits for something has ten times as many."""
 ROOM_BYTES = 2**30
 LONGEST = 600
 
@@ -51,18 +52,21 @@ def bounded() -> Iterator[None]:
         raise TooSlow
 
     held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    before, handler = resource.getrlimit(resource.RLIMIT_AS), signal.signal(signal.SIGALRM, ring)
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    handlers = {number: signal.signal(number, ring) for number in (signal.SIGPROF, signal.SIGALRM)}
     resource.setrlimit(resource.RLIMIT_AS, (held + ROOM_BYTES, before[1]))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
-        signal.signal(signal.SIGALRM, handler)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def judge(case: Any, chance: random.Random) -> tuple[str, str]:
     """How a case ended: read, refused (with what sentence), or a fault."""
-    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
+    signal.setitimer(signal.ITIMER_REAL, 10 * SECONDS)
     try:
         with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -77,6 +81,7 @@ def judge(case: Any, chance: random.Random) -> tuple[str, str]:
     except BaseException:
         return "fault", traceback.format_exc()
     finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
