@@ -4,10 +4,10 @@
     python benchmarks/fuzz/run.py --share 0.05         # a sample
     python benchmarks/fuzz/run.py --only records --seed 7
 
-Every case is read in this process, as a command would read it, with five seconds of
-processor time and a gibibyte above what the program holds at rest. A case is good if it is read, or refused with one sentence: a line that can be printed, of 600
-characters at most. A traceback, the time or the memory running out is a fault. Whole commands on mutated files, each in
-a process of its own, are in `benchmarks/faults/mutations.py`.
+Every case is read in this process, as a command would read it, with five seconds of processor time and a gibibyte
+above what the program holds at rest. A case is good if it is read, or refused with one sentence: a line that can be
+printed, of 600 characters at most. A traceback, the time or the memory running out is a fault. Whole commands on
+mutated files, each in a process of its own, are in `benchmarks/faults/mutations.py`.
 """
 
 from __future__ import annotations
