@@ -121,7 +121,7 @@ class Victim:
             who = "launcher"
             self.process.kill()
         else:
-            chosen = {"first": [0], "checkpoint": [0], "two": self.chance.sample(names, 2)}
+            chosen = {"first": [0], "checkpoint": [0], "two": self.chance.sample(names, min(2, len(names)))}
             who = sorted(chosen.get(kind, [self.chance.choice(names)]))
             for rank in who:
                 os.kill(ranks.get(rank, ranks[names[0]]), signal.SIGKILL)
@@ -293,16 +293,23 @@ def main() -> int:
             done += len(runs[-1]["kills"])
             struck = " ".join(kill["kind"] for kill in runs[-1]["kills"])
             print(f"{done}: {runs[-1]['seconds']:.0f} s, {struck}: {runs[-1]['fault'] or 'the same bits'}", flush=True)
+            keep(path, whole["sha"], runs, stops)
         for number in range(options.stops):
             stops.append(stop_one(Path(scratch) / f"stop-{number}", whole, chance))
             print(json.dumps(stops[-1]), flush=True)
+            keep(path, whole["sha"], runs, stops)
+    return 1 if keep(path, whole["sha"], runs, stops) else 0
+
+
+def keep(path: Path, sha: str, runs: list[dict[str, Any]], stops: list[dict[str, Any]]) -> int:
+    """Write what was seen so far; return how much of it went wrong."""
     faults = sum(each["fault"] is not None for each in [*runs, *stops]) + sum(not stop["named"] for stop in stops)
-    found = {"faults": faults, "sha": whole["sha"], "settings": SETTINGS, "machine": describe_machine(),
-             "runs": runs, "stops": stops}  # fmt: skip
-    options.out.mkdir(parents=True, exist_ok=True)
+    found = {"faults": faults, "sha": sha, "settings": SETTINGS, "machine": describe_machine(), "runs": runs,
+             "stops": stops}  # fmt: skip
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(found, indent=1) + "\n")
-    (options.out / "exact_kills.md").write_text(table(found))
-    return 1 if faults else 0
+    path.with_suffix(".md").write_text(table(found))
+    return faults
 
 
 if __name__ == "__main__":
