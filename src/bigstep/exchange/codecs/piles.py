@@ -81,6 +81,9 @@ class Pile:
                 piece.copy_(below)
             else:
                 piece.zero_()
+        for each in self._sums.values():
+            if each.is_cuda:  # made on the stream of backward, read on that of the exchange
+                each.record_stream(torch.cuda.current_stream(each.device))
         self._sums, self._broken = {}, False
 
     def spread(self, high: int, low: int, wire: Tensor, out: Tensor) -> None:
