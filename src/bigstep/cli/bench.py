@@ -20,11 +20,11 @@ class Bench:
     Finished runs are not run again, so an interrupted suite goes on where it was:
 
     \b
-    bigstep bench --quick                     # every recipe once, a few minutes on two cores
-    bigstep bench seeds                       # three seeds each: medians, spread, what is sure
+    bigstep bench --quick                     # every recipe once, a few minutes
+    bigstep bench seeds                       # three seeds each: what is sure
     bigstep bench ablation --recipes sony     # what each of its techniques brings
-    bigstep bench batch --preset cifar10      # on a GPU: larger network, images, batches
-    bigstep bench mine.yaml                   # a list of {recipe, preset, set, seeds}
+    bigstep bench batch --preset cifar10      # larger, on a GPU
+    bigstep bench mine.yaml                   # a list of runs of your own
     """
 
     suite: Annotated[

@@ -35,7 +35,7 @@ def check(
     change where it fails; the exit status is 1 if any does.
 
     \b
-    bigstep check                             # the baseline on 1, 2, 3 and 4 ranks
+    bigstep check                             # the baseline on 1 to 4 ranks
     bigstep check sony --ranks 1,3            # Sony's recipe on 1 and 3
     bigstep check --config run.yaml --set model=my_package.models:network
     """

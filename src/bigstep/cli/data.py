@@ -17,7 +17,7 @@ _WORDS = "embedded, cifar10, shakespeare, …, a file or a folder; or `pack FOLD
 
 
 def data(
-    words: Annotated[list[str] | None, typer.Argument(metavar="[NAME | pack NAME OUT]", help=_WORDS)] = None,
+    words: Annotated[list[str] | None, typer.Argument(metavar="NAME", help=_WORDS)] = None,
     sheet: Annotated[Path | None, typer.Option(help="Write a contact sheet (PNG) to this file.")] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Read every sample; exit 1 if one is corrupt.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a contact sheet that is there already.")] = False,
@@ -29,9 +29,10 @@ def data(
 ) -> None:
     """Look at a data set: counts, classes, sizes or tokens, corrupt files, baselines. Or pack it into a few files.
 
-    bigstep data FOLDER --verify              # name every damaged image
-    bigstep data pack FOLDER OUT --side 400   # a few tar files of smaller images
-    bigstep data pack TEXT.txt OUT.tokens     # tokens that need not fit in memory
+    \b
+    bigstep data FOLDER --verify             # name every damaged image
+    bigstep data pack FOLDER OUT --side 400  # a few tar files of smaller images
+    bigstep data pack TEXT.txt OUT.tokens    # tokens, which may exceed memory
     """
     from bigstep.data.command import data_command, is_sound, pack_command
 

@@ -31,7 +31,7 @@ def doctor(
     The script is run for some steps on 1 rank and on 2, in a scratch copy of this folder, and watched.
 
     \b
-    bigstep doctor train.py --lr 0.1          # options of bigstep come before the script
+    bigstep doctor train.py --lr 0.1          # our own options come before it
     bigstep doctor --ranks 4 -m mypackage.train
     bigstep doctor --only time train.py       # where the time goes, undisturbed
     """

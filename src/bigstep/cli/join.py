@@ -26,8 +26,8 @@ def join(
 
     \b
     export BIGSTEP_SECRET=$(openssl rand -hex 32)      # the same on every machine
-    bigstep train downpour --listen 10.0.0.1:29500 --replicas-elsewhere 1   # machine 1
-    bigstep join 10.0.0.1:29500                                             # machine 2
+    bigstep train downpour --listen 10.0.0.1:29500 --replicas-elsewhere 1
+    bigstep join 10.0.0.1:29500                        # on the other machine
     """
     require(device in ("auto", "cpu", "cuda"), f"--device is {device!r:.60}, but it must be auto, cpu or cuda.")
     from bigstep.asynchronous import join_downpour, serve_downpour

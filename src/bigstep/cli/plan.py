@@ -42,8 +42,8 @@ def plan(
     \b
     bigstep plan --gpus 2048                                  # ResNet-50 on ABCI
     bigstep plan --cluster dgx_h100 --gpus 512 --target 75.9 --html plan.html
-    bigstep plan --model gpt-124m --cluster dgx_h200 --gpus 64 --price 2.5 --lifetime 100
-    bigstep plan --cluster my.yaml --model my_model.yaml      # files that `bigstep probe` wrote
+    bigstep plan --model gpt-124m --cluster dgx_h200 --gpus 64 --price 2.5
+    bigstep plan --cluster my.yaml --model my_model.yaml      # of bigstep probe
     """
     require(
         html is None or not (validate or validate_local),

@@ -38,7 +38,7 @@ class Train:
     data: Annotated[str | None, typer.Option(help="A data set by name (cifar10, …) or the folder of one.")] = None
     procs: Annotated[int, typer.Option(min=1, help="Ranks to start on this machine; they share the workers.")] = 1
     name: Annotated[str | None, typer.Option(help="What reports call the run, and its folder under runs/.")] = None
-    tag: Annotated[list[str] | None, typer.Option(help="A word to find the run by; may be repeated.")] = None
+    tag: Annotated[list[str] | None, typer.Option(metavar="WORD", help="To find the run by; may be repeated.")] = None
     preset: Annotated[str, typer.Option(help="mini (embedded data, a minute), paper (ImageNet), or another.")] = "mini"
     config: ConfigFile = None
     settings: Settings = None

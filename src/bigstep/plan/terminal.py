@@ -37,7 +37,7 @@ def _render_plan(result: dict[str, Any], console: Console, limit: int) -> None:
         f"{best['step_ms']:.2f} ms a step, {best['samples_per_s']:,.0f} samples/s, {tokens}"
         f"efficiency {100 * best['efficiency']:.1f} %"
     )
-    console.print(_choices(Table(box=None, pad_edge=False), result["ranking"][:limit], with_gpus=False))
+    _set_apart(console, _choices(Table(box=None, pad_edge=False), result["ranking"][:limit], with_gpus=False))
     for sentence in result["why"]:
         console.print(sentence)
     console.print(crossover_sentence(result))
@@ -55,12 +55,20 @@ def _render_plan(result: dict[str, Any], console: Console, limit: int) -> None:
         console.print(_choices(Table(box=None, pad_edge=False, title="sweep"), result["sweep"], with_gpus=True))
 
 
+def _set_apart(console: Console, table: Any) -> None:
+    """Print a table with an empty line on each side, so that it is not read into the sentences around it."""
+    console.print()
+    console.print(table)
+    console.print()
+
+
 def _render_ways(result: dict[str, Any], console: Console) -> None:
     """Synchronous, islands and a parameter server beside one another, and what the cheapest number of devices is."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    for name in ("way", "how", "k/s", "time", "price"):
+    priced = any(way["price"] for way in result["ways"])
+    for name in ("way", "how", "k/s", "time", *(["price"] if priced else [])):
         table.add_column(name, justify="left" if name in ("way", "how") else "right", no_wrap=name != "how")
     for way in result["ways"]:
         table.add_row(
@@ -68,9 +76,9 @@ def _render_ways(result: dict[str, Any], console: Console) -> None:
             way["label"],
             f"{way['samples_s'] / 1e3:,.1f}",
             spoken_minutes(way["minutes"]) if way["minutes"] else "-",
-            f"{way['price']:,.2f}" if way["price"] else "-",
+            *([f"{way['price']:,.2f}" if way["price"] else "-"] if priced else []),
         )
-    console.print(table)
+    _set_apart(console, table)
     console.print(f"Way to go: {result['recommended']['method']}, since {result['recommended']['why']}.")
     if found := result.get("cheapest"):
         unit = f"in {spoken_minutes(found['minutes'])}" if found["minutes"] else "a million samples"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -11,7 +13,12 @@ from bigstep.report.words import duration, percent, plural
 if TYPE_CHECKING:
     from bigstep.config import Published
 
-__all__ = ["print_recipe", "print_recipes"]
+__all__ = ["folded", "print_recipe", "print_recipes"]
+
+_BATCH = re.compile(r"any$|[\d,.]+($|K| M| ->| to)")
+"""What a paper reports as its batch, where it is one: asynchronous systems and islands report other things."""
+_KEPT = re.compile(r"\||bigstep |torchrun |\w+: |- ")
+"""Begins a line of its own: of a table, a command, a preset, a list."""
 
 
 class Described(Protocol):
@@ -44,7 +51,7 @@ def print_recipes(recipes: Sequence[Described]) -> None:
         published = recipe.published
         table.add_row(recipe.name, Text(recipe.summary))
         figures = (
-            f"batch {cut(published.batch, 40)}",
+            cut(f"batch {published.batch}" if _BATCH.match(published.batch) else published.batch, 46),
             None if published.seconds is None else duration(published.seconds),
             None if published.accuracy is None else f"{percent(published.accuracy)} top-1",
         )
@@ -70,4 +77,34 @@ def print_recipe(recipe: Described, config: Mapping[str, Any]) -> None:
     shown = f"{config['model']} on {config['data']['name']}, {share} = {batch:,}"
     console.print(Text(f"{config['preset']:<11} {shown}, {plural(config['epochs'], 'epoch')}", style="cyan"))
     console.print()
-    console.print(Text(recipe.docstring), soft_wrap=True)  # its tables must not be broken
+    console.print(Text(folded(recipe.docstring, console.width)), soft_wrap=True)  # its tables must not be broken
+
+
+def folded(evidence: str, width: int) -> str:
+    r"""Return a recipe's evidence with its sentences broken at `width`; tables and commands stay as they are.
+
+    >>> print(folded("Batch\n    mini: one two three\n    four\n    paper: five", 20))
+    Batch
+        mini: one two
+        three four
+        paper: five
+    """
+    paragraphs: list[str] = []
+    for line in evidence.splitlines():
+        before = paragraphs[-1] if paragraphs else ""
+        indent = line[: len(line) - len(line.lstrip())]
+        goes_on = line.strip() and before.strip() and before.startswith(indent) and before[len(indent)] != " "
+        if goes_on and indent and not _KEPT.match(line.strip()) and not before.strip().startswith("|"):
+            paragraphs[-1] = f"{before} {line.strip()}"
+        else:
+            paragraphs.append(line)
+    return "\n".join(_filled(each, width) for each in paragraphs)
+
+
+def _filled(paragraph: str, width: int) -> str:
+    indent = paragraph[: len(paragraph) - len(paragraph.lstrip())]
+    if re.match(r"\||bigstep |torchrun ", paragraph.strip()):
+        return paragraph
+    return textwrap.fill(
+        paragraph, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False, drop_whitespace=True
+    )
