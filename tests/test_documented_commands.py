@@ -11,16 +11,16 @@ import zipfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from bigstep.bench import runner
-from bigstep.check import Pool, check
 from bigstep.cli.app import app
-from bigstep.doctor.examination import diagnose, load_case
+
+if TYPE_CHECKING:
+    from bigstep.check import Pool
 
 ROOT = Path(__file__).parents[1]
 COMMANDS: dict[str, Any] = get_command(app).commands  # type: ignore[attr-defined]  # it is a group
@@ -85,6 +85,10 @@ def documented(document: str) -> list[str]:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, check_pool: Pool, bigstep: Bigstep) -> Bigstep:
     """`bigstep` with what takes long made short: few properties, runs of a suite in this process, recorded facts."""
+    from bigstep.bench import runner
+    from bigstep.check import check
+    from bigstep.doctor.examination import diagnose, load_case
+
     rows = ["same start on every rank", "gradient of P ranks = of one"]
     monkeypatch.setattr("bigstep.check.check", partial(check, pool=check_pool, only=rows))
 

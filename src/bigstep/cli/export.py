@@ -31,9 +31,9 @@ def export(
     """Write the trained model of a run for other tools; the end of the file's name says how.
 
     \b
-    bigstep export runs/sony-mini sony.safetensors  # weights by the module's names
+    bigstep export runs/sony-mini sony.safetensors  # weights by name
     bigstep export runs/sony-mini sony.pt           # for load_state_dict
-    bigstep export runs/sony-mini sony.pt2          # torch.export: needs no bigstep
+    bigstep export runs/sony-mini sony.pt2          # torch.export
     bigstep export runs/sony-mini sony.onnx
     """
     if to.suffix not in FORMATS:

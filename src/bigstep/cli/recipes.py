@@ -24,8 +24,9 @@ def recipes(
     """List the recipes, or explain one with its evidence.
 
     \b
-    bigstep recipes sony                   # the paper, what is known, what was chosen
-    bigstep recipes sony --yaml > run.yaml # edit it, then: bigstep train --config run.yaml
+    bigstep recipes sony                    # the paper, what is known and chosen
+    bigstep recipes sony --yaml > run.yaml  # edit it, then:
+    bigstep train --config run.yaml
     """
     from bigstep.config.text import config_to_mapping, config_to_yaml
     from bigstep.recipes import NAMES, describe, load
