@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 COMMANDS: dict[str, Any] = get_command(app).commands  # type: ignore[attr-defined]  # it is a group
-IMAGES = "--device cpu --steps 1 --model mlp --workers 2 --batch 16 --set data.holdout=0.98 --procs 1"
-TEXT = "--device cpu --steps 1 --set workers.local_batch=1 --set data.length=16 --set data.holdout=0.99 --procs 1"
+IMAGES = "--device cpu --steps 1 --model mlp --workers 2 --batch 16 --set data.holdout=0.98 --procs 1 --no-report"
+TEXT = "--device cpu --steps 1 --data tiny.txt --set data.length=16 --procs 1 --no-report"
 SUITE = (
     "--recipes plain --set model=mlp --set workers.count=2 --set data.holdout=0.98 --epochs 0.1 --procs 1 --device cpu"
 )
@@ -33,7 +33,7 @@ SUITE = (
 Bigstep = Callable[..., tuple[int, str, str]]
 
 SHORTER = {
-    "bigstep train": IMAGES,
+    "bigstep train": f"{IMAGES} --report",
     "bigstep train sony": IMAGES,
     "bigstep train sony --procs 2": f"{IMAGES} --procs 2",  # one of them with real ranks
     "bigstep train sony --exact --procs 3": IMAGES,
@@ -47,12 +47,13 @@ SHORTER = {
     "bigstep train --resume --out runs/bigger": "",
     "bigstep check sony --ranks 1,2": "",
     "bigstep bench --quick --recipes plain,lars,sony,onebit,hogwild": SUITE,
+    "bigstep bench --quick": SUITE,
     "bigstep report bench/seeds-quick --html report.html": "",
     "bigstep report runs": "",
     "bigstep doctor --html doctor.html train.py": "",
     "bigstep data shakespeare": "",
-    "bigstep train adamw --procs 2 --epochs 0.3": TEXT,
-    "bigstep train diloco --procs 2 --epochs 0.3": TEXT,
+    "bigstep train adamw --procs 2 --epochs 0.1": TEXT,
+    "bigstep train diloco --procs 2 --epochs 0.1": TEXT,
     "bigstep plan --cluster abci --gpus 2048 --target 75 --html plan.html": "",
     "bigstep export runs/sony-mini sony.pt2": "",
 }
@@ -97,6 +98,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, check_pool: Pool, big
         return err if status else None
 
     monkeypatch.setattr(runner, "_in_a_process", here)
+    (tmp_path / "tiny.txt").write_text("To be, or not to be, that is the question. " * 40)
     with zipfile.ZipFile(Path(__file__).parent / "data" / "doctor.zip") as archive:
         archive.extractall(tmp_path / "facts", [name for name in archive.namelist() if name.startswith("past_ddp/")])
     case = load_case(tmp_path / "facts" / "past_ddp")
