@@ -1,7 +1,8 @@
 """Links from documents to files outside docs/ work in the site as they do on the repository's page.
 
 A Markdown file, program or folder that is linked becomes a page under `source/`, and so does what such a page links to;
-data are copied. A link to something that is not there is a warning, which fails a strict build.
+data are copied. A link to the package, a module or a recipe leads to its page in the reference. A link to something
+that is not there is a warning, which fails a strict build.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ FRONT = "---\nsearch:\n  exclude: true\n---\n\n"
 log = logging.getLogger("mkdocs.hooks.outside")
 homes: dict[str, str] = {}
 """The folder of the repository that the links of a page start from, by the page's place in the site."""
+reference: dict[str, str] = {}
+"""Where the reference has a page about a file or folder of the package."""
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -31,7 +34,10 @@ def on_files(files: Files, config: Any) -> Files:
     homes.clear()
     waiting: list[str] = []
     for file in files.documentation_pages():
-        if not file.generated_by:
+        if file.generated_by:
+            for source in sources(file.src_uri):
+                reference.setdefault(source, file.src_uri)  # a recipe's own page before that of its module
+        else:
             homes[file.src_uri] = posixpath.dirname(f"docs/{file.src_uri}")
             waiting += targets(file.content_string, homes[file.src_uri])
     while waiting:
@@ -78,6 +84,18 @@ def links(change: Callable[[re.Match[str]], str], text: str) -> str:
     return "".join(part if index % 2 else LINK.sub(change, part) for index, part in enumerate(parts))
 
 
+def sources(page: str) -> list[str]:
+    """Return what a generated page is about.
+
+    >>> sources("recipes/sony.md"), sources("api/index.md"), sources("api/optim.md")
+    (['src/bigstep/recipes/sony.py'], ['src/bigstep'], ['src/bigstep/optim', 'src/bigstep/optim.py'])
+    """
+    part, _, name = page.removesuffix(".md").partition("/")
+    if part == "recipes":
+        return ["src/bigstep/recipes"] if name == "index" else [f"src/bigstep/recipes/{name}.py"]
+    return ["src/bigstep"] if name == "index" else [f"src/bigstep/{name}", f"src/bigstep/{name}.py"]
+
+
 def address(path: str) -> str:
     """Return where a file of the repository is in the site.
 
@@ -86,6 +104,8 @@ def address(path: str) -> str:
     """
     if path.startswith("docs/"):
         return path.removeprefix("docs/")
+    if path in reference:
+        return reference[path]
     if (ROOT / path).is_dir():
         return f"source/{path}/index.md"
     if Path(path).name == "README.md":
