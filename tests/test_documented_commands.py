@@ -106,6 +106,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, check_pool: Pool, big
     return bigstep
 
 
+@pytest.mark.timeout(300)  # one document is some twenty seconds on two cores, and more where others compute
 @pytest.mark.parametrize("document", ["README.md", "docs/tour.md"])
 def test_every_command_of_a_document_runs(document: str, quick: Bigstep, tmp_path: Path) -> None:
     for line in documented(document):

@@ -28,7 +28,7 @@ def report(
     \b
     bigstep report runs/*                     # in the terminal
     bigstep report runs --html report.html    # one page that needs no network
-    bigstep report runs --watch               # a page at 127.0.0.1 that follows runs that go on
+    bigstep report runs --watch               # a local page that follows them
     """
     if watch:
         if html or csv or markdown or as_json:
