@@ -182,7 +182,7 @@ def test_the_model_of_a_preset_can_be_built(name: str, preset: str) -> None:
     assert build_model(config.model, classes=10, channels=channels, image_size=size) is not None
 
 
-@pytest.mark.parametrize("name", recipes.SYNCHRONOUS + recipes.SEQUENCE)
+@pytest.mark.parametrize("name", recipes.SYNCHRONOUS + recipes.HUGE + recipes.SEQUENCE)
 def test_mini_runs_two_steps_with_few_workers(name: str) -> None:
     few = apply_settings(recipes.load(name), ["workers.count=3", "plan=[]"])
     result = fit(few, max_steps=2, device="cpu")
@@ -198,7 +198,7 @@ def test_mini_with_islands_runs_until_they_have_met(name: str) -> None:
     assert math.isfinite(result.loss)
 
 
-@pytest.mark.parametrize("name", recipes.SYNCHRONOUS + recipes.SEQUENCE + recipes.ISLANDS)
+@pytest.mark.parametrize("name", recipes.SYNCHRONOUS + recipes.HUGE + recipes.SEQUENCE + recipes.ISLANDS)
 def test_a_recipe_opens_with_its_evidence(name: str) -> None:
     recipe = recipes.describe(name)
     sections = ["Evidence", "Launch", "Batch", "Known", "Chosen", "Differs"]
@@ -210,7 +210,7 @@ def test_a_recipe_opens_with_its_evidence(name: str) -> None:
     assert recipe.techniques
     if name not in recipes.SYNCHRONOUS:
         text = find_model(recipes.load(name).model).input == "tokens"
-        assert recipe.presets == ("mini", "books" if text else "cifar10")
+        assert recipe.presets[:2] == ("mini", "books" if text else "cifar10")
         return
     assert recipe.presets[:2] == ("mini", "paper")
     first = recipes.load(name, "paper").batch
@@ -239,6 +239,20 @@ def test_a_recipe_of_islands_is_its_synchronous_twin_but_for_the_islands(name: s
         same = ("model", "data", "workers", "plan", "optimizer", "loss", "norm", "exchange", "precision")
         assert all(getattr(ours, field) == getattr(theirs, field) for field in same)
         assert ours.lr.base == theirs.lr.base
+
+
+@pytest.mark.parametrize("name", recipes.HUGE)
+def test_recipes_for_huge_batches_follow_the_number_of_workers_alone(name: str) -> None:
+    small = recipes.load(name, "cifar10")
+    largest = max(batch for _, _, batch in stages_of(small))
+    assert largest == 512
+    for batch, factor in ((2048, 2.0), (16384, 2.0 if name == "muon" else 4.0)):
+        huge = apply_settings(small, [f"workers.count={small.workers.count * batch // largest}"])
+        assert max(size for _, _, size in stages_of(huge)) == batch
+        assert {local for _, local, _ in stages_of(huge)} == {32}, "batch norm sees the same groups in every stage"
+        # by the square root of the first batch, up to 2,048: 512 -> 2,048 for muon, 128 -> 512 and 2,048 for leap
+        grown = learning_rate(huge.lr, huge.batch)(2.0, huge.batch) / learning_rate(small.lr, small.batch)(2.0, 1)
+        assert grown == pytest.approx(factor)
 
 
 def test_post_local_islands_begin_when_the_rate_first_falls() -> None:

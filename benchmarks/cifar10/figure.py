@@ -10,8 +10,10 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-COLORS = {"sony": "#8356c9", "lars": "#0b7d63", "fujitsu": "#d9622b", "plain": "#2f7fd6", "google": "#d4466b",
-          "fastai": "#a17c00", "fair": "#5d8a1f", "pfn": "#6b7785", "onebit": "#1792a4"}  # fmt: skip
+COLORS = {"leap": "#111111", "muon": "#c98a00",
+          "sony": "#8356c9", "lars": "#0b7d63", "fujitsu": "#d9622b", "plain": "#2f7fd6",
+          "google": "#d4466b", "fastai": "#a17c00", "fair": "#5d8a1f", "pfn": "#6b7785",
+          "onebit": "#1792a4"}  # fmt: skip
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 820, 480, 60, 110, 24, 50
 LOWEST, HIGHEST = 45.0, 95.0
 SHOWN = (50, 60, 70, 80, 85, 90, 92, 94, 95)
@@ -61,8 +63,13 @@ def _apart(names: list[tuple[float, str, str]]) -> list[tuple[float, str, str]]:
 
 
 def _accuracies(rows: list[dict[str, Any]], recipe: str, batch: int) -> list[float]:
-    prefix = f"table {recipe} {batch} "
-    return [100 * (row["accuracy"] or 0.0) for row in rows if row["name"].startswith(prefix)]
+    """Of the finished search where it was run, else of the first table."""
+    for part in ("converged", "table"):
+        prefix = f"{part} {recipe} {batch} "
+        found = [100 * (row["accuracy"] or 0.0) for row in rows if row["name"].startswith(prefix)]
+        if found:
+            return found
+    return []
 
 
 def _x(batch: float) -> float:

@@ -1,7 +1,12 @@
 """Large batches on CIFAR-10, every synchronous system on one GPU.
 
-The parts: `search` and `tune` (settings, on held-out images), `table` (systems x batches), `spread` (more seeds of one
-cell), `norms`, `curves`, `law` (epochs against batch), `reach` and `speed` (94 % at 2,048).
+    PYTHONPATH=src python benchmarks/cifar10/run.py --data FOLDER --seconds 560
+
+goes on with what is missing of the finished search, its table and the ablation (`converged.py`), the most wanted runs
+first. `--rehearse` takes a second for each on a CPU, with a folder of a few images (`from_npm.py --keep 100`).
+
+The parts that the presets came from: `search` and `tune` (settings, on held-out images), `table` (systems x batches),
+`spread` (more seeds of one cell), `norms`, `curves`, `law` (epochs against batch), `reach` and `speed` (94 % at 2,048).
 
     PYTHONPATH=src python benchmarks/cifar10/run.py search table --data FOLDER --book results/runs.jsonl --seconds 540
 
@@ -14,12 +19,13 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+import converged
 import torch
-from runs import BATCHES, VALIDATION, Book, config_of
+from runs import BATCHES, VALIDATION, Book, Parts, Planned, config_of, made_tiny
 
 from bigstep.recipes import SYNCHRONOUS
 
@@ -32,22 +38,6 @@ PEAKS = {
 }  # fmt: skip
 """The middle of each system's rates; the budget is three rates at each batch for all."""
 FACTORS = (1.0, 0.5, 2.0)
-
-
-class Planned(NamedTuple):
-    """One run of a part."""
-
-    name: str
-    recipe: str
-    batch: int
-    settings: tuple[str, ...] = ()
-    epochs: float | None = None
-    seed: int = 0
-    holdout: float = 0.0
-
-
-Parts = Generator[Planned, dict[str, Any], None]
-"""Runs one after the other; each answers with its line of the book, so that a search can follow what it found."""
 
 
 def search() -> Parts:
@@ -194,26 +184,39 @@ def reach() -> Parts:
             yield Planned(name, "sony", TUNED, settings, seed=seed, holdout=VALIDATION)
 
 
-PARTS = {
+FIRST = {
     "search": search, "tune": tune, "table": table, "norms": norms, "curves": curves, "speed": speed, "law": law,
     "reach": reach, "spread": spread,
 }  # fmt: skip
+"""What the presets came from."""
+
+
+def _alone(part: Callable[[], Parts]) -> Callable[[Mapping[str, Any]], Parts]:
+    return lambda rows: part()
+
+
+PARTS = {**converged.ORDER, **{name: _alone(part) for name, part in FIRST.items()}}
+"""Name: the runs of a part, given the rows of the book."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="+", choices=PARTS)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; the first six by default")
     parser.add_argument("--data", required=True, help="the folder of CIFAR-10's batches")
     parser.add_argument("--book", type=Path, default=Path(__file__).parent / "results" / "runs.jsonl")
     parser.add_argument("--seeds", type=int, nargs="*", help="these seeds alone")
     parser.add_argument("--shared", action="store_true", help="others use the GPU too: the times do not count")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no run after this long")
+    parser.add_argument("--rehearse", action="store_true", help="a second of each run, on a CPU, into a book apart")
     options = parser.parse_args()
-    if not torch.cuda.is_available():
+    unknown = [part for part in options.parts if part not in PARTS]
+    if unknown:
+        parser.error(f"there is no part {unknown[0]}; choose from {', '.join(PARTS)}")
+    if not options.rehearse and not torch.cuda.is_available():
         raise SystemExit("This benchmark needs a GPU; on a CPU a single run takes hours.")
     book, begin = Book(options.book, shared=options.shared), time.perf_counter()
-    for part in options.parts:
-        runs = PARTS[part]()
+    for part in options.parts or converged.ORDER:
+        runs = PARTS[part](book.rows)
         planned = next(runs, None)
         while planned is not None:
             if time.perf_counter() - begin > options.seconds:
@@ -223,7 +226,8 @@ def main() -> None:
                 planned = next(runs, None)
                 continue
             config = config_of(planned.recipe, planned.batch, planned.settings, planned.epochs)
-            row = book.run(planned.name, config, options.data, planned.seed, planned.holdout)
+            config = made_tiny(config) if options.rehearse else config
+            row = book.run(planned, config, options.data)
             try:
                 planned = runs.send(row)
             except StopIteration:

@@ -10,18 +10,21 @@ import dataclasses
 import functools
 import json
 import math
+import subprocess
 import tempfile
 import time
+from collections.abc import Generator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from bigstep import recipes
 from bigstep.config import RunConfig
-from bigstep.config.edit import stretch
+from bigstep.config.edit import scale_workers, stretch
 from bigstep.config.text import apply_settings
 from bigstep.data.catalog import open_data
+from bigstep.engine.interruption import StoppedError
 from bigstep.errors import BigstepError
 from bigstep.records import read_run
 from bigstep.train import fit
@@ -47,7 +50,7 @@ def images(folder: str, holdout: float) -> tuple[Any, Any]:
 def config_of(recipe: str, batch: int, settings: tuple[str, ...] = (), epochs: float | None = None) -> RunConfig:
     """The preset at a batch, that of the largest stage of its plan, from workers of 32 samples; settings come last."""
     preset = recipes.load(recipe, "cifar10")
-    stages = [preset.workers, *preset.plan]
+    stages = [preset.workers, *preset.stages]
     count = batch / LOCAL * preset.workers.count / max(stage.count for stage in stages)
     share = LOCAL * preset.workers.local_batch / max(stage.local_batch for stage in stages)
     sizes = (f"workers.count={max(1, round(count))}", f"workers.local_batch={round(share)}")
@@ -55,6 +58,29 @@ def config_of(recipe: str, batch: int, settings: tuple[str, ...] = (), epochs: f
     config = apply_settings(preset, (*sizes, *quiet))
     config = stretch(config, epochs) if epochs else config
     return apply_settings(config, settings)
+
+
+class Planned(NamedTuple):
+    """One run of a part."""
+
+    name: str
+    recipe: str
+    batch: int
+    settings: tuple[str, ...] = ()
+    epochs: float | None = None
+    seed: int = 0
+    holdout: float = 0.0
+
+
+Parts = Generator[Planned, dict[str, Any], None]
+"""Runs one after the other; each answers with its line of the book, so that a search can follow what it found."""
+
+
+def made_tiny(config: RunConfig) -> RunConfig:
+    """A second of a run on a CPU: the same structure, a hundredth of the batch, a small network and one epoch."""
+    shrunk = scale_workers(stretch(config, 1.0), count=1 / 128, local_batch=1 / 8, least=2)
+    growth = dataclasses.replace(config.growth, measured=1)
+    return dataclasses.replace(shrunk, model="small", precision="float32", growth=growth)
 
 
 class Book:
@@ -68,14 +94,16 @@ class Book:
                 row = json.loads(line)
                 self.rows[row["name"]] = row
 
-    def run(self, name: str, config: RunConfig, folder: str, seed: int = 0, holdout: float = 0.0) -> dict[str, Any]:
-        """Train once, or return what that gave before; a run that fails, diverges or stops is a result too."""
-        name = f"{name} seed {seed}"
+    def run(self, planned: Planned, config: RunConfig, folder: str) -> dict[str, Any]:
+        """Train once, or return what that gave before; a run that fails or diverges is a result too."""
+        seed, holdout, name = planned.seed, planned.holdout, f"{planned.name} seed {planned.seed}"
         if name in self.rows:
             return self.rows[name]
         config = dataclasses.replace(config, seed=seed)
         begin = time.perf_counter()
         row: dict[str, Any] = {"name": name, "recipe": config.recipe, "seed": seed, "epochs": config.epochs}
+        row |= {"batch": planned.batch, "settings": planned.settings, "commit": commit(), "torch": torch.__version__}
+        row["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
         try:
             with tempfile.TemporaryDirectory() as out:
                 result = fit(config, data=images(folder, holdout), out=out)
@@ -85,11 +113,15 @@ class Book:
                 row["curve"] = [(each["epoch"], each["accuracy"]) for each in rows if each["kind"] == "eval"]
                 row["losses"] = [each["loss"] for each in rows if each["kind"] == "train"][::10]
             row["noise_scale"] = result.facts.get("noise_scale")
+            if "plan" in result.facts:
+                row["plan"] = result.facts["plan"]  # what was decided on the way
             seen = [(each["step"], each["noise_scale"]) for each in rows if each.get("noise_scale") is not None]
             row["noise"] = [(step, round(value)) for step, value in seen[:: max(1, len(seen) // 20)]]
             row["images_per_s"] = result.facts["samples"] / result.seconds
             if not math.isfinite(result.loss):
                 row["failure"] = "the loss is not finite"
+        except StoppedError:
+            raise SystemExit(f"Stopped in {name} by a signal; the same command goes on from here.") from None
         except BigstepError as error:
             row |= {"accuracy": None, "failure": str(error)}
         row["wall_s"] = time.perf_counter() - begin
@@ -102,3 +134,10 @@ class Book:
         shown = row.get("failure") or f"{100 * row['accuracy']:.2f} % in {row['steps']} steps, {row['seconds']:.2f} s"
         print(f"{name}: {shown} ({row['wall_s']:.1f} s)", flush=True)
         return row
+
+
+@functools.cache
+def commit() -> str:
+    """The commit of the code that runs."""
+    asked = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent, capture_output=True)
+    return asked.stdout.decode().strip() or "unknown"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from figure import draw
+from finished import tables
 from runs import BATCHES
 
 from bigstep.plan.accuracy import fit_law
@@ -206,6 +207,7 @@ def main() -> None:
     text += ["", "## 1-bit codes, four ranks that share the GPU, batch 2,048", "", *codes_list(rows)]
     if named(rows, "law"):
         text += ["", "## Epochs against batch (`lars`, one seed)", "", *law_list(rows)]
+    text += tables(rows)
     draw(rows, HERE.parents[2] / "docs" / "tour" / "cifar10.svg")
     (HERE / "summary.md").write_text("\n".join(text) + "\n")
 

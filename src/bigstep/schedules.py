@@ -12,13 +12,13 @@ import bisect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from bigstep.errors import require
 
 __all__ = [
-    "BatchPlan", "BatchStage", "Schedule", "constant", "cosine", "elu_blend", "join", "linear", "momentum_correction",
-    "polynomial", "scale_lr", "slow_start", "step_decay", "table", "warmup",
+    "BatchPlan", "BatchStage", "Plan", "Schedule", "constant", "cosine", "elu_blend", "join", "linear",
+    "momentum_correction", "polynomial", "scale_lr", "slow_start", "step_decay", "table", "warmup",
 ]  # fmt: skip
 
 Schedule = Callable[[float], float]
@@ -335,6 +335,13 @@ class BatchStage:
     def batch(self) -> int:
         """The global batch: workers x local batch."""
         return self.workers * self.local_batch
+
+
+class Plan(Protocol):
+    """Says which workers and local batch rule at an epoch."""
+
+    def at(self, epoch: float) -> BatchStage:
+        """The stage that rules at `epoch`."""
 
 
 @dataclass(frozen=True)

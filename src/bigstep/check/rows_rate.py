@@ -26,7 +26,7 @@ def rate_in_samples(lab: Laboratory) -> Verdict:
     for ranks in lab.several:
         for rank, table in enumerate(lab.see(rates, trial, ranks)):
             variants.append((f"on rank {rank} of {ranks}", dict(table), usual))
-    counts = [trial.config.workers.count, *(stage.count for stage in trial.config.plan)]
+    counts = [trial.config.workers.count, *(stage.count for stage in trial.config.stages)]
     if all(count % 2 == 0 for count in counts):
         regrouped = with_batch(trial, count=0.5, local_batch=2)
         variants.append(

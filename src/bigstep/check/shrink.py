@@ -43,7 +43,7 @@ def shrink(config: RunConfig, most_ranks: int) -> Trial:
         least=most_ranks,
     )
     batch = scaled.batch
-    largest = max([batch, *(stage.count * stage.local_batch for stage in scaled.plan)])
+    largest = max([batch, *(stage.count * stage.local_batch for stage in scaled.stages)])
     small = replace(
         scaled,
         precision="float64",

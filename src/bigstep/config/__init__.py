@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bigstep.config.data import DataConfig, Resize
 from bigstep.config.exchange import ExchangeConfig
+from bigstep.config.growth import GrowthConfig
 from bigstep.config.methods import AsynchronousConfig, IslandsConfig, OuterConfig
 from bigstep.config.rate import LrConfig, Piece, RateGroup
 from bigstep.config.schema import CheckpointConfig, LossConfig, NormConfig, RunConfig, Stage, WorkersConfig
@@ -12,7 +13,7 @@ from bigstep.published import Published
 from bigstep.tables.optimizers import OptimizerConfig
 
 __all__ = [
-    "AsynchronousConfig", "CheckpointConfig", "DataConfig", "ExchangeConfig", "IslandsConfig", "LossConfig", "LrConfig",
-    "NormConfig", "OptimizerConfig", "OuterConfig", "Piece", "Published", "RateGroup", "Resize", "RunConfig", "Stage",
-    "WorkersConfig", "require",
+    "AsynchronousConfig", "CheckpointConfig", "DataConfig", "ExchangeConfig", "GrowthConfig", "IslandsConfig",
+    "LossConfig", "LrConfig", "NormConfig", "OptimizerConfig", "OuterConfig", "Piece", "Published", "RateGroup",
+    "Resize", "RunConfig", "Stage", "WorkersConfig", "require",
 ]  # fmt: skip

@@ -43,7 +43,9 @@ def stretch(config: RunConfig, epochs: float) -> RunConfig:
         config,
         epochs=epochs,
         lr=replace(config.lr, schedule=pieces),
-        plan=tuple(replace(stage, epoch=stage.epoch * ratio) for stage in config.plan),
+        plan=config.plan
+        if config.plan == "auto"
+        else tuple(replace(stage, epoch=stage.epoch * ratio) for stage in config.plan),
         data=replace(config.data, sizes=tuple(replace(size, epoch=size.epoch * ratio) for size in config.data.sizes)),
         exchange=replace(config.exchange, warmup_steps=round(config.exchange.warmup_steps * ratio)),
         islands=replace(config.islands, begin=config.islands.begin * ratio),
@@ -70,7 +72,8 @@ def scale_workers(config: RunConfig, *, count: float = 1, local_batch: float = 1
         workers = round(stage.count * count / islands) * islands
         return replace(stage, count=max(fewest, workers), local_batch=max(1, round(stage.local_batch * local_batch)))
 
-    return replace(config, workers=scale(config.workers), plan=tuple(map(scale, config.plan)))
+    plan = config.plan if config.plan == "auto" else tuple(map(scale, config.plan))
+    return replace(config, workers=scale(config.workers), plan=plan)
 
 
 def follow_workers(plan: Sequence[Stage], before: WorkersConfig, after: WorkersConfig) -> tuple[Stage, ...]:
@@ -102,7 +105,7 @@ def scale_batch(config: RunConfig, batch: int, *, of_largest: bool = False) -> R
     >>> lars.workers.count, lars.lr.scaling, lars.lr.base_batch
     (32, 'sqrt', 256)
     """
-    stages = [stage.count * stage.local_batch for stage in config.plan] if of_largest else []
+    stages = [stage.count * stage.local_batch for stage in config.stages] if of_largest else []
     scaled = scale_workers(config, count=batch / max([config.batch, *stages]))
     if config.lr.scaling != "none":
         return scaled
@@ -132,8 +135,12 @@ def finish_on_one(config: RunConfig, epochs: float) -> RunConfig:
         f"--finish-on-one is for synchronous runs; a {config.asynchronous.method} run has no batch to shrink: "
         "leave it out.",
     )
+    require(
+        config.plan != "auto",
+        "--finish-on-one adds a last stage to the plan, but plan is auto, whose batch never shrinks: leave one out.",
+    )
     begin = config.epochs - epochs
-    kept = tuple(stage for stage in config.plan if stage.epoch < begin)
+    kept = tuple(stage for stage in config.stages if stage.epoch < begin)
     before = kept[-1].count * kept[-1].local_batch if kept else config.batch
     ratio = config.workers.local_batch / before
     rate = 1.0 if config.lr.follow_plan else ratio**0.5 if config.lr.scaling == "sqrt" else ratio

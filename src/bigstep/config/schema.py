@@ -12,10 +12,12 @@ from typing import Annotated, Any, Literal, cast
 
 from bigstep.config.data import DataConfig
 from bigstep.config.exchange import ExchangeConfig
+from bigstep.config.growth import GrowthConfig
 from bigstep.config.methods import AsynchronousConfig, IslandsConfig
 from bigstep.config.rate import LrConfig
 from bigstep.config.trust import require_own
 from bigstep.errors import require
+from bigstep.tables.codecs import CODECS
 from bigstep.tables.optimizers import OptimizerConfig
 from bigstep.tables.precisions import PRECISIONS, Precision
 from bigstep.validate import Count, Fraction, NotNegative, Positive, Range, build, check_ranges, require_name
@@ -113,8 +115,10 @@ class RunConfig:
     """The data set."""
     workers: WorkersConfig
     """The logical workers of the first stage."""
-    plan: tuple[Stage, ...] = ()
-    """Later stages of batch-size control, as a list of {epoch, count, local_batch}; empty for most."""
+    plan: Literal["auto"] | tuple[Stage, ...] = ()
+    """Later stages of batch-size control: a list of {epoch, count, local_batch}, or auto, which follows the noise."""
+    growth: GrowthConfig = field(default_factory=GrowthConfig)
+    """What `plan: auto` goes by: the batch follows the measured gradient noise scale."""
     epochs: Positive
     """Passes over the training set."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
@@ -153,7 +157,7 @@ class RunConfig:
         require_name(self.precision, PRECISIONS, "precision")
         require_own(self.model, "model")
         require_own(self.data.name, "data.name")
-        starts = [stage.epoch for stage in self.plan]
+        starts = [stage.epoch for stage in self.stages]
         require(
             starts == sorted(set(starts)),
             f"The stages of plan must have rising epochs, but they are {starts}.",
@@ -166,6 +170,8 @@ class RunConfig:
         self._require_islands()
         if self.exact:
             self._require_exact()
+        if self.plan == "auto":
+            self._require_measurable()
 
     def _require_islands(self) -> None:
         count = self.islands.count
@@ -180,7 +186,7 @@ class RunConfig:
             "islands" in self.optimizer.entry.methods and not self.optimizer.before_exchange,
             f"islands.count is {count}, which does not go with this optimizer: use another, or islands.count=1.",
         )
-        uneven = [workers for workers in (self.workers.count, *(s.count for s in self.plan)) if workers % count]
+        uneven = [workers for workers in (self.workers.count, *(s.count for s in self.stages)) if workers % count]
         require(
             not uneven,
             f"{', '.join(map(str, uneven))} workers cannot be shared evenly by {count} islands: make workers.count "
@@ -206,6 +212,34 @@ class RunConfig:
         }
         for name, asked in hindering.items():
             require(not asked, f"exact is true, but with {name} a step depends on the ranks: leave one of them out.")
+
+    def _require_measurable(self) -> None:
+        """Refuse a batch that is to follow the noise where the noise cannot be measured, or not on all ranks alike."""
+        hindering = {
+            f"asynchronous.method={self.asynchronous.method}": self.asynchronous.method != "none",
+            f"islands.count={self.islands.count}": self.islands.count > 1,
+            "exact": self.exact,
+            f"exchange.codec={self.exchange.codec}": CODECS[self.exchange.codec].loses == "carried",
+            "exchange.double_buffer": self.exchange.double_buffer,
+            "optimizer.adagrad=before": bool(self.optimizer.before_exchange),
+            "workers.count=1": self.workers.count == 1,
+        }
+        for name, given in hindering.items():
+            require(
+                not given,
+                f"plan is auto, but with {name} no step leaves two gradients to measure the noise with: list the "
+                "stages of the plan, or change that setting.",
+            )
+        require(
+            not self.data.drop_last or self.growth.every == int(self.growth.every),
+            f"growth.every is {self.growth.every:g}, but with data.drop_last the batch can grow between whole epochs "
+            "only: give a whole number, or data.drop_last=false.",
+        )
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The later stages that are known beforehand; `plan: auto` has none."""
+        return () if self.plan == "auto" else self.plan
 
     @property
     def batch(self) -> int:

@@ -56,7 +56,7 @@ def apply_settings(config: RunConfig, settings: Iterable[str]) -> RunConfig:
             f"{path} goes with optimizer.name={' or '.join(others)} (got {rule.name}).",
         )
         _set(mapping, path, value)
-    if mapping["plan"] == config_to_mapping(config)["plan"]:
+    if config.plan != "auto" and mapping["plan"] == config_to_mapping(config)["plan"]:
         workers = build(WorkersConfig, mapping["workers"], "workers")
         mapping["plan"] = [vars(stage) for stage in follow_workers(config.plan, config.workers, workers)]
     return config_from_mapping(mapping)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bigstep.schedules import BatchPlan
+from bigstep.schedules import Plan
 
 __all__ = ["Position", "Sampler", "Step", "hosted_workers"]
 
@@ -92,7 +92,7 @@ class Sampler:
     [(0, 4), (4, 8), (0, 4), (4, 8)]
     """
 
-    def __init__(self, size: int, seed: int, plan: BatchPlan, drop_last: bool = False):
+    def __init__(self, size: int, seed: int, plan: Plan, drop_last: bool = False):
         """Args:
         size: Samples in the training set.
         seed: Decides every epoch's shuffle.

@@ -18,6 +18,7 @@ from bigstep.data.sources.given import as_pair
 from bigstep.engine.checkpoint import weights_hash
 from bigstep.engine.evaluate import Evaluation, Evaluator
 from bigstep.engine.fusing import Kernels, fuse
+from bigstep.engine.growth import Growth
 from bigstep.engine.learner import Learner, Loss, WorkerLoss
 from bigstep.engine.measures import Metric
 from bigstep.engine.methods.base import Method
@@ -77,6 +78,8 @@ class Run:
     evaluator: Evaluator
     kernels: Kernels | None
     """What runs on the GPU; None on a CPU."""
+    growth: Growth | None = None
+    """Decides the batch on the way (plan: auto)."""
 
     def begin_epoch(self, epoch: int) -> None:
         """Progressive resizing: take the size that the recipe lists for this epoch."""
@@ -130,8 +133,9 @@ def build(
     model = _model(config, ranks, precision, own, train_feed)
     samples_per_forward, kernels = _prepare_for_device(model, config, ranks, train_feed, own=own.model is not None)
     learner = _learner(config, ranks, model, own, train_feed)
-    sampler = Sampler(len(train_feed), config.seed, plan, config.data.drop_last)
-    state = State(config)
+    growth = Growth(config.growth, plan.stages[0], len(train_feed)) if config.plan == "auto" else None
+    sampler = Sampler(len(train_feed), config.seed, growth or plan, config.data.drop_last)
+    state = State(config, parts={} if growth is None else {"plan": growth})
     method = make_method(
         Setting(
             config, ranks, precision, learner, sampler, train_feed, state, samples_per_forward, kernels,
@@ -144,7 +148,7 @@ def build(
     rates = Rates(config, sampler, learner.optimizer, learning_rate(config.lr, config.batch, config.plan))
     evaluator = Evaluator(test_feed, own.loss or _loss(test_feed), ranks, precision, own.metrics)
     model.train()
-    return Run(config, ranks, learner, method, state, sampler, rates, train_feed, evaluator, kernels)
+    return Run(config, ranks, learner, method, state, sampler, rates, train_feed, evaluator, kernels, growth)
 
 
 def _require_runnable(config: RunConfig, ranks: Ranks, plan: BatchPlan) -> None:

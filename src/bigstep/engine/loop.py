@@ -51,9 +51,10 @@ def train(
     """
     state, sampler, method = run.state, run.sampler, run.method
     stop, heartbeat = stop or StopRequest(), heartbeat or Heartbeat(run.ranks)
-    agenda, meter = Agenda(run.config, sampler, max_steps), Meter(run.ranks, state.seconds, run.train_feed.length)
+    agenda = Agenda(run.config, sampler, max_steps, run.growth)
+    meter = Meter(run.ranks, state.seconds, run.train_feed.length)
     evaluation, saved_at = None, meter.seconds
-    for steps in agenda.epochs(state.position):
+    for steps in agenda.stretches(state.position):
         run.begin_epoch(steps[0].position.epoch)
         batches = audience.feed(iter(run.train_feed(method.requests(steps))))
         for step in steps:
@@ -74,6 +75,8 @@ def train(
                 unsaved_s = meter.seconds - saved_at if run.ranks.first else 0.0  # rank 0's clock decides for all
                 flush = meter.flush(step, [*stop.votes(), unsaved_s], final=due.last)
                 audience.flushed(flush)
+                for note in agenda.heed(flush, due):
+                    audience.noted(note.text, **note.facts)
                 asked, late = stop.agree(flush.votes[:-1]), 0 < run.config.checkpoint.seconds < flush.votes[-1]
             if due.evaluate:
                 heartbeat.at(state.position.step, "evaluation")

@@ -52,6 +52,11 @@ class Ranks:
         """Whether this rank writes files and speaks to the user."""
         return self.rank == 0
 
+    @property
+    def process_group(self) -> dist.ProcessGroup | None:
+        """The processes as torch knows them; None for a rank alone."""
+        return None if self.size == 1 else self.group or dist.group.WORLD
+
     def sum_(self, tensor: Tensor) -> Tensor:
         """Sum a tensor over all ranks in place and return it; every rank must call this at the same point."""
         if self.size > 1:

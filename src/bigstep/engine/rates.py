@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 
@@ -57,19 +58,22 @@ def _changing(rule: OptimizerConfig, epoch: float, lr: float) -> dict[str, float
 def batch_plan(config: RunConfig) -> BatchPlan:
     """Return the stages of a run as a `BatchPlan`."""
     first = BatchStage(0.0, config.workers.count, config.workers.local_batch)
-    later = (BatchStage(stage.epoch, stage.count, stage.local_batch) for stage in config.plan)
+    later = (BatchStage(stage.epoch, stage.count, stage.local_batch) for stage in config.stages)
     return BatchPlan((first, *later))
 
 
-def learning_rate(config: LrConfig, first_batch: int, plan: Sequence[Stage] = ()) -> Callable[[float, int], float]:
+def learning_rate(
+    config: LrConfig, first_batch: int, plan: Literal["auto"] | Sequence[Stage] = ()
+) -> Callable[[float, int], float]:
     """Return the learning rate as a function of the epoch and the batch of the current stage."""
+    stages = () if plan == "auto" else plan
 
     def scaled(batch: int) -> float:
         grown = min(batch, config.saturation or batch)
         return scale_lr(config.base, grown, base_batch=config.base_batch, rule=config.scaling)
 
     def of_stage(epoch: float) -> float:
-        return next((stage.rate for stage in reversed(plan) if stage.epoch <= epoch), 1.0)
+        return next((stage.rate for stage in reversed(stages) if stage.epoch <= epoch), 1.0)
 
     listed = _warmed_longer(config.schedule, first_batch / config.warmup_batch if config.warmup_batch else 1.0)
     begins = [0.0, *(piece.until for piece in listed)]

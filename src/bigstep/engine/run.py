@@ -18,6 +18,7 @@ from bigstep.config.text import config_to_mapping
 from bigstep.engine.background import BackgroundWriter
 from bigstep.engine.build import Own, Run, build
 from bigstep.engine.checkpoint import load_latest, weights_hash
+from bigstep.engine.compiled import Preparation, facts_of, keep_compiled, shape_of
 from bigstep.engine.exact import fixed_arithmetic
 from bigstep.engine.heartbeat import Heartbeat, beating
 from bigstep.engine.interruption import StoppedError, StopRequest, listening
@@ -221,6 +222,8 @@ def _own_observers(order: Order, built: Run, noise: NoiseWatch, writer: RunWrite
         noise, LossWatch(skipped=skips), StragglerWatch(config.islands.count),
         InputWatch(built.train_feed.loaders, cores_of_rank()),
     ]  # fmt: skip
+    if built.ranks.device.type == "cuda" and config.kernels == "auto":  # on every rank: each compiles
+        watches.append(Preparation(keep_compiled(facts_of(built.ranks.device)), shape_of(config)))
     if writer is not None:
         watches.append(Records(writer))
     if order.profile and built.ranks.first:
@@ -243,6 +246,9 @@ def _announce(built: Run, audience: Audience, problems: list[str], *, resumed: b
     threads = built.state.parts["threads"]
     if isinstance(threads, Threads) and (sentence := threads.changed()) is not None:
         audience.noted(sentence)
+    for observer in audience.observers:
+        if isinstance(observer, Preparation):
+            audience.noted(observer.announcement())
 
 
 def _restore(built: Run, saved: dict[str, Any], checkpoints: Path) -> None:
@@ -276,6 +282,7 @@ def _result(built: Run, ending: Ending, noise: NoiseWatch, order: Order) -> dict
         "run": str(order.folder),
         "skipped_steps": state.parts["skipped"].state_dict(),
         "noise_scale": None if scale is None else max(scale, 1.0),  # a sample at least
+        **({} if built.growth is None else {"plan": built.growth.told()}),
     }
 
 
@@ -292,6 +299,8 @@ def _announcement(order: Order, ranks: Ranks, used: Mapping[str, object]) -> str
     model, data = used.get("model", config.model), used.get("data", config.data.name)
     stages = [(stage.workers, stage.local_batch) for stage in batch_plan(config).stages]
     batches = " → ".join(f"{count * local:,} ({count} × {local})" for count, local in stages)
+    if config.plan == "auto":
+        batches += f" up to {config.growth.most * config.batch:,} as the gradient noise scale grows"
     length = f"{config.epochs:g} epoch{'' if config.epochs == 1 else 's'}"
     if order.max_steps is not None:
         length = f"at most {order.max_steps:,} step{'' if order.max_steps == 1 else 's'} of {length}"

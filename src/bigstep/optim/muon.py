@@ -71,7 +71,8 @@ class Muon(MultiTensorOptimizer):
     sqrt(max(1, out / in)); decay is apart from the gradient for the rest too.
     """
 
-    _process_group: dist.ProcessGroup | None = None
+    process_group: dist.ProcessGroup | None = None
+    """Ranks that share the work of a step; free to change between steps, on all of them alike."""
 
     def __init__(
         self,
@@ -102,7 +103,7 @@ class Muon(MultiTensorOptimizer):
             raise ConfigError(f"Muon was given rest={rest!r}; allowed are {' and '.join(RULES)}.")
         if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
             raise ConfigError(f"Muon was given betas={betas}, but it must be two numbers from 0 to less than 1.")
-        self._process_group = group
+        self.process_group = group
         settings = {
             "lr": lr,
             "momentum": momentum,
@@ -143,7 +144,7 @@ class Muon(MultiTensorOptimizer):
     def _update_matrices(self, group: Mapping[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
         directions = self._momentum(group, params, grads)
         matrices = [_as_matrix(direction, param) for direction, param in zip(directions, params, strict=True)]
-        orthogonal = orthogonalise_all(matrices, group["iterations"], self._process_group)
+        orthogonal = orthogonalise_all(matrices, group["iterations"], self.process_group)
         steps = [torch.empty_like(param) for param in params]
         torch._foreach_copy_(steps, [_like(o, param) for o, param in zip(orthogonal, params, strict=True)])
         torch._foreach_mul_(steps, [max(1.0, m.shape[0] / m.shape[1]) ** 0.5 for m in matrices])

@@ -19,6 +19,9 @@ __all__ = ["ASYNCHRONOUS", "ISLANDS", "NAMES", "SEQUENCE", "SYNCHRONOUS", "Recip
 SYNCHRONOUS = ("plain", "fair", "lars", "pfn", "sony", "fujitsu", "tencent", "google", "fastai", "onebit")
 """Recipes whose workers all wait for one another."""
 
+HUGE = ("muon", "leap")
+"""Recipes for huge batches, with orthogonalised steps; they have no `paper`, since no ImageNet run is published."""
+
 SEQUENCE = ("adamw", "lamb")
 """Synchronous recipes for text; their presets are `mini` and `books`."""
 
@@ -28,7 +31,7 @@ ISLANDS = ("localsgd", "postlocal", "diloco", "streaming")
 ASYNCHRONOUS = ("locked", "hogwild", "downpour")
 """Recipes whose replicas do not; they have no preset `paper`, since their papers train other things."""
 
-NAMES = SYNCHRONOUS + SEQUENCE + ISLANDS + ASYNCHRONOUS
+NAMES = SYNCHRONOUS + HUGE + SEQUENCE + ISLANDS + ASYNCHRONOUS
 """The recipes, in the order in which they are presented."""
 
 

@@ -116,7 +116,7 @@ def outcome_of(run: Run) -> Outcome:
     seconds = _first(result.get("seconds"), last.get("seconds"), final.get("seconds"))
     samples = _first(result.get("samples"), last.get("samples"), final.get("samples"))
     seed = number(config.get("seed"))
-    batch, batches = _batches(config)
+    batch, batches = _batches(config, result)
     batch = batch if batch is not None else _first(result.get("batch"), final.get("batch"))
     return Outcome(
         run=run,
@@ -214,12 +214,12 @@ def _short(value: object) -> str:
     return clean(json.dumps(tidy), 2_000)
 
 
-def _batches(config: Mapping[str, Any]) -> tuple[float | None, str]:
-    """The first global batch, and all stages of batch-size control as text."""
+def _batches(config: Mapping[str, Any], result: Mapping[str, Any]) -> tuple[float | None, str]:
+    """The first global batch, and all stages of batch-size control as text: what was decided where plan is auto."""
     stages = [_mapping(config.get("workers"))]
     if _mapping(config.get("asynchronous")).get("method", "none") != "none":
         stages[0] = {**stages[0], "count": 1}  # every update is of one worker's share
-    later = config.get("plan")
+    later = result.get("plan") if config.get("plan") == "auto" else config.get("plan")
     stages += [_mapping(stage) for stage in later] if isinstance(later, list | tuple) else []
     found = []
     for stage in stages:

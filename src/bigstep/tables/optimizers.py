@@ -116,6 +116,11 @@ adagrad='none', eps=1e-09)
         """How the rate follows the batch where nothing else says so."""
         return self.entry.batch_rule
 
+    @property
+    def shares_update(self) -> bool:
+        """Whether ranks divide the work of an update: the rule then has a `process_group` to be set."""
+        return False
+
     def stretch(self, ratio: float) -> OptimizerConfig:
         """Return the settings for a run of `ratio` times the epochs."""
         return self
@@ -266,6 +271,18 @@ class MuonSettings(_Momentum):
     """Averages of the rest under adamw."""
     eps: Positive = 1e-8
     """Added to denominators of the rest under adamw."""
+    share: bool = True
+    """Each rank orthogonalises its share of the matrices and gets the others' (not with exact); false: all do all."""
+
+    @property
+    def shares_update(self) -> bool:
+        """Orthogonalising is work that is worth dividing."""
+        return self.share
+
+    def arguments(self, *, on_gpu: bool = False) -> dict[str, Any]:
+        """Who shares the work is known when a step is taken."""
+        given = super().arguments(on_gpu=on_gpu)
+        return {key: value for key, value in given.items() if key != "share"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -69,6 +69,7 @@ class Setting:
             lambda step: hosted_workers(step.workers, ranks.rank, ranks.size),
             self.samples_per_forward,
             self.feed.source.targets,
+            measured=self.config.growth.measured if self.config.plan == "auto" else 0,
         )
 
 
@@ -101,7 +102,8 @@ def _synchronous(setting: Setting, ranks: Ranks, *, measure: bool = True) -> Syn
             statistics = ExactStatistics(learner.model, keep, add_up, first=ranks.first)
             learner = replace(learner, statistics=statistics)
         else:
-            passes = Eager(*common, skip_nonfinite=skip, clip=clip)
+            share = config.optimizer.shares_update
+            passes = Eager(*common, skip_nonfinite=skip, clip=clip, share_update=share)
     weigh = not config.optimizer.entry.rate_in_velocity
     return Synchronous(learner, passes, setting.forwards(ranks), ranks, config.seed, measure=measure, weigh=weigh)
 
@@ -110,7 +112,7 @@ def _count_parts(config: RunConfig) -> int:
     """Return the most workers of any step where each adds a part of its own to the gradient, else 0."""
     if not CODECS[config.exchange.codec].orderless:
         return 0
-    return max([config.workers.count, *(stage.count for stage in config.plan)])
+    return max([config.workers.count, *(stage.count for stage in config.stages)])
 
 
 def _takes_graphs(setting: Setting, ranks: Ranks) -> bool:

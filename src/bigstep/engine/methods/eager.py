@@ -37,6 +37,7 @@ class Eager:
         parallel: The exchange with the other ranks; None for a rank alone.
         skip_nonfinite: Drop a step whose gradient is not finite, instead of ending the run.
         clip: The largest norm of a gradient, all parameters together; 0 for none.
+        share_update: Divide the work of an update among the ranks, which the optimizer must know how to do.
     """
 
     def __init__(
@@ -49,9 +50,11 @@ class Eager:
         *,
         skip_nonfinite: bool = False,
         clip: float = 0.0,
+        share_update: bool = False,
     ):
         self._learner, self._ranks, self._precision, self._parallel = learner, ranks, precision, parallel
         self._skip, self._clip = skip_nonfinite, clip
+        self._share_update = share_update and hasattr(learner.optimizer, "process_group")
         self._scale = scale
         self._factor = float(ranks.size)  # the exchange divides by the number of ranks
         self._debt = Debt()
@@ -120,7 +123,10 @@ class Eager:
 
     def update(self) -> None:
         """Weigh and clip the gradient that the weights hold, update them with it, and clear it."""
-        optimizer, scaled = self._learner.optimizer, self._scale.is_enabled()
+        optimizer: Any = self._learner.optimizer
+        scaled = self._scale.is_enabled()
+        if self._share_update:
+            optimizer.process_group = self._ranks.process_group  # islands: others may have taken the step before
         counts = self.counts if self._parallel is None else self._parallel.counts_of(self.counts)
         if counts != 1:
             weigh(self.gradients(), counts)

@@ -71,15 +71,25 @@ class Forwards:
         hosted: The workers of a step that this rank hosts.
         max_samples: Of one forward.
         targets: How many targets each of some samples has; None where each has one.
+        measured: Steps between two in which the noise scale is measured and the first worker has a forward by itself,
+            on any number of ranks alike; 0 leaves both to whoever measures.
     """
 
     sampler: Sampler
     hosted: Callable[[Step], Iterable[int]]
     max_samples: int
     targets: Callable[[Tensor], Tensor | None] = lambda indices: None
+    measured: int = 0
 
     def of(self, step: Step, *, cut: bool = False) -> list[Forward]:
         """Return the forwards of a step; `cut` makes two of one, so that they can be compared."""
+        if cut and self.measured:
+            hosted = list(self.hosted(step))
+            first = [worker for worker in hosted if worker == 0]
+            return [
+                *forwards_of(step, first, self.max_samples),
+                *forwards_of(step, hosted[len(first) :], self.max_samples),
+            ]
         forwards = forwards_of(step, self.hosted(step), self.max_samples)
         if cut and len(forwards) == 1:
             forwards = forwards_of(step, self.hosted(step), -(-step.active // 2) * (step.size // step.active))

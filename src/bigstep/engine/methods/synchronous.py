@@ -205,6 +205,8 @@ class Synchronous:
         """
         if not self._measure or step.active < 2 or not self.passes.gives_mean:
             return False
+        if self.forwards.measured:
+            return step.position.step % self.forwards.measured == 0
         batch, every = step.workers * step.local_batch, _MEASURE_EVERY
         if self.ranks.size == 1 and batch <= self.forwards.max_samples:
             every = max(every, _CUT_EVERY // batch)
@@ -212,7 +214,7 @@ class Synchronous:
 
     def _is_cut(self, step: Step) -> bool:
         """Whether a rank that is alone runs two forwards at least, so that they can be compared."""
-        return self.ranks.size == 1 and self.measures(step)
+        return (self.ranks.size == 1 or self.forwards.measured > 0) and self.measures(step)
 
     def finish(self) -> None:
         """Use the gradient that double buffering still has on its way."""

@@ -55,7 +55,9 @@ class NoiseScale:
     Differs from the paper: none known.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, decay: float = DECAY) -> None:
+        """`decay` of the running means, per measurement."""
+        self._decay = decay
         self.count = 0
         """Measurements so far."""
         self._signal = self._noise = 0.0
@@ -75,8 +77,8 @@ class NoiseScale:
         noise = (small_norm2 - big_norm2) / (1 / small - 1 / big)
         if not (math.isfinite(signal) and math.isfinite(noise)):
             return
-        self._signal = DECAY * self._signal + (1 - DECAY) * signal
-        self._noise = DECAY * self._noise + (1 - DECAY) * noise
+        self._signal = self._decay * self._signal + (1 - self._decay) * signal
+        self._noise = self._decay * self._noise + (1 - self._decay) * noise
         self.count += 1
 
     @property

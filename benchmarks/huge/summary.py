@@ -1,0 +1,66 @@
+"""Tables of the rehearsal on embedded images: `python benchmarks/huge/summary.py` writes results/embedded.md."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from book import Book, shown
+from embedded import AUTO, BATCH, EPOCHS, SYSTEMS, TEXT_BATCH, TEXT_EPOCHS, TEXTS, best_rate
+
+HERE = Path(__file__).parent / "results"
+
+
+def searched(book: Book, pattern: str) -> list[str]:
+    """Rates and scores of the runs whose names fit, by rising rate."""
+    found = {
+        float(m[1]): row
+        for name, row in book.rows.items()
+        if (m := re.fullmatch(f"{pattern} rate (\\S+) seed 0", name))
+    }
+    return [f"{rate:g}: {shown([found[rate]])}" for rate in sorted(found)]
+
+
+def main() -> None:
+    """Write what was run, and nothing else."""
+    book = Book(HERE / "embedded.jsonl")
+    commits = sorted({row["commit"] for row in book.rows.values()})
+    text = [
+        "# Huge batches on the embedded images", "",
+        "Written by `python benchmarks/huge/summary.py`. Two cores of an AMD EPYC, shared with other work; one thread "
+        f"a run; commit {', '.join(commits)}.", "",
+        f"## Batch {BATCH:,} (largest stage), {EPOCHS} epochs of 3,000 images, percent of 9,000 held-out images", "",
+        "| system | rates, seed 0 | the best of them, seeds 1 to 3 | steps |", "|---|---|---|---:|",
+    ]  # fmt: skip
+    for recipe in SYSTEMS:
+        rates = searched(book, f"search {recipe} {BATCH}")
+        if rates:
+            runs = book.of(f"table {recipe} {BATCH} rate {best_rate(book, recipe, BATCH, run=False):g}")
+            steps = runs[0].get("steps", "") if runs else ""
+            text.append(f"| {recipe} | {', '.join(rates)} | {shown(runs)} | {steps} |")
+    if any(book.of(f"auto {name}") for name in AUTO):
+        text += ["", "## plan: auto (LARS with the settings of `sony`, 3,000 images, 10 epochs), held-out images", ""]
+        text += ["| batches | percent | steps | batches of the first seed |", "|---|---|---:|---|"]
+        for name in AUTO:
+            runs = book.of(f"auto {name}")
+            if runs:
+                stages = " → ".join(f"{batch:,} (epoch {epoch:g})" for epoch, batch in runs[0]["batches"])
+                steps = ", ".join(f"{row['steps']:,}" for row in runs)
+                text.append(f"| {name} | {shown(runs)} | {steps} | {stages} |")
+    trials = [(name, row) for name, row in book.rows.items() if name.startswith("rates ")]
+    if trials:
+        text += ["", "## Settings of `muon` at 1,024, 20 epochs, held-out images", ""]
+        text += [f"- {name[11:].rsplit(' seed ', 1)[0]}: {shown([row])}" for name, row in trials]
+    rows = {recipe: searched(book, f"text {recipe} {TEXT_BATCH}") for recipe in TEXTS}
+    if any(rows.values()):
+        text += [
+            "",
+            f"## gpt-mini, {TEXT_BATCH} sequences a step, {TEXT_EPOCHS:g} epochs, bits a byte of held-out text",
+            "",
+        ]
+        text += [f"- {recipe}: {', '.join(each)}" for recipe, each in rows.items() if each]
+    (HERE / "embedded.md").write_text("\n".join(text) + "\n")
+
+
+if __name__ == "__main__":
+    main()

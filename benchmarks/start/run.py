@@ -1,0 +1,72 @@
+"""From the shell to the first step on a GPU: cold, with nothing compiled, and warm, with what was kept.
+
+    PYTHONPATH=src python benchmarks/start/run.py --data FOLDER --out benchmarks/start/results/h200.json
+
+Each run is `bigstep train` in a process of its own, with a cache folder that is empty at first and kept afterwards.
+`--limits` also tries how many algorithms cuDNN times for each convolution (torch's default is 10).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+TRAIN = """
+import sys, torch
+torch.backends.cudnn.benchmark_limit = int(sys.argv.pop(1))
+from bigstep.cli import main
+main()
+"""
+
+
+def train(arguments: list[str], cache: Path, limit: int) -> dict[str, Any]:
+    """One run from the shell: wall seconds, those of training, and when its first step was ready."""
+    known = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH")
+    environment = {key: value for key, value in os.environ.items() if key not in known}
+    begin = time.perf_counter()
+    with tempfile.TemporaryDirectory() as out:
+        command = [sys.executable, "-c", TRAIN, str(limit), "train", *arguments, "--out", f"{out}/run", "--json"]
+        done = subprocess.run(command, env={**environment, "BIGSTEP_DATA": str(cache)}, capture_output=True, text=True)
+        wall_s = time.perf_counter() - begin
+        if done.returncode:
+            return {"limit": limit, "failure": done.stderr[-2000:]}
+        notes = json.loads(Path(out, "run", "run.json").read_text())
+    result = json.loads(done.stdout)
+    told = [line for line in done.stderr.splitlines() if "first step" in line]
+    kept = {key: result[key] for key in ("accuracy", "seconds", "steps")}
+    return {"limit": limit, "wall_s": wall_s, **kept, "told": told, "machine": notes.get("machine")}
+
+
+def main() -> None:
+    """Cold once, warm several times."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", required=True, help="the folder of CIFAR-10's batches")
+    parser.add_argument("--recipe", default="fujitsu")
+    parser.add_argument("--workers", type=int, default=64)
+    parser.add_argument("--epochs", type=float, default=50)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--limits", type=int, nargs="*", default=[10], help="the first is used for cold and warm")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "start.json")
+    options = parser.parse_args()
+    size = ["--preset", "cifar10", "--workers", str(options.workers), "--epochs", str(options.epochs)]
+    arguments = [options.recipe, *size, "--data", options.data]
+    rows = []
+    with tempfile.TemporaryDirectory() as cache:
+        kinds = [("cold", options.limits[0])] + [("warm", options.limits[0])] * options.repeats
+        for kind, limit in [*kinds, *((f"warm, {n} algorithms", n) for n in options.limits[1:])]:
+            row = {"kind": kind, **train(arguments, Path(cache), limit)}
+            rows.append(row)
+            print(row, flush=True)
+            options.out.parent.mkdir(parents=True, exist_ok=True)
+            options.out.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
