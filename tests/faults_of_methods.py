@@ -1,4 +1,4 @@
-"""More planted faults, as in `faults`: in the loop, in islands, in graphs and in the loss scale."""
+"""More planted faults, as in `faults`: in the loop, in islands, where ranks wait, in graphs and in the loss scale."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from bigstep.data.sampler import Step
 from bigstep.engine.build import Run
 from bigstep.engine.methods import build as methods
 from bigstep.engine.methods import islands
+from bigstep.engine.methods.crews import Crews
 from bigstep.engine.methods.graphed import Graphed
 from bigstep.engine.methods.islands import Islands
 from bigstep.engine.methods.outer import Outer
@@ -118,6 +119,46 @@ class AveragedState(Islands):
 
 def meeting_that_averages_optimizer_state(own: Own, trial: Trial, ranks: Ranks) -> Run:
     with instead(methods, "Islands", AveragedState):
+        return LOOP.start(own, trial, ranks)
+
+
+# ---- ranks that wait
+
+
+class WeightsAlone(Crews):
+    """Whoever joins gets the weights, and begins with an optimizer of its own."""
+
+    def _from_first(self, value: Any) -> Any:
+        given = super()._from_first(value)
+        if "optimizer" in given:
+            given["optimizer"] = self.method.learner.optimizer.state_dict()
+        return given
+
+
+def crew_that_keeps_its_optimizer_state(own: Own, trial: Trial, ranks: Ranks) -> Run:
+    with instead(methods, "Crews", WeightsAlone):
+        return LOOP.start(own, trial, ranks)
+
+
+class NothingShared(Crews):
+    """The ranks that wait evaluate the weights of when they last trained."""
+
+    @contextlib.contextmanager
+    def evaluation(self) -> Iterator[nn.Module]:
+        with self.method.evaluation() if self.size == self.ranks.size else self._alone() as model:
+            yield model
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[nn.Module]:
+        model = self.method.learner.model
+        self.method.learner.statistics.synchronize(self.ranks.sum_)
+        model.eval()
+        yield model
+        model.train()
+
+
+def crew_that_evaluates_what_it_has(own: Own, trial: Trial, ranks: Ranks) -> Run:
+    with instead(methods, "Crews", NothingShared):
         return LOOP.start(own, trial, ranks)
 
 

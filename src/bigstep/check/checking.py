@@ -25,6 +25,7 @@ from bigstep.check.rows_path import (
     same_path,
     same_statistics,
     scale_changes_nothing,
+    waiting_ranks_change_nothing,
 )
 from bigstep.check.rows_rate import rate_follows_batch, rate_in_samples
 from bigstep.check.rows_start import random_streams, same_order, same_start
@@ -68,6 +69,7 @@ PROPERTIES = (
     Property("one island = ordinary training", one_island_is_training, _BOTH),
     Property("islands = islands by hand", islands_are_their_parts, _BOTH),
     Property("path of P ranks = of one", same_path, _BOTH),
+    Property("path with waiting ranks = of one", waiting_ranks_change_nothing, _BOTH),
     Property("steps as graphs = steps in the open", graphs_are_steps, _BOTH),
     Property("scaled loss = plain loss", scale_changes_nothing, _BOTH),
     Property("batch-norm statistics at evaluation", same_statistics, _BOTH),

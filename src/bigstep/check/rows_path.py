@@ -7,13 +7,14 @@ from dataclasses import replace
 
 from bigstep.check.laboratory import Laboratory
 from bigstep.check.observe import Journey, composed, journey, resumed
+from bigstep.check.shrink import few_workers
 from bigstep.check.subject import Trial
 from bigstep.check.verdict import PATH_BOUND, Verdict, difference, judged, not_applicable
 from bigstep.tables.codecs import CODECS
 
 __all__ = [
     "graphs_are_steps", "hold", "journey_on", "loop_is_its_steps", "resume_elsewhere", "resume_here", "same_path",
-    "same_statistics", "scale_changes_nothing",
+    "same_statistics", "scale_changes_nothing", "waiting_ranks_change_nothing",
 ]  # fmt: skip
 
 
@@ -52,6 +53,35 @@ def same_path(lab: Laboratory) -> Verdict:
         remedy="mend the rows above first; if they pass, look for what differs between ranks over time: an optimizer "
         "that updates on some ranks only, buffers that are broadcast, a rate set on rank 0 alone.",
     )
+
+
+def waiting_ranks_change_nothing(lab: Laboratory) -> Verdict:
+    """A run that begins and ends with one worker takes the path of one rank, though most ranks wait meanwhile."""
+    if lab.subject.train is None:
+        return not_applicable("the loop gives its pieces only")
+    if lab.trial.config.islands.count > 1:
+        return not_applicable("every stage has workers for every island")
+    if not lab.several:
+        return not_applicable("one rank only; name more with --ranks 1,2,4")
+    trial, most = few_workers(lab.lossless), lab.ranks[-1]
+    remedy = (
+        "give a rank that joins the weights and the optimizer state of those that trained, and one that waits the "
+        "weights before it evaluates."
+    )
+    seen, alone = journey_on(lab, trial, most), journey_on(lab, trial, 1)[0]
+    verdict = hold(
+        seen[0],
+        alone,
+        lab.path_bound,
+        f"relative difference between {most} ranks, most of which wait, and one",
+        words=f"one worker, then {trial.config.plan[0].count}, then one again",
+        fault=f"on {most} ranks a run with fewer workers than ranks takes another path",
+        remedy=remedy,
+    )
+    if verdict.status == "pass" and len({(rank.digest, rank.statistics_digest) for rank in seen}) > 1:
+        words = "the ranks that waited end with other weights or statistics than those that trained"
+        return Verdict(status="fail", words=words, remedy=remedy)
+    return verdict
 
 
 def loop_is_its_steps(lab: Laboratory) -> Verdict:

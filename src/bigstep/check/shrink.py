@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bigstep.check.subject import Trial
-from bigstep.config import IslandsConfig, RunConfig, require
+from bigstep.config import IslandsConfig, RunConfig, Stage, WorkersConfig, require
 from bigstep.config.edit import scale_workers, stretch
 from bigstep.tables.codecs import CODECS
 from bigstep.tables.collectives import COLLECTIVES
 from bigstep.tables.optimizers import SgdSettings
 
-__all__ = ["lossless", "one_island", "shrink", "with_batch"]
+__all__ = ["few_workers", "lossless", "one_island", "shrink", "with_batch"]
 
 WORKERS, LOCAL_BATCH = 6, 4
 """Six workers lie unevenly on four ranks, which brings out what divides by the wrong number."""
@@ -80,6 +80,17 @@ def lossless(trial: Trial) -> Trial:
 def one_island(trial: Trial) -> Trial:
     """Return the trial with all workers on one island."""
     return replace(trial, config=replace(trial.config, islands=IslandsConfig()))
+
+
+def few_workers(trial: Trial) -> Trial:
+    """Return the trial with all samples of a batch on one worker in its first and in its last third."""
+    config, epochs = trial.config, trial.config.epochs
+    alone = WorkersConfig(count=1, local_batch=config.batch)
+    plan = (
+        Stage(epoch=epochs / 3, count=config.workers.count, local_batch=config.workers.local_batch),
+        Stage(epoch=2 * epochs / 3, count=1, local_batch=config.batch),
+    )
+    return replace(trial, config=replace(config, workers=alone, plan=plan))
 
 
 def with_batch(trial: Trial, *, count: float = 1, local_batch: float = 1) -> Trial:

@@ -150,7 +150,11 @@ class Sampler:
 def hosted_workers(workers: int, rank: int, ranks: int) -> range:
     """Return the workers that a rank hosts: contiguous blocks that differ by one at most.
 
-    >>> [hosted_workers(7, rank, 3) for rank in range(3)]
-    [range(0, 2), range(2, 4), range(4, 7)]
+    If there are fewer workers than ranks, the first ranks host one each.
+
+    >>> [hosted_workers(7, rank, 3) for rank in range(3)], [hosted_workers(2, rank, 3) for rank in range(3)]
+    ([range(0, 2), range(2, 4), range(4, 7)], [range(0, 1), range(1, 2), range(2, 2)])
     """
-    return range(workers * rank // ranks, workers * (rank + 1) // ranks)
+    ranks = min(ranks, workers)
+    rank = min(rank, ranks)
+    return range(workers * rank // ranks, min(workers, workers * (rank + 1) // ranks))

@@ -156,10 +156,10 @@ def _require_runnable(config: RunConfig, ranks: Ranks, plan: BatchPlan) -> None:
         not config.arithmetic.needs_gpu or ranks.device.type == "cuda",
         f"precision is {config.precision}, which needs a GPU; use --set precision=bf16 or precision=float32 on a CPU.",
     )
-    first = plan.stages[0].workers  # a later stage may leave ranks without workers, as --finish-on-one does
+    most = max(stage.workers for stage in plan.stages)  # in other stages ranks may wait
     require(
-        ranks.size <= first,
-        f"{ranks.size} ranks were started for {first} workers, but each rank needs a worker: start at most {first} "
+        ranks.size <= most,
+        f"{ranks.size} ranks were started for {most} workers, but each rank needs a worker: start at most {most} "
         f"ranks or set workers.count={ranks.size}.",
     )
     fewest = min(stage.workers for stage in plan.stages)

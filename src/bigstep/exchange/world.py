@@ -6,7 +6,7 @@ import os
 import socket
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch.distributed as dist
 
@@ -38,6 +38,8 @@ class World:
     """How long a collective may take before its ranks give up."""
     processes: tuple[tuple[str, int], ...]
     """Host name and process number of each member, to name a rank that died."""
+    groups_made: ClassVar[int] = 0
+    """How many groups this process has made for any world; torch names the next one by how many there are."""
 
     @property
     def size(self) -> int:
@@ -107,6 +109,7 @@ class World:
             [self.ranks[member] for member in members], timeout=self.timeout, use_local_synchronization=True
         )
         assert isinstance(group, dist.ProcessGroup)
+        World.groups_made += 1
         return group
 
     def dead_ranks(self) -> list[int]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,13 +17,14 @@ from bigstep.engine.exact import ExactSum
 from bigstep.engine.fusing import Kernels, why_open
 from bigstep.engine.learner import Learner
 from bigstep.engine.methods.base import Method
+from bigstep.engine.methods.crews import Crews, Resting
 from bigstep.engine.methods.eager import Eager
 from bigstep.engine.methods.exact import ExactEager
 from bigstep.engine.methods.forwards import Forwards
 from bigstep.engine.methods.graphed import Graphed
 from bigstep.engine.methods.islands import Islands
 from bigstep.engine.methods.meeting import Transport
-from bigstep.engine.methods.parallel import Parallel
+from bigstep.engine.methods.parallel import Parallel, make_exchange
 from bigstep.engine.methods.synchronous import Pass, Synchronous
 from bigstep.engine.precision import Precision
 from bigstep.engine.ranks import Ranks
@@ -61,6 +64,8 @@ class Setting:
     kernels: Kernels | None
     own_model: bool
     emulation: Emulation
+    example: tuple[Any, Any] | None = None
+    """A small batch, where an exchange may be made while the feed is busy with an epoch."""
 
     def forwards(self, ranks: Ranks) -> Forwards:
         """Return the forwards of steps that some ranks share."""
@@ -76,13 +81,33 @@ class Setting:
 def make_method(setting: Setting) -> Method:
     """Return the method that the configuration asks for; every rank must call this."""
     islands = setting.config.islands
-    if islands.count == 1 and islands.outer.name == "average":
+    if islands.count > 1 or islands.outer.name != "average":
+        return _islands(setting)
+    if setting.ranks.size <= min(stage.workers for stage in setting.sampler.plan.stages):
         return _synchronous(setting, setting.ranks)
-    return _islands(setting)
+    state, sampler = setting.state, setting.sampler
+    setting = replace(setting, example=_example(setting.feed))
+    return Crews(partial(_crew, setting), setting.ranks, lambda: sampler.step_at(state.position).workers)
 
 
-def _synchronous(setting: Setting, ranks: Ranks, *, measure: bool = True) -> Synchronous:
-    """Return the method of workers that some ranks share and that wait for one another."""
+def _crew(setting: Setting, crew: Ranks, *, member: bool) -> Synchronous:
+    """Return the method of some of the ranks, or of one that waits for them."""
+    config, exchange = setting.config, setting.config.exchange
+    if crew.size < setting.ranks.size and exchange.grid != "auto":  # that of a file is the grid of all ranks
+        setting = replace(setting, config=replace(config, exchange=replace(exchange, grid="auto")))
+    if member:
+        return _synchronous(setting, crew, hosts=setting.ranks)
+    parts = _count_parts(config)
+    gives_mean = not parts and make_exchange(exchange).gives_the_mean
+    resting = Resting(crew.device, gives_mean=gives_mean)
+    return Synchronous(setting.learner, resting, setting.forwards(setting.ranks), crew, config.seed)
+
+
+def _synchronous(setting: Setting, ranks: Ranks, *, measure: bool = True, hosts: Ranks | None = None) -> Synchronous:
+    """Return the method of workers that some ranks share and that wait for one another.
+
+    `hosts` are the ranks that workers are spread over, where a stage leaves some of them without.
+    """
     config, learner = setting.config, setting.learner
     enabled = setting.precision.scales_loss or setting.emulation.loss_scale
     scale, clip = LossScale(ranks.device, enabled=enabled), config.optimizer.clip
@@ -105,7 +130,8 @@ def _synchronous(setting: Setting, ranks: Ranks, *, measure: bool = True) -> Syn
             share = config.optimizer.shares_update
             passes = Eager(*common, skip_nonfinite=skip, clip=clip, share_update=share)
     weigh = not config.optimizer.entry.rate_in_velocity
-    return Synchronous(learner, passes, setting.forwards(ranks), ranks, config.seed, measure=measure, weigh=weigh)
+    forwards = setting.forwards(hosts or ranks)
+    return Synchronous(learner, passes, forwards, ranks, config.seed, measure=measure, weigh=weigh)
 
 
 def _count_parts(config: RunConfig) -> int:
@@ -145,10 +171,13 @@ def _parallel(setting: Setting, ranks: Ranks, parts: int) -> Parallel | None:
     """Let several ranks exchange gradients."""
     if ranks.size == 1:
         return None
-    feed, state = setting.feed, setting.state
-    example = next(iter(feed([Request(0, torch.arange(min(_EXAMPLE, len(feed))))])))
+    example, state = setting.example or _example(setting.feed), setting.state
     config, steps_taken = setting.config.exchange, lambda: state.position.step
     return Parallel(setting.learner, ranks, setting.precision, config, example, steps_taken, parts)
+
+
+def _example(feed: Feed) -> tuple[Any, Any]:
+    return next(iter(feed([Request(0, torch.arange(min(_EXAMPLE, len(feed))))])))
 
 
 def _islands(setting: Setting) -> Islands:
