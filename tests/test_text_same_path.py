@@ -12,6 +12,9 @@ import torch
 
 from bigstep.config import CheckpointConfig, LrConfig, OptimizerConfig, RunConfig, WorkersConfig
 from bigstep.data import DataPair
+from bigstep.engine.build import CPU_TOKENS_PER_FORWARD, Own, build
+from bigstep.engine.methods.synchronous import Synchronous
+from bigstep.engine.ranks import Ranks
 from bigstep.models.gpt import GPT
 from bigstep.records import read_run
 from bigstep.train import fit
@@ -68,9 +71,40 @@ def test_losses_over_tokens_do_not_depend_on_the_number_of_ranks(world: Callable
         assert together[0]["bits_per_byte"] == pytest.approx(alone["bits_per_byte"], rel=1e-10)
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_workers_share_a_forward_where_samples_cannot_touch_and_the_step_stays_what_it_was(dropout: float) -> None:
+    """On one rank a step of 7 workers is one forward without dropout; with it, each worker draws its own."""
+    taken: dict[int, list[torch.Tensor]] = {}
+    for limit in (1, 1_000):  # one worker a forward, all of them
+        torch.manual_seed(0)
+        model = GPT(vocabulary=256, length=15, depth=1, width=16, heads=2, dropout=dropout)
+        data = DataPair(windows(TRAIN, length=15), windows(TEST, length=15))
+        run = build(order(), Ranks(), Own(model, data))
+        assert isinstance(run.method, Synchronous)
+        joined = run.method.forwards.max_samples
+        assert joined == (1 if dropout else CPU_TOKENS_PER_FORWARD // 15)
+        run.method.forwards = dataclasses.replace(run.method.forwards, max_samples=min(limit, joined))
+        step = next(run.sampler.steps(1))
+        step = dataclasses.replace(step, position=dataclasses.replace(step.position, step=1))  # no step that is cut
+        requests = list(run.method.requests([step]))
+        assert len(requests) == (1 if limit > 1 and not dropout else 7)
+        run.method.accumulate(step, iter(run.train_feed(requests)))
+        taken[limit] = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    for one, together in zip(taken[1], taken[1_000], strict=True):
+        torch.testing.assert_close(together, one, rtol=1e-12, atol=1e-15)  # float64, summed in another order
+
+
 def test_a_run_on_text_that_was_interrupted_ends_with_the_same_bits(tmp_path: Path) -> None:
     whole = train_here(order(), str(tmp_path / "whole"), 12)
     train_here(order(), str(tmp_path / "parts"), 7)
     parts = train_here(order(), str(tmp_path / "parts"), 12, resume=True)
     assert parts["sha"] == whole["sha"]
     assert parts["losses"] == whole["losses"]
+
+
+def test_a_run_on_text_goes_on_with_another_number_of_ranks(world: Callable[[int], World], tmp_path: Path) -> None:
+    whole = train_here(order(), str(tmp_path / "whole"), 12)
+    world(3).run(train_here, order(), str(tmp_path / "parts"), 7)
+    parts = world(2).run(train_here, order(), str(tmp_path / "parts"), 12, True)[0]
+    assert parts["losses"] == pytest.approx(whole["losses"], rel=1e-10)  # float64, summed in another order
+    assert parts["bits_per_byte"] == pytest.approx(whole["bits_per_byte"], rel=1e-10)

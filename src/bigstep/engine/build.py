@@ -29,7 +29,7 @@ from bigstep.engine.rates import Rates, batch_plan, learning_rate
 from bigstep.engine.state import Identity, State, Threads
 from bigstep.errors import ConfigError
 from bigstep.losses import CrossEntropy
-from bigstep.models import build_model
+from bigstep.models import GPT, LSTM, build_model
 from bigstep.norm import WorkerStatistics, ghost_batch_norm, zero_gamma
 from bigstep.optim import parameter_groups
 from bigstep.schedules import BatchPlan
@@ -37,6 +37,8 @@ from bigstep.tables import load
 
 __all__ = ["Emulation", "Own", "Run", "build"]
 
+CPU_TOKENS_PER_FORWARD = 2048
+"""Workers are joined into one forward up to this many tokens on a CPU: what a small GPT runs on stays in its caches."""
 GPU_SAMPLES_PER_FORWARD = 8192
 """Workers are joined into one forward up to this many samples on a GPU; larger forwards gain nothing there."""
 GPU_BYTES_PER_PARAMETER = 0.03
@@ -219,7 +221,14 @@ def _prepare_for_device(
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub lacks this form
         samples = _joined_samples(model, ranks.device, _bytes_per_sample(model, config, feed))
         kernels = fuse(model, config, own=own)
+    elif feed.length and _keeps_samples_apart(model):
+        samples = max(1, CPU_TOKENS_PER_FORWARD // feed.length)
     return samples, kernels
+
+
+def _keeps_samples_apart(model: nn.Module) -> bool:
+    """Whether workers that share a forward get what each would get alone: no batch norm, no dropout drawn by worker."""
+    return isinstance(model, GPT | LSTM) and not any(isinstance(module, nn.Dropout) for module in model.modules())
 
 
 def _bytes_per_sample(model: nn.Module, config: RunConfig, feed: Feed) -> float:

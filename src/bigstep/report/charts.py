@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from bigstep.report.compare import Group
 from bigstep.report.figures import DRAWN, LEGEND, Chart, cut, figure, safe, style_of
+from bigstep.report.measure import Measure
 from bigstep.report.series import Line, group_line
 from bigstep.report.study import Study
 from bigstep.report.tradeoffs import tradeoff_charts
-from bigstep.report.words import duration, percent, plural
+from bigstep.report.words import duration, plural
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -29,11 +30,17 @@ def charts_of(study: Study) -> list[Chart]:
     unit, divide = _time_unit(study)
     several = len(study.groups) > 1 or len(study.outcomes) > 1
     found = [_finals(study)] if several else []
+    measure = study.measure
+    key, named = measure.key.replace("_", "-"), measure.name.capitalize()
+    amount, each = ("tokens", "token") if study.is_text else ("samples", "sample")
     found += [
-        _curves(study, "accuracy-time", "Accuracy over time", "evaluations", "seconds", "accuracy", f"time ({unit})",
-                "The steeper a line rises and the further left it ends, the sooner that accuracy was there.", divide),
-        _curves(study, "accuracy-samples", "Accuracy over samples", "evaluations", "samples", "accuracy",
-                "training samples seen", "Speed of the machine taken out: what each sample was worth."),
+        _curves(study, f"{key}-time", f"{named} over time", "evaluations", "seconds", measure.key, f"time ({unit})",
+                f"The steeper a line {'falls' if measure.falls else 'rises'} and the further left it ends, the sooner "
+                f"that {measure.name} was there.", divide),
+        _curves(study, f"{key}-samples", f"{named} over {amount}", "evaluations", amount, measure.key,
+                f"training {amount} seen", f"Speed of the machine taken out: what each {each} was worth."),
+        _curves(study, "perplexity", "Perplexity", "evaluations", amount, "perplexity", f"training {amount} seen",
+                "Between how many tokens the model is still undecided, on held-out text.") if study.is_text else None,
         _curves(study, "loss", "Training loss", "train", "epoch", "loss", "epoch",
                 "Loss of the training batches, averaged over neighbouring steps."),
         _curves(study, "lr", "Learning rate", "train", "epoch", "lr", "epoch", "The rate that each step really used."),
@@ -73,10 +80,11 @@ def _curves(
     drawn = [(index, group, line) for index, group, line in lines if line is not None]
     if not any(len(set(line.x)) > 1 for _, _, line in drawn):  # a dot is no curve; the tables have it
         return None
-    scale = 100.0 if y == "accuracy" else 1.0
+    measure = study.measure if y == study.measure.key else None
+    scale = measure.scale if measure else 1.0
     hovermode = "x unified" if len(drawn) <= BANDED else "closest"
-    names = {"accuracy": "accuracy (%)", "loss": "loss", "lr": "learning rate", "batch": study.unit,
-             "noise_scale": study.unit}  # fmt: skip
+    names = {"loss": "loss", "lr": "learning rate", "batch": study.unit, "noise_scale": study.unit,
+             "perplexity": "perplexity", study.measure.key: study.measure.axis}  # fmt: skip
     named = 1 < len(drawn) <= BANDED  # more names would leave no room; there the buttons above are the legend
     made = figure(x_title, names[y], hovermode=hovermode, showlegend=named, legend=LEGEND if named else None)
     for index, group, line in drawn:
@@ -84,7 +92,7 @@ def _curves(
         if line.low and len(drawn) <= BANDED:
             made.add_scatter(**_band(index, across, line, scale))
         color, dash = style_of(index)
-        unit = " %" if y == "accuracy" else ""
+        unit = " %" if scale == 100.0 else ""
         made.add_scatter(
             x=across,
             y=[round(scale * value, 6) for value in line.y],
@@ -95,12 +103,12 @@ def _curves(
             meta={"group": index},
             hovertemplate=f"%{{y:.5~g}}{unit}" + ("" if hovermode == "x unified" else f"<br>{x} %{{x:.4~g}}"),
         )
-    if y == "accuracy":
-        caption += _focus(made, [line for _, _, line in drawn])
+    if measure:
+        caption += _focus(made, [line for _, _, line in drawn], measure)
     if y in ("batch", "lr"):
         made.update_yaxes(rangemode="tozero")
-    if y == "noise_scale":
-        made.update_yaxes(type="log")  # it grows by orders of magnitude
+    if y in ("noise_scale", "perplexity"):
+        made.update_yaxes(type="log")  # they change by orders of magnitude
     return Chart(key, title, caption, made.to_plotly_json())
 
 
@@ -120,14 +128,19 @@ def _band(index: int, across: Sequence[float], line: Line, scale: float) -> dict
     }
 
 
-def _focus(made: Figure, lines: Sequence[Line]) -> str:
-    """Start the axis where the lines part from one another, not at the first epoch's accuracy."""
-    top, bottom = max(max(line.y) for line in lines), min(min(line.y) for line in lines)
-    if top - bottom <= 0.3:
+def _focus(made: Figure, lines: Sequence[Line], measure: Measure) -> str:
+    """End the axis where the lines part from one another, not at the first epoch's result."""
+    every = [value for line in lines for value in line.y]
+    best, worst = measure.best(every), measure.worst(every)
+    if abs(best - worst) <= 2 * measure.near:
         return ""
-    floor = max(0.0, top - (0.15 if len(lines) > 1 else 0.25))
-    made.update_yaxes(range=[100 * floor, 100 * (top + 0.01)])
-    return f" The axis starts at {100 * floor:.0f} %; double-click the chart to see all of it."
+    room = (1.0 if len(lines) > 1 else 5 / 3) * measure.near
+    edge = best + room if measure.falls else max(0.0, best - room)
+    beyond = best - measure.near / 15 if measure.falls else best + measure.near / 15
+    made.update_yaxes(range=sorted([measure.scale * edge, measure.scale * beyond]))
+    ends = "ends" if measure.falls else "starts"
+    shown = f"{edge:.1f}" if measure.falls else f"{100 * edge:.0f} %"
+    return f" The axis {ends} at {shown}; double-click the chart to see all of it."
 
 
 def _finals(study: Study) -> Chart | None:
@@ -135,57 +148,60 @@ def _finals(study: Study) -> Chart | None:
     groups = [group for group in study.groups if group.median is not None][:DRAWN]
     if not groups:
         return None
-    best = groups[0].median or 0.0
-    near = [value for group in groups for value in group.accuracies if best - value <= 0.15]
-    floor, ceiling = min(near), max(near)
-    room = max(0.002, 0.06 * (ceiling - floor))
-    made = figure("accuracy (%)", "", height=max(220, 70 + 30 * len(groups)))
-    edge = floor - 2.5 * room
+    measure, best = study.measure, groups[0].median or 0.0
+    near = [value for group in groups for value in group.scores if measure.gain(best, value) <= measure.near]
+    last, first = measure.worst(near), measure.best(near)
+    room = max(measure.near / 75, 0.06 * abs(first - last)) * (-1 if measure.falls else 1)  # points to what is better
+    made = figure(measure.axis, "", height=max(220, 70 + 30 * len(groups)))
+    edge = last - 2.5 * room
     for index, group in enumerate(groups):
-        _dots(made, study.groups.index(group), group, index, floor, edge + 0.6 * room)
-    made.update_xaxes(range=[100 * edge, 100 * (ceiling + room)])
+        _dots(made, study.groups.index(group), group, index, last, edge + 0.6 * room)
+    made.update_xaxes(range=sorted([measure.scale * edge, measure.scale * (first + room)]))
     made.update_yaxes(
         autorange="reversed",
         tickvals=list(range(len(groups))),
         ticktext=[safe(cut(group.label)) for group in groups],
         showgrid=False,
     )
-    outside = any(group.accuracies[0] < floor for group in groups)
-    caption = f"Every seed is a dot, the bar is the median; {groups[0].label} on top with {percent(best)}."
-    caption += " ◂ marks what lies beyond the left edge." if outside else ""
-    return Chart("finals", "Final accuracy", caption, made.to_plotly_json(), wide=True)
+    outside = any(not measure.reaches(value, last) for group in groups for value in group.scores)
+    caption = f"Every seed is a dot, the bar is the median; {groups[0].label} on top with {measure.text(best)}."
+    mark, side = ("▸", "right") if measure.falls else ("◂", "left")
+    caption += f" {mark} marks what lies beyond the {side} edge." if outside else ""
+    return Chart("finals", f"Final {measure.name}", caption, made.to_plotly_json(), wide=True)
 
 
-def _dots(made: Figure, index: int, group: Group, row: int, floor: float, beyond: float) -> None:
-    """Draw the seeds of one group; what lies under `floor` becomes one mark at `beyond`, left of every dot."""
+def _dots(made: Figure, index: int, group: Group, row: int, last: float, beyond: float) -> None:
+    """Draw the seeds of one group; what is worse than `last` becomes one mark at `beyond`, past every dot."""
     color, _ = style_of(index)
-    told = f"{safe(group.label)}<br>median {percent(group.median)}, {plural(group.n, 'seed')}"
+    measure, scale = group.measure, group.measure.scale
+    told = f"{safe(group.label)}<br>median {measure.cell(group.median)}, {plural(group.n, 'seed')}"
     told += f"<br>{duration(group.median_of('seconds'))}"
-    inside = [100 * value for value in group.accuracies if value >= floor]
+    inside = [scale * value for value in group.scores if measure.reaches(value, last)]
     common = {"mode": "markers", "meta": {"group": index}, "name": safe(group.label)}
     if inside:
         made.add_scatter(
             x=[round(value, 4) for value in inside],
             y=[row] * len(inside),
             marker={"color": color, "size": 9, "opacity": 0.75},
-            hovertemplate=f"%{{x:.2f}} %<br>{told}<extra></extra>",
+            hovertemplate=f"%{{x:.{measure.digits}f}}{' %' if scale == 100.0 else ''}<br>{told}<extra></extra>",
             **common,
         )
-    if (group.median or 0.0) >= floor:
+    if group.median is not None and measure.reaches(group.median, last):
         made.add_scatter(
-            x=[round(100 * (group.median or 0.0), 4)],
+            x=[round(scale * group.median, 4)],
             y=[row],
             marker={"symbol": "line-ns", "size": 20, "line": {"color": color, "width": 3}},
             hovertemplate=f"{told}<extra></extra>",
             **common,
         )
-    if group.accuracies[0] < floor:
+    worst = measure.worst(group.scores)
+    if not measure.reaches(worst, last):
         made.add_scatter(
-            x=[round(100 * beyond, 4)],
+            x=[round(scale * beyond, 4)],
             y=[row],
-            marker={"symbol": "triangle-left", "size": 11, "color": color},
-            text=[f" {percent(group.accuracies[0])}"],
-            textposition="middle right",
+            marker={"symbol": "triangle-right" if measure.falls else "triangle-left", "size": 11, "color": color},
+            text=[f"{measure.cell(worst)} " if measure.falls else f" {measure.cell(worst)}"],
+            textposition="middle left" if measure.falls else "middle right",
             hovertemplate=f"{told}<extra></extra>",
             **{**common, "mode": "markers+text"},
         )

@@ -2,9 +2,10 @@
 
 Runs belong together when they differ in nothing but the seed (and in settings that cannot change the result, such as
 where checkpoints go). Two groups are **told apart** when an exact two-sided permutation test on the difference of their
-mean accuracies gives p <= 0.05. Three seeds against three (or four) cannot reach 0.05 whatever they show; there, all
-of one group must lie above all of the other, and the medians must differ by more than the wider of the two ranges:
-with normal noise, two equal recipes pass that in 4.5 % of cases. Fewer than three seeds on a side decide nothing.
+mean results (accuracies, or bits per byte) gives p <= 0.05. Three seeds against three (or four) cannot reach 0.05
+whatever they show; there, all of one group must lie above all of the other, and the medians must differ by more than
+the wider of the two ranges: with normal noise, two equal recipes pass that in 4.5 % of cases. Fewer than three seeds on
+a side decide nothing.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from bigstep.report.measure import ACCURACY, Measure
 from bigstep.report.outcome import Outcome
 
 __all__ = ["MATTER", "RULE", "Group", "Verdict", "group_runs", "naming_facts", "permutation_p", "told_apart"]
 
 RULE = (
-    "Two groups count as told apart when an exact two-sided permutation test on their mean accuracies gives p ≤ 0.05. "
+    "Two groups count as told apart when an exact two-sided permutation test on their mean results gives p ≤ 0.05. "
     "Three seeds against three or four cannot reach that; there, every run of one must beat every run of the other and "
     "the medians must differ by more than the wider range (equal recipes pass this in 4.5 % of cases). With fewer than "
     "three seeds on a side nothing is claimed. Each pair is judged alone, so among many pairs a few false claims are "
@@ -40,31 +42,33 @@ class Group:
 
     label: str
     outcomes: tuple[Outcome, ...]
+    measure: Measure = ACCURACY
+    """What they are ranked by."""
 
     @cached_property
-    def accuracies(self) -> list[float]:
-        """One accuracy a seed, in rising order; repeats of a seed are not independent, so their median counts once."""
+    def scores(self) -> list[float]:
+        """One result a seed, in rising order; repeats of a seed are not independent, so their median counts once."""
         seeds: dict[object, list[float]] = {}
         for position, outcome in enumerate(self.outcomes):
-            if outcome.accuracy is not None:
+            if (score := outcome.score(self.measure.key)) is not None:
                 key = ("unknown", position) if outcome.seed is None else outcome.seed
-                seeds.setdefault(key, []).append(outcome.accuracy)
+                seeds.setdefault(key, []).append(score)
         return sorted(statistics.median(values) for values in seeds.values())
 
     @property
     def n(self) -> int:
-        """Seeds with an accuracy."""
-        return len(self.accuracies)
+        """Seeds with a result."""
+        return len(self.scores)
 
     @property
     def median(self) -> float | None:
-        """Median accuracy over seeds."""
-        return statistics.median(self.accuracies) if self.accuracies else None
+        """Median result over seeds."""
+        return statistics.median(self.scores) if self.scores else None
 
     @property
     def spread(self) -> float:
-        """Largest accuracy less the smallest."""
-        return self.accuracies[-1] - self.accuracies[0] if self.accuracies else 0.0
+        """Largest result less the smallest."""
+        return self.scores[-1] - self.scores[0] if self.scores else 0.0
 
     @property
     def failures(self) -> int:
@@ -83,13 +87,15 @@ class Group:
 
     def seconds_to(self, target: float) -> float | None:
         """Median time to the target; None unless more than half of the runs reached it."""
-        times = [math.inf if (s := outcome.seconds_to(target)) is None else s for outcome in self.outcomes]
+        key, falls = self.measure.key, self.measure.falls
+        found = (outcome.seconds_to(target, key, falls=falls) for outcome in self.outcomes)
+        times = [math.inf if seconds is None else seconds for seconds in found]
         middle = statistics.median_high(times)
         return None if math.isinf(middle) else statistics.median(t for t in times if not math.isinf(t))
 
 
-def group_runs(outcomes: Sequence[Outcome]) -> list[Group]:
-    """Group runs over seeds and name the groups, best median accuracy first.
+def group_runs(outcomes: Sequence[Outcome], measure: Measure = ACCURACY) -> list[Group]:
+    """Group runs over seeds and name the groups, best median first.
 
     A group is named by its recipe, or as a suite called it, and, where several groups share that name, by the
     settings in which they differ.
@@ -111,8 +117,9 @@ def group_runs(outcomes: Sequence[Outcome]) -> list[Group]:
                     break
                 label = f"{base} #{copy}"
             used.add(label)
-            groups.append(Group(label, tuple(sorted(members, key=lambda o: (o.seed or 0, str(o.folder))))))
-    return sorted(groups, key=lambda group: -1.0 if group.median is None else group.median, reverse=True)
+            groups.append(Group(label, tuple(sorted(members, key=lambda o: (o.seed or 0, str(o.folder)))), measure))
+    return sorted(groups, key=lambda group: -math.inf if group.median is None else measure.gain(group.median, 0.0),
+                  reverse=True)  # fmt: skip
 
 
 MATTER = ("data.name", "model", "loss", "preset", "batch", "epochs", "optimizer.name", "lr.base",
@@ -182,7 +189,7 @@ def permutation_p(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def told_apart(a: Sequence[float], b: Sequence[float]) -> Verdict:
-    """Judge whether two sets of accuracies differ by more than their seeds do (the rule is this module's docstring).
+    """Judge whether two sets of results differ by more than their seeds do (the rule is this module's docstring).
 
     >>> told_apart([0.88, 0.881, 0.882], [0.80, 0.801, 0.802])
     'apart'

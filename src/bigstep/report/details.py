@@ -8,9 +8,10 @@ from typing import Any
 
 from bigstep.report.figures import style_of
 from bigstep.report.grid import DETAILED, anchor
+from bigstep.report.measure import Measure
 from bigstep.report.outcome import Outcome
 from bigstep.report.study import Study
-from bigstep.report.words import clean, duration, percent
+from bigstep.report.words import clean, duration
 
 __all__ = ["details_of"]
 
@@ -36,10 +37,10 @@ def details_of(study: Study) -> dict[str, Any]:
                 "anchor": anchor(index),
                 "label": group.label,
                 "color": style_of(index)[0],
-                "accuracy": percent(group.median),
+                "result": group.measure.cell(group.median),
                 "preset": first.preset,
                 "settings": own,
-                "runs": [_run(outcome) for outcome in group.outcomes[:listed]],
+                "runs": [_run(outcome, group.measure) for outcome in group.outcomes[:listed]],
                 "hidden": max(0, len(group.outcomes) - listed),
                 "machines": _distinct([_machine(run) for run in group.outcomes]) if len(machines) > 1 else [],
                 "notes": _distinct([clean(note) for outcome in group.outcomes for note in outcome.run.notes])[:10],
@@ -49,13 +50,13 @@ def details_of(study: Study) -> dict[str, Any]:
     return {"shared": shared, "machine": machine, "sections": sections, "hidden": len(study.groups) - len(groups)}
 
 
-def _run(outcome: Outcome) -> dict[str, str]:
+def _run(outcome: Outcome, measure: Measure) -> dict[str, str]:
     facts = outcome.run.facts
     result = facts.get("result")
     command = facts.get("command")
     return {
         "seed": "–" if outcome.seed is None else str(outcome.seed),
-        "accuracy": percent(outcome.accuracy),
+        "result": measure.cell(outcome.score(measure.key)),
         "seconds": duration(outcome.seconds),
         "status": outcome.status,
         "folder": clean(outcome.folder),

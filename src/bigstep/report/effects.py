@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bigstep.report.compare import Group, Verdict, told_apart
+from bigstep.report.measure import ACCURACY, Measure
 
 __all__ = ["Effect", "effects_of"]
 
@@ -19,22 +20,23 @@ class Effect:
     system: str
     technique: str
     brings: float | None
-    """Median accuracy with it less that without it; None where one of them has no result."""
+    """By how much the median is better with it than without it; None where one of them has no result."""
     costs: float | None
     """Seconds with it over seconds without it, less 1."""
     verdict: Verdict
     failures: int
     """Runs without it that failed."""
+    measure: Measure = ACCURACY
 
     @property
     def words(self) -> tuple[str, str, str, str, str]:
-        """System, technique, what it brings in points, whether that is sure, what it costs in time."""
-        brings = "–" if self.brings is None else f"{100 * self.brings:+.2f}"
+        """System, technique, what it brings, whether that is sure, what it costs in time."""
+        brings = "–" if self.brings is None else f"{self.measure.scale * self.brings:+.{self.measure.digits}f}"
         costs = "–" if self.costs is None else f"{100 * self.costs:+.0f} %"
         return self.system, self.technique, brings, SURE[self.verdict], costs
 
 
-def effects_of(groups: Sequence[Group]) -> list[Effect]:
+def effects_of(groups: Sequence[Group], measure: Measure = ACCURACY) -> list[Effect]:
     """Compare every group that leaves something out with the whole system, in order of what that brings."""
     whole = {group.outcomes[0].name: group for group in groups if not group.outcomes[0].without}
     found = []
@@ -49,10 +51,11 @@ def effects_of(groups: Sequence[Group]) -> list[Effect]:
             Effect(
                 system=system,
                 technique=technique,
-                brings=base.median - group.median if known else None,  # type: ignore[operator]  # both are known
+                brings=measure.gain(base.median, group.median) if known else None,  # type: ignore[arg-type]  # both are known
                 costs=fast / slow - 1 if fast and slow else None,
-                verdict=told_apart(base.accuracies, group.accuracies),
+                verdict=told_apart(base.scores, group.scores),
                 failures=group.failures,
+                measure=measure,
             )
         )
     return sorted(found, key=lambda effect: (effect.system, -1.0 if effect.brings is None else -effect.brings))

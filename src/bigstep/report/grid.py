@@ -9,7 +9,7 @@ from typing import Any
 
 from bigstep.report.compare import Group
 from bigstep.report.study import Study
-from bigstep.report.words import clean, count, duration, percent, size
+from bigstep.report.words import clean, count, duration, size
 
 __all__ = ["anchor", "effects_grid", "groups_grid", "runs_grid"]
 
@@ -24,11 +24,13 @@ def anchor(index: int) -> str:
 
 def groups_grid(study: Study) -> dict[str, Any]:
     """Lay out one row a group."""
-    goal = "Time to target" if study.target is None else f"To {100 * study.target:g} %"
+    measure = study.measure
+    goal = "Time to target" if study.target is None else f"To {measure.goal(study.target)}"
     columns = [
-        _column("Group"), _column("Accuracy", True), _column("Standing"), _column("Range (points)", True),
+        _column("Group"), _column(measure.name.capitalize(), True), _column("Standing"),
+        _column(f"Range{f' ({measure.of_gap.strip()})' if measure.of_gap else ''}", True),
         _column("Seeds", True), _column(goal, True), _column("Time", True), _column("Batch", True),
-        _column(f"{study.unit.capitalize()}/s", True), _column("Bytes sent", True), _column("Noise scale", True),
+        _column(f"{study.speed_unit.capitalize()}/s", True), _column("Bytes sent", True), _column("Noise scale", True),
     ]  # fmt: skip
     rows = []
     for index, group in enumerate(study.groups):
@@ -36,14 +38,14 @@ def groups_grid(study: Study) -> dict[str, Any]:
         rows.append(
             [
                 _named(index, group),
-                _cell(percent(group.median), group.median),
+                _cell(measure.cell(group.median), group.median),
                 [study.standing(index), index],
-                _cell(f"{100 * group.spread:.2f}" if group.n > 1 else "–", group.spread),
+                _cell(measure.plain_gap(group.spread) if group.n > 1 else "–", group.spread),
                 _cell(count(group.n), group.n),
                 _cell(duration(reached), reached),
                 _cell(duration(group.median_of("seconds")), group.median_of("seconds")),
                 _cell(_ends(group.outcomes[0].batches), group.median_of("batch")),
-                _cell(count(group.median_of("images_per_s")), group.median_of("images_per_s")),
+                _cell(count(group.median_of(study.speed_name)), group.median_of(study.speed_name)),
                 _cell(size(group.median_of("bytes_sent")), group.median_of("bytes_sent")),
                 _cell(count(group.median_of("noise_scale")), group.median_of("noise_scale")),
             ]
@@ -54,8 +56,8 @@ def groups_grid(study: Study) -> dict[str, Any]:
 def effects_grid(study: Study) -> dict[str, Any]:
     """Lay out one row a technique that was left out of a system."""
     columns = [
-        _column("System"), _column("Technique"), _column("Brings (points)", True), _column("Sure?"),
-        _column("Costs (time)", True), _column("Failed without", True),
+        _column("System"), _column("Technique"), _column(f"Brings ({study.measure.of_gap.strip() or 'loss'})", True),
+        _column("Sure?"), _column("Costs (time)", True), _column("Failed without", True),
     ]  # fmt: skip
     rows: list[list[Any]] = []
     for effect in study.effects:
@@ -67,10 +69,12 @@ def effects_grid(study: Study) -> dict[str, Any]:
 
 def runs_grid(study: Study) -> dict[str, Any]:
     """Lay out one row a run."""
+    measure, perplexity = study.measure, [_column("Perplexity", True)] if study.is_text else []
     columns = [
-        _column("Group"), _column("Seed", True), _column("Status"), _column("Accuracy", True), _column("Loss", True),
+        _column("Group"), _column("Seed", True), _column("Status"), _column(measure.name.capitalize(), True),
+        *perplexity, _column("Training loss" if measure.key == "eval_loss" else "Loss", True),
         _column("Time", True), _column("Samples", True), _column("Batch", True), _column("Workers", True),
-        _column("Ranks", True), _column(f"{study.unit.capitalize()}/s", True), _column("Noise scale", True),
+        _column("Ranks", True), _column(f"{study.speed_unit.capitalize()}/s", True), _column("Noise scale", True),
         _column("Run"),
     ]  # fmt: skip
     rows = [
@@ -78,14 +82,19 @@ def runs_grid(study: Study) -> dict[str, Any]:
             _named(index, group),
             _cell("–" if run.seed is None else str(run.seed), run.seed),
             run.status,
-            _cell(percent(run.accuracy), run.accuracy),
+            _cell(measure.cell(run.score(measure.key)), run.score(measure.key)),
+            *(
+                [_cell("–" if run.perplexity is None else f"{run.perplexity:.2f}", run.perplexity)]
+                if study.is_text
+                else []
+            ),
             _cell("–" if run.loss is None else f"{run.loss:.4f}", run.loss),
             _cell(duration(run.seconds), run.seconds),
             _cell(count(run.samples), run.samples),
             _cell(_ends(run.batches), run.batch),
             _cell(count(run.workers), run.workers),
             _cell(count(run.ranks), run.ranks),
-            _cell(count(run.images_per_s), run.images_per_s),
+            _cell(count(getattr(run, study.speed_name)), getattr(run, study.speed_name)),
             _cell(count(run.noise_scale), run.noise_scale),
             clean(run.folder.name, 60),
         ]

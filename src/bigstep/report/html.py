@@ -18,7 +18,7 @@ from bigstep.report.details import details_of
 from bigstep.report.figures import DRAWN, style_of
 from bigstep.report.grid import effects_grid, groups_grid, runs_grid
 from bigstep.report.study import Study, study_of
-from bigstep.report.words import count, duration, percent, plural
+from bigstep.report.words import count, duration, plural
 
 __all__ = ["write_html"]
 
@@ -33,7 +33,7 @@ def write_html(runs: Sequence[Run] | Study, path: Path, *, target: float | None 
     Args:
         runs: What `gather` found; one run gives a page about it, several are compared.
         path: The file to write; an existing one is replaced.
-        target: Accuracy (a fraction) for the time-to-accuracy figures; None takes one point under the best median.
+        target: For the times to it: an accuracy (a fraction), or bits per byte of text; None takes one near the best.
     """
     page = render(study_of(runs, target))
     try:
@@ -97,26 +97,35 @@ def _noise(scale: float | None) -> str:
 def _tiles(study: Study) -> list[Mapping[str, str]]:
     """Three or four figures to read at a glance."""
     best = study.groups[0]
-    goal = "" if study.target is None else f"{100 * study.target:g} %"
+    measure = study.measure
+    goal = "" if study.target is None else measure.goal(study.target)
     fastest = None if study.target is None else best.seconds_to(study.target)
     if len(study.outcomes) == 1:
         run = study.outcomes[0]
+        rate, of_what = run.speed
+        after = f"after {plural(run.epochs or 0, 'epoch')}"
+        if run.perplexity is not None:
+            after += f", perplexity {run.perplexity:.2f}"
         tiles = [
-            ("accuracy", percent(run.accuracy), f"after {plural(run.epochs or 0, 'epoch')}"),
+            (measure.name, measure.cell(best.median), after),
             ("time", duration(run.seconds), f"{duration(fastest)} to {goal}" if fastest is not None else ""),
             (
                 "batch",
                 run.batches,
                 f"{plural(run.workers, 'worker')}, {plural(run.ranks, 'rank')}{_noise(run.noise_scale)}",
             ),
-            ("speed", f"{count(run.images_per_s)} {run.unit}/s", run.hardware),
+            ("speed", f"{count(rate)} {of_what}/s", run.hardware),
         ]
     else:
-        times = [(s, g.label) for g in study.groups if study.target and (s := g.seconds_to(study.target)) is not None]
+        times = [
+            (s, g.label)
+            for g in study.groups
+            if study.target is not None and (s := g.seconds_to(study.target)) is not None
+        ]
         quick = min(times, default=None)
         level, unsure = len(study.peers("alike")), len(study.peers("too few"))
         tiles = [
-            ("best median accuracy", percent(best.median), best.label),
+            (f"best median {measure.name}", measure.cell(best.median), best.label),
             ("level with it", count(level), "groups that cannot be told apart from it")
             if level or not unsure
             else ("level with it", "?", f"{plural(unsure, 'group')} with too few seeds to say"),

@@ -46,6 +46,9 @@ class Outcome:
     failure: str
     """The sentence with which it failed, as a suite recorded it."""
     accuracy: float | None
+    bits_per_byte: float | None
+    perplexity: float | None
+    eval_loss: float | None
     loss: float | None
     seconds: float | None
     epochs: float | None
@@ -57,6 +60,8 @@ class Outcome:
     workers: int | None
     ranks: int | None
     images_per_s: float | None
+    length: float | None
+    """Tokens of a sample; None where samples are no sequences."""
     per_1000: dict[str, float]
     """Seconds that 1,000 images take, by part."""
     bytes_sent: float | None
@@ -76,14 +81,29 @@ class Outcome:
         """Loss of the last evaluation: all that there is where outputs are no scores of classes."""
         return number(self.evaluations[-1].get("eval_loss")) if self.evaluations else None
 
-    def seconds_to(self, target: float) -> float | None:
-        """Return the time of the first evaluation that reached the target accuracy, or None if none did.
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Speed in tokens, for sequences."""
+        return self.images_per_s * self.length if self.images_per_s and self.length else None
+
+    @property
+    def speed(self) -> tuple[float | None, str]:
+        """How much it trained on in a second, and of what: tokens where samples are sequences."""
+        return (self.tokens_per_s, "tokens") if self.length else (self.images_per_s, self.unit)
+
+    def score(self, key: str) -> float | None:
+        """Return what was reached, by its name in the rows of an evaluation."""
+        found: float | None = getattr(self, key)
+        return found
+
+    def seconds_to(self, target: float, key: str = "accuracy", *, falls: bool = False) -> float | None:
+        """Return the time of the first evaluation that reached the target, or None if none did.
 
         An asynchronous run evaluates beside training, the last time after its end: the weights were there by then.
         """
         for row in self.evaluations:
-            accuracy = number(row.get("accuracy"))
-            if accuracy is not None and accuracy >= target:
+            score = number(row.get(key))
+            if score is not None and (score <= target if falls else score >= target):
                 seconds = number(row.get("seconds"))
                 return seconds if seconds is None or self.seconds is None else min(seconds, self.seconds)
         return None
@@ -133,6 +153,9 @@ def outcome_of(run: Run) -> Outcome:
         status=_status(diverged, run.facts, failure),
         failure=failure,
         accuracy=accuracy,
+        bits_per_byte=None if failure else _first(result.get("bits_per_byte"), last.get("bits_per_byte")),
+        perplexity=None if failure else _first(result.get("perplexity"), last.get("perplexity")),
+        eval_loss=None if failure else _first(result.get("eval_loss"), last.get("eval_loss")),
         loss=_first(result.get("loss"), last.get("eval_loss")),
         seconds=seconds,
         epochs=_tidy(_first(last.get("epoch"), final.get("epoch"), config.get("epochs"))),
@@ -143,12 +166,13 @@ def outcome_of(run: Run) -> Outcome:
         workers=_whole(_first(result.get("workers"), workers.get("count"))),
         ranks=_whole(ranks),
         images_per_s=_rate(train, samples, seconds),
+        length=(length := _length(train)),
         per_1000=_split(train),
         bytes_sent=_bytes(result, train),
         noise_scale=_first(result.get("noise_scale"), final.get("noise_scale")),
         hardware=_hardware(run.facts),
-        evaluations=evaluations,
-        train=train,
+        evaluations=_counted(evaluations, length),
+        train=_counted(train, length),
     )
 
 
@@ -235,6 +259,22 @@ def _rate(train: list[dict[str, Any]], samples: float | None, seconds: float | N
     if rates:
         return rates[len(rates) // 2]
     return samples / seconds if samples and seconds else None
+
+
+def _length(train: list[dict[str, Any]]) -> float | None:
+    """Tokens of a sample, as two speeds of the same step tell it."""
+    for row in train:
+        tokens, samples = number(row.get("tokens_per_s")), number(row.get("images_per_s"))
+        if tokens and samples:
+            return round(tokens / samples, 6)
+    return None
+
+
+def _counted(rows: list[dict[str, Any]], length: float | None) -> list[dict[str, Any]]:
+    """The rows with the tokens that were seen, where samples are sequences."""
+    if length is None:
+        return rows
+    return [{**row, "tokens": samples * length} if (samples := number(row.get("samples"))) else row for row in rows]
 
 
 def _split(train: list[dict[str, Any]]) -> dict[str, float]:

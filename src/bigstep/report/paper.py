@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from bigstep.report.measure import ACCURACY, Measure
 from bigstep.report.outcome import Outcome
 from bigstep.report.words import clean, count, duration, number, percent, plural
 
@@ -24,8 +25,8 @@ class BesidePaper:
     note: str
 
 
-def beside_paper(outcome: Outcome, reached: float | None) -> BesidePaper | None:
-    """Lay a run and the accuracy it (or its group) reached beside the published result; None where none is recorded."""
+def beside_paper(outcome: Outcome, reached: float | None, measure: Measure = ACCURACY) -> BesidePaper | None:
+    """Lay a run and what it (or its group) reached beside the published result; None where none is recorded."""
     facts = outcome.run.facts.get("published")
     if not isinstance(facts, Mapping) or not facts:
         return None
@@ -33,7 +34,7 @@ def beside_paper(outcome: Outcome, reached: float | None) -> BesidePaper | None:
     accuracy, seconds = number(facts.get("accuracy")), number(facts.get("seconds"))
     on_imagenet = outcome.data == "imagenet"
     rows = (
-        ("accuracy", percent(reached), percent(accuracy)),
+        (measure.name, measure.cell(reached), percent(accuracy)),
         ("data", outcome.data or "–", "ImageNet" if accuracy is not None else "–"),
         ("batch", outcome.batches, text["batch"]),
         ("workers", count(outcome.workers), "–"),
@@ -42,9 +43,10 @@ def beside_paper(outcome: Outcome, reached: float | None) -> BesidePaper | None:
     )
     differences = []
     if not on_imagenet:
+        theirs = "others" if measure.falls else "ImageNet"
         differences.append(
-            f"Data and model: {outcome.data or 'another set'} with {outcome.model or 'another model'} here, ImageNet "
-            "in the paper. The accuracies are not comparable with each other, only each with others on the same data."
+            f"Data and model: {outcome.data or 'another set'} with {outcome.model or 'another model'} here, {theirs} "
+            "in the paper. The results are not comparable with each other, only each with others on the same data."
         )
     if outcome.preset not in ("paper", ""):
         differences.append(f"Preset {outcome.preset}: batch, epochs and rates are fitted to it, not the paper's own.")

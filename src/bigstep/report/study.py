@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,14 +10,13 @@ from bigstep.errors import DataError
 from bigstep.records import Run
 from bigstep.report.compare import MATTER, Group, Verdict, group_runs, naming_facts, told_apart
 from bigstep.report.effects import Effect, effects_of
+from bigstep.report.measure import ACCURACY, Measure, measure_of
 from bigstep.report.outcome import Outcome, outcome_of
 from bigstep.report.paper import BesidePaper, beside_paper
 from bigstep.report.promises import same_bits
-from bigstep.report.words import clean, count, duration, listing, percent, plural, points
+from bigstep.report.words import clean, count, duration, listing, plural
 
 __all__ = ["Study", "study_of"]
-
-FAR_BEHIND = 0.05
 
 
 @dataclass(frozen=True)
@@ -28,7 +26,8 @@ class Study:
     outcomes: tuple[Outcome, ...]
     groups: tuple[Group, ...]
     target: float | None
-    """Accuracy for the time-to-accuracy figures."""
+    """What the time-to-target figures are about, in the measure of the study."""
+    measure: Measure = ACCURACY
 
     @property
     def title(self) -> str:
@@ -37,11 +36,11 @@ class Study:
         if len(self.outcomes) == 1:
             outcome = self.outcomes[0]
             name = f"{outcome.recipe} ({outcome.preset})" if outcome.preset not in ("", "custom") else outcome.recipe
-            if outcome.accuracy is None and outcome.evaluated_loss is not None:
+            if best.median is None and outcome.evaluated_loss is not None:
                 return f"{name}: loss {outcome.evaluated_loss:.4g} in {duration(outcome.seconds)}"
-            if outcome.accuracy is None:
+            if best.median is None:
                 return f"{name}: no evaluation recorded"
-            return f"{name}: {percent(outcome.accuracy)} in {duration(outcome.seconds)}"
+            return f"{name}: {self.measure.text(best.median)} in {duration(outcome.seconds)}"
         if best.median is None:
             lacking = "none with an accuracy" if self._losses() else "none evaluated"
             return f"{count(len(self.outcomes))} runs, {lacking}"
@@ -49,14 +48,14 @@ class Study:
             told = [f"{group.label} leads on {_data_of(group)}" for group in self.leaders.values()]
             return listing(told, 3)
         if len(self.groups) == 1:
-            return f"{best.label}: {percent(best.median)} over {plural(best.n, 'seed')}"
+            return f"{best.label}: {self.measure.text(best.median)} over {plural(best.n, 'seed')}"
         alike = self.peers("alike")
         if alike and len(alike) == len(self.groups) - 1:
             return f"{len(self.groups)} ways to train that cannot be told apart"
         if alike:
-            return f"{best.label} leads with {percent(best.median)}, not clearly ahead of {listing(alike, 2)}"
+            return f"{best.label} leads with {self.measure.text(best.median)}, not clearly ahead of {listing(alike, 2)}"
         unsure = ", with too few seeds to be sure" if self.peers("too few") else ""
-        return f"{best.label} leads with {percent(best.median)}{unsure}"
+        return f"{best.label} leads with {self.measure.text(best.median)}{unsure}"
 
     @property
     def unit(self) -> str:
@@ -64,9 +63,24 @@ class Study:
         units = {outcome.unit for outcome in self.outcomes}
         return units.pop() if len(units) == 1 else "samples"
 
+    @property
+    def is_text(self) -> bool:
+        """Whether all runs are about sequences, so that tokens can be counted."""
+        return all(outcome.length is not None for outcome in self.outcomes)
+
+    @property
+    def speed_unit(self) -> str:
+        """What speeds count: tokens, or what samples are called."""
+        return "tokens" if self.is_text else self.unit
+
+    @property
+    def speed_name(self) -> str:
+        """The figure of an outcome that holds its speed."""
+        return "tokens_per_s" if self.is_text else "images_per_s"
+
     @cached_property
     def leaders(self) -> dict[str, Group]:
-        """The best group on each data set: accuracies on different data do not compare."""
+        """The best group on each data set: results on different data do not compare."""
         found: dict[str, Group] = {}
         for group in self.groups:
             if group.median is not None:
@@ -80,7 +94,7 @@ class Study:
 
     def _verdict(self, group: Group) -> Verdict:
         leader = self.leaders.get(group.outcomes[0].task, group)
-        return "alike" if leader is group else told_apart(leader.accuracies, group.accuracies)
+        return "alike" if leader is group else told_apart(leader.scores, group.scores)
 
     def standing(self, position: int) -> str:
         """How a group stands, in a word or two."""
@@ -96,7 +110,7 @@ class Study:
     @cached_property
     def effects(self) -> list[Effect]:
         """What each technique brings, where groups leave one out."""
-        return effects_of(self.groups)
+        return effects_of(self.groups, self.measure)
 
     def peers(self, verdict: Verdict) -> list[str]:
         """Names of the groups that stand so to the first."""
@@ -114,7 +128,10 @@ class Study:
         # the recipe itself before variants of it that a suite named
         for group in sorted(self.groups, key=lambda group: group.outcomes[0].name != group.outcomes[0].recipe):
             outcome = group.outcomes[0]
-            if outcome.recipe not in found and (published := beside_paper(outcome, group.median)) is not None:
+            if (
+                outcome.recipe not in found
+                and (published := beside_paper(outcome, group.median, self.measure)) is not None
+            ):
                 found[outcome.recipe] = (outcome, published)
         return list(found.values())
 
@@ -126,9 +143,11 @@ class Study:
             f"for {plural(run.epochs or 0, 'epoch')} with a batch of {run.batches} {run.unit} from "
             f"{plural(run.workers, 'worker')}{hosted} ({run.hardware})."
         ]
-        speed = f", at {count(run.images_per_s)} {run.unit} a second" if run.images_per_s else ""
-        if run.accuracy is not None:
-            said.append(f"It reached {percent(run.accuracy)} in {duration(run.seconds)}{speed}.")
+        reached, (rate, of_what) = self.groups[0].median, run.speed
+        speed = f", at {count(rate)} {of_what} a second" if rate else ""
+        if reached is not None:
+            more = f" (a perplexity of {run.perplexity:.2f})" if run.perplexity is not None else ""
+            said.append(f"It reached {self.measure.text(reached)}{more} in {duration(run.seconds)}{speed}.")
         elif run.evaluated_loss is not None:
             said.append(
                 f"Its loss on the evaluation set was {run.evaluated_loss:.4g} after {duration(run.seconds)}{speed}."
@@ -156,8 +175,8 @@ class Study:
         if best.median is None:
             return [*said, *(self._losses() or ["None of them has an evaluation."])]
         if len(groups) == 1:
-            low, high = best.accuracies[0], best.accuracies[-1]
-            said.append(f"The median is {percent(best.median)}, from {percent(low)} to {percent(high)}.")
+            low, high = (self.measure.cell(score) for score in (best.scores[0], best.scores[-1]))
+            said.append(f"The median is {self.measure.text(best.median)}, from {low} to {high}.")
         else:
             said += self._ranking()
         said += self._reasons() + self._speed() + self._scaling() + self._techniques() + self._cautions()
@@ -171,22 +190,28 @@ class Study:
         told = listing([f"{label} {loss:.4g}" for label, loss in known], 10)
         return [f"None of them has an accuracy; their losses on the evaluation sets (medians): {told}."] if told else []
 
+    @property
+    def _best_median(self) -> str:
+        measure = self.measure
+        return f"{'lowest' if measure.falls else 'highest'} median {'of ' if measure.unit else ''}{measure.name}"
+
     def _ranking(self) -> list[str]:
+        measure = self.measure
         if len(self.leaders) > 1:
             return [
-                f"On {_data_of(group)}, {group.label} has the highest median accuracy, {percent(group.median)}."
+                f"On {_data_of(group)}, {group.label} has the {self._best_median}, {measure.cell(group.median)}."
                 for group in self.leaders.values()
             ]
         best, runner = self.groups[0], self.groups[1]
         assert best.median is not None
         said = []
         if runner.median is None:
-            said.append(f"{best.label} reached {percent(best.median)}; no other group has an evaluation.")
+            said.append(f"{best.label} reached {measure.text(best.median)}; no other group has an evaluation.")
         else:
             said.append(
-                f"{best.label} has the highest median accuracy, {percent(best.median)} "
-                f"(range {points(best.spread)} over {plural(best.n, 'seed')}), "
-                f"{points(best.median - runner.median)} above {runner.label}."
+                f"{best.label} has the {self._best_median}, {measure.cell(best.median)} "
+                f"(range {measure.gap(best.spread)} over {plural(best.n, 'seed')}), "
+                f"{measure.gap(best.median - runner.median)} {'below' if measure.falls else 'above'} {runner.label}."
             )
         alike, apart, few = self.peers("alike"), self.peers("apart"), self.peers("too few")
         if alike:
@@ -196,12 +221,12 @@ class Study:
         if few:
             said.append(f"Too few seeds (fewer than three) to rank against it: {listing(few, 10)}.")
         far = [
-            f"{group.label} ({percent(group.median)})"
+            f"{group.label} ({measure.cell(group.median)})"
             for group in self.groups[1:]
-            if group.median is not None and best.median - group.median > FAR_BEHIND
+            if group.median is not None and measure.gain(best.median, group.median) > measure.far
         ]
         if far:
-            said.append(f"More than {100 * FAR_BEHIND:g} points behind: {listing(far, 10)}.")
+            said.append(f"More than {measure.scale * measure.far:g}{measure.of_gap} behind: {listing(far, 10)}.")
         return said
 
     def _reasons(self) -> list[str]:
@@ -227,7 +252,7 @@ class Study:
         if self.target is None or len(self.leaders) > 1:
             return []
         timed = [(s, group.label) for group in self.groups if (s := group.seconds_to(self.target)) is not None]
-        goal = f"{100 * self.target:g} %"
+        goal = self.measure.goal(self.target)
         if not timed:
             return []
         seconds, label = min(timed)
@@ -241,7 +266,7 @@ class Study:
         """What more ranks (or replicas) brought, for every name that ran on several numbers of them."""
         speeds: dict[str, dict[float, float]] = {}
         for group in self.groups:
-            ranks, rate = group.median_of("ranks"), group.median_of("images_per_s")
+            ranks, rate = group.median_of("ranks"), group.median_of(self.speed_name)
             if ranks and rate:
                 speeds.setdefault(group.outcomes[0].name, {}).setdefault(ranks, rate)
         said = []
@@ -262,7 +287,8 @@ class Study:
         if not known:
             return []
         sure = sorted((e for e in known if e.verdict == "apart"), key=lambda e: -abs(e.brings or 0.0))
-        told = [f"{e.technique} in {e.system} ({100 * (e.brings or 0.0):+.2f} points)" for e in sure]
+        measure = self.measure
+        told = [f"{e.technique} in {e.system} ({e.words[2]}{measure.of_gap})" for e in sure]
         return [
             f"Of {plural(len(known), 'technique')} left out in turn, {count(len(sure))} made a difference that seeds "
             f"do not explain{': ' + listing(told, 8) if told else ''}."
@@ -306,7 +332,9 @@ def _values(groups: Sequence[Group], field: str) -> set[str]:
 
 
 def study_of(runs: Sequence[Run] | Study, target: float | None = None) -> Study:
-    """Group runs and choose the accuracy for time-to-accuracy: one point under the best median, as a whole percent.
+    """Group runs and choose the target of the times: one point under the best median, as a whole percent.
+
+    For text and losses it is a twentieth above the lowest median, rounded up to one.
 
     A study is returned as it is, so that one that serves several outputs is made once.
     """
@@ -315,7 +343,8 @@ def study_of(runs: Sequence[Run] | Study, target: float | None = None) -> Study:
     if not runs:
         raise DataError("A report needs at least one run folder (one that holds run.json), but none was given.")
     outcomes = tuple(outcome_of(run) for run in runs)
-    groups = tuple(group_runs(outcomes))
+    measure = measure_of(outcomes)
+    groups = tuple(group_runs(outcomes, measure))
     if target is None and (best := groups[0].median) is not None:
-        target = max(1, math.floor(100 * best - 1 + 1e-9)) / 100
-    return Study(outcomes, groups, target)
+        target = measure.target_below(best)
+    return Study(outcomes, groups, target, measure)

@@ -10,7 +10,7 @@ from typing import Any
 from bigstep.records import Run
 from bigstep.report.outcome import PARTS
 from bigstep.report.study import Study, study_of
-from bigstep.report.words import clean, count, duration, percent, points, size
+from bigstep.report.words import clean, count, duration, size
 
 __all__ = ["as_rows", "rows_of", "standings_of", "to_csv", "to_markdown"]
 
@@ -35,6 +35,8 @@ def rows_of(study: Study) -> list[dict[str, Any]]:
                     "seed": outcome.seed,
                     "status": outcome.status,
                     "accuracy": outcome.accuracy,
+                    "bits_per_byte": outcome.bits_per_byte,
+                    "perplexity": outcome.perplexity,
                     "loss": outcome.loss,
                     "seconds": outcome.seconds,
                     "target": study.target,
@@ -46,6 +48,7 @@ def rows_of(study: Study) -> list[dict[str, Any]]:
                     "workers": outcome.workers,
                     "ranks": outcome.ranks,
                     "images_per_s": outcome.images_per_s,
+                    "tokens_per_s": outcome.tokens_per_s,
                     **{f"{part}_s_per_1000": outcome.per_1000.get(part) for part in PARTS},
                     "bytes_sent": outcome.bytes_sent,
                     "noise_scale": outcome.noise_scale,
@@ -72,13 +75,17 @@ def standings_of(study: Study) -> list[dict[str, Any]]:
             "runs": len(group.outcomes),
             "failed": group.failures,
             "stopped": group.stopped,
-            "accuracy": group.median,
-            "lowest": group.accuracies[0] if group.accuracies else None,
-            "highest": group.accuracies[-1] if group.accuracies else None,
+            "accuracy": group.median_of("accuracy") if study.measure.falls else group.median,
+            "bits_per_byte": group.median_of("bits_per_byte"),
+            "measure": study.measure.key,
+            "median": group.median,
+            "lowest": group.scores[0] if group.scores else None,
+            "highest": group.scores[-1] if group.scores else None,
             "seconds": group.median_of("seconds"),
             "target": study.target,
             "seconds_to_target": None if study.target is None else group.seconds_to(study.target),
             "images_per_s": group.median_of("images_per_s"),
+            "tokens_per_s": group.median_of("tokens_per_s"),
             "bytes_sent": group.median_of("bytes_sent"),
         }
         for position, group in enumerate(study.groups)
@@ -101,23 +108,26 @@ def to_csv(runs: Sequence[Run] | Study) -> str:
 def to_markdown(runs: Sequence[Run] | Study) -> str:
     """Write the groups as a Markdown table for a paper or a pull request, with the summary above it."""
     study = study_of(runs)
-    goal = f"time to {100 * study.target:g} %" if study.target is not None else "time to target"
-    head = ["group", "seeds", "accuracy (median)", "range", goal, "time", "batch", f"{study.unit}/s", "sent by a rank"]
+    measure = study.measure
+    goal = f"time to {measure.goal(study.target)}" if study.target is not None else "time to target"
+    head = ["group", "seeds", f"{measure.name} (median)", "range", goal, "time", "batch", f"{study.speed_unit}/s",
+            "sent by a rank"]  # fmt: skip
     lines = [" ".join(study.sentences()), "", f"| {' | '.join(head)} |", f"|---|{'---:|' * (len(head) - 1)}"]
     for group in study.groups:
         cells = [
             group.label + (f" ({group.failures} failed)" if group.failures else ""),
             count(group.n),
-            percent(group.median),
-            points(group.spread) if group.n > 1 else "–",
+            measure.cell(group.median),
+            measure.gap(group.spread) if group.n > 1 else "–",
             duration(None if study.target is None else group.seconds_to(study.target)),
             duration(group.median_of("seconds")),
             group.outcomes[0].batches,
-            count(group.median_of("images_per_s")),
+            count(group.median_of(study.speed_name)),
             size(group.median_of("bytes_sent")),
         ]
         lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     if study.effects:
-        lines += ["", "| system | technique | brings (points) | sure? | costs (time) |", "|---|---|---:|---|---:|"]
+        unit = f" ({measure.of_gap.strip()})" if measure.of_gap else ""
+        lines += ["", f"| system | technique | brings{unit} | sure? | costs (time) |", "|---|---|---:|---|---:|"]
     lines += [f"| {' | '.join(effect.words)} |" for effect in study.effects]
     return "\n".join(lines) + "\n"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from bigstep.records import Run
 from bigstep.report.plots import COLORS, draw
 from bigstep.report.study import Study, study_of
-from bigstep.report.words import clean, count, duration, percent, points
+from bigstep.report.words import clean, count, duration
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -72,23 +72,24 @@ def _groups(study: Study, width: int) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    goal = "to target" if study.target is None else f"to {100 * study.target:g} %"
+    measure = study.measure
+    goal = "to target" if study.target is None else f"to {measure.goal(study.target)}"
     columns: dict[str, list[str]] = {}
     for position, group in enumerate(study.groups[:SHOWN]):
         cells = {
             "group": group.label,
             "seeds": count(group.n),
-            "accuracy": percent(group.median),
-            "range": points(group.spread).removesuffix(" points") if group.n > 1 else "–",
+            measure.name: measure.cell(group.median),
+            "range": measure.plain_gap(group.spread) if group.n > 1 else "–",
             goal: duration(None if study.target is None else group.seconds_to(study.target)),
             "time": duration(group.median_of("seconds")),
             "batch": group.outcomes[0].batches,
-            f"{study.unit}/s": count(group.median_of("images_per_s")),
+            f"{study.speed_unit}/s": count(group.median_of(study.speed_name)),
             "standing": study.standing(position),
         }
         for name, cell in cells.items():
             columns.setdefault(name, []).append(cell)
-    for name in (f"{study.unit}/s", "batch", "time", "range", "seeds", goal):
+    for name in (f"{study.speed_unit}/s", "batch", "time", "range", "seeds", goal):
         if sum(max(len(name), *map(len, cells)) + 3 for name, cells in columns.items()) <= width:
             break
         del columns[name]
@@ -114,7 +115,7 @@ def _effects(study: Study) -> Table:
     from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, title="What each technique brings", title_justify="left")
-    for name in ("system", "technique", "brings (points)", "sure?", "costs (time)"):
+    for name in ("system", "technique", f"brings ({study.measure.of_gap.strip() or 'loss'})", "sure?", "costs (time)"):
         table.add_column(Text(name), justify="right" if "(" in name else "left")
     for effect in study.effects:
         table.add_row(*map(Text, effect.words), style="bold" if effect.verdict == "apart" else "")
@@ -133,7 +134,12 @@ def _charts(study: Study, width: int) -> list[RenderableType]:
 
     charts: list[RenderableType] = []
     for title, kind, y, write in (
-        ("accuracy", "evaluations", "accuracy", "{:.1%}".format),
+        (
+            study.measure.name,
+            "evaluations",
+            study.measure.key,
+            "{:.3f}".format if study.measure.falls else "{:.1%}".format,
+        ),
         ("training loss", "train", "loss", "{:.3g}".format),
     ):
         drawn = [(group.label, group_line(group.outcomes, kind, "epoch", y, 200)) for group in study.groups[:DRAWN]]

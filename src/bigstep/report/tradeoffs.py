@@ -10,7 +10,7 @@ from bigstep.report.figures import DRAWN, LEGEND, PALETTE, Chart, cut, figure, s
 from bigstep.report.outcome import PARTS, Outcome
 from bigstep.report.series import curve
 from bigstep.report.study import Study
-from bigstep.report.words import number, percent
+from bigstep.report.words import number
 
 __all__ = ["tradeoff_charts"]
 
@@ -94,7 +94,8 @@ def _against_batch(study: Study) -> Chart | None:
     recipes = _by_recipe(study, "batch")
     if not recipes:
         return None
-    made = figure("global batch (log scale)", "accuracy (%)", showlegend=True, legend=LEGEND)
+    measure = study.measure
+    made = figure("global batch (log scale)", measure.axis, showlegend=True, legend=LEGEND)
     ticks: set[float] = set()
     for index, (recipe, points) in enumerate(list(recipes.items())[:DRAWN]):
         color, dash = style_of(index)
@@ -103,25 +104,35 @@ def _against_batch(study: Study) -> Chart | None:
         medians = [points[batch].median or 0.0 for batch in batches]
         made.add_scatter(
             x=batches,
-            y=[round(100 * median, 4) for median in medians],
+            y=[round(measure.scale * median, 4) for median in medians],
             error_y={
                 "type": "data",
                 "symmetric": False,
-                "array": [100 * (points[b].accuracies[-1] - m) for b, m in zip(batches, medians, strict=True)],
-                "arrayminus": [100 * (m - points[b].accuracies[0]) for b, m in zip(batches, medians, strict=True)],
+                "array": [measure.scale * (points[b].scores[-1] - m) for b, m in zip(batches, medians, strict=True)],
+                "arrayminus": [
+                    measure.scale * (m - points[b].scores[0]) for b, m in zip(batches, medians, strict=True)
+                ],
                 "thickness": 1.2,
                 "width": 3,
             },
             name=safe(recipe),
             mode="lines+markers",
             line={"color": color, "dash": dash, "width": 2},
-            hovertemplate=f"{safe(recipe)}<br>batch %{{x:,}}<br>%{{y:.2f}} %<extra></extra>",
+            hovertemplate=f"{safe(recipe)}<br>batch %{{x:,}}<br>%{{y:.{measure.digits}f}}"
+            + f"{' %' if measure.scale == 100.0 else ''}<extra></extra>",
         )
     shown = _apart(sorted(ticks))
     made.update_xaxes(type="log", tickvals=shown, ticktext=[f"{tick:,.0f}" for tick in shown])
-    caption = "How far each system can grow its batch before accuracy falls; whiskers span the seeds."
+    worsens = f"{measure.name} {'rise' if measure.unit else 'rises'}" if measure.falls else f"{measure.name} falls"
+    caption = f"How far each system can grow its batch before {worsens}; whiskers span the seeds."
     study_of_batches = len(shown) > 2  # then this is what the study is about
-    return Chart("against-batch", "Accuracy against batch", caption, made.to_plotly_json(), wide=study_of_batches)
+    return Chart(
+        "against-batch",
+        f"{measure.name.capitalize()} against batch",
+        caption,
+        made.to_plotly_json(),
+        wide=study_of_batches,
+    )
 
 
 def _apart(values: list[float]) -> list[float]:
@@ -146,20 +157,22 @@ def _against_bytes(study: Study) -> Chart | None:
     ]
     if len({round(sent) for _, _, sent in groups}) < 2:
         return None
-    made = figure("megabytes sent by a rank over the run (log scale)", "accuracy (%)")
-    best = max(group.median or 0.0 for _, group, _ in groups)
+    measure = study.measure
+    made = figure("megabytes sent by a rank over the run (log scale)", measure.axis)
+    best = measure.best([group.median or 0.0 for _, group, _ in groups])
     for index, group, sent in groups:
         color, _ = style_of(index)
         made.add_scatter(
             x=[float(f"{sent / 1e6:.5g}")],
-            y=[round(100 * (group.median or 0.0), 4)],
+            y=[round(measure.scale * (group.median or 0.0), 4)],
             mode="markers",
             marker={"color": color, "size": 11},
             meta={"group": index},
-            hovertemplate=f"{safe(group.label)}<br>%{{x:,.4~g}} MB<br>{percent(group.median)}<extra></extra>",
+            hovertemplate=f"{safe(group.label)}<br>%{{x:,.4~g}} MB<br>{measure.cell(group.median)}<extra></extra>",
         )
-    near = [group.median or 0.0 for _, group, _ in groups if best - (group.median or 0.0) <= 0.15]
-    made.update_yaxes(range=[100 * (min(near) - 0.005), 100 * (best + 0.005)])
+    medians = [group.median or 0.0 for _, group, _ in groups]
+    near, room = [median for median in medians if measure.gain(best, median) <= measure.near], measure.near / 30
+    made.update_yaxes(range=[measure.scale * (min(near) - room), measure.scale * (max(near) + room)])
     sizes = [sent / 1e6 for _, _, sent in groups]
     ticks = [k * 10.0**power for power in range(-6, 9) for k in (1, 2, 3, 5)]
     shown = [tick for tick in ticks if min(sizes) / 2.5 <= tick <= 2.5 * max(sizes)]
@@ -168,18 +181,18 @@ def _against_bytes(study: Study) -> Chart | None:
     ends = [math.log10(min(sizes) / 1.4), math.log10(max(sizes) * 1.4)]
     made.update_xaxes(type="log", range=ends, tickvals=shown, ticktext=[f"{tick:,.10g}" for tick in shown])
     caption = "Further left costs the network less; fewer bytes pay only where the network is the bottleneck."
-    return Chart("against-bytes", "Bytes against accuracy", caption, made.to_plotly_json())
+    return Chart("against-bytes", f"Bytes against {measure.name}", caption, made.to_plotly_json())
 
 
 def _scaling(study: Study) -> Chart | None:
     recipes = _by_recipe(study, "ranks")
     if not recipes:
         return None
-    made = figure("ranks", f"{study.unit} a second", showlegend=True, legend=LEGEND)
+    made = figure("ranks", f"{study.speed_unit} a second", showlegend=True, legend=LEGEND)
     for index, (recipe, points) in enumerate(list(recipes.items())[:DRAWN]):
         color, dash = style_of(index)
         ranks = sorted(points)
-        rates = [points[rank].median_of("images_per_s") or 0.0 for rank in ranks]
+        rates = [points[rank].median_of(study.speed_name) or 0.0 for rank in ranks]
         ideal = [rates[0] * rank / ranks[0] for rank in ranks]
         shares = [f"{rate / full:.0%}" if full else "–" for rate, full in zip(rates, ideal, strict=True)]
         made.add_scatter(
@@ -191,7 +204,7 @@ def _scaling(study: Study) -> Chart | None:
             textposition="bottom right",
             cliponaxis=False,
             line={"color": color, "dash": dash, "width": 2},
-            hovertemplate=f"%{{x}} ranks<br>%{{y:,.0f}} {study.unit}/s<br>%{{text}} of ideal<extra></extra>",
+            hovertemplate=f"%{{x}} ranks<br>%{{y:,.0f}} {study.speed_unit}/s<br>%{{text}} of ideal<extra></extra>",
         )
         made.add_scatter(
             x=ranks,

@@ -1,7 +1,8 @@
 """How a rank runs its workers: which samples go through the network together, and what each forward counts.
 
-On a CPU each worker is one forward. On a GPU several workers of equal share go through one forward, and ghost batch
-norm keeps their statistics apart. Either way a forward's memory is bounded, whatever the number of workers.
+On a GPU several workers of equal share go through one forward, and ghost batch norm keeps their statistics apart. On a
+CPU each worker is one forward, unless the network is one in which samples cannot touch one another. Either way a
+forward's memory is bounded, whatever the number of workers.
 """
 
 from __future__ import annotations

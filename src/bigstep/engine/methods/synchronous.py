@@ -208,7 +208,7 @@ class Synchronous:
         if self.forwards.measured:
             return step.position.step % self.forwards.measured == 0
         batch, every = step.workers * step.local_batch, _MEASURE_EVERY
-        if self.ranks.size == 1 and batch <= self.forwards.max_samples:
+        if self.ranks.size == 1 and self.ranks.device.type == "cuda" and batch <= self.forwards.max_samples:
             every = max(every, _CUT_EVERY // batch)
         return step.position.step % every == 0
 
