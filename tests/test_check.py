@@ -11,6 +11,7 @@ import torch
 
 import faults
 import faults_of_methods
+import faults_of_text
 import textbook_loop
 from bigstep import recipes
 from bigstep.check import PROPERTIES, Pool, check
@@ -143,6 +144,51 @@ def test_a_planted_fault_fails_on_its_own_row(check_pool: Pool, fault: str, piec
     assert words in report.cause.words
     assert len(report.cause.remedy) > 40, "a remedy is a sentence"
     assert not report.passed
+
+
+# fault, the row that must fail first, words that must be in it, words of its remedy
+PLANTED_IN_TEXT: list[tuple[str, str, str, str]] = [
+    (
+        "windows_that_overlap_between_workers",
+        "each sample once an epoch",
+        "overlap by 8 tokens",
+        "begin where the last",
+    ),
+    ("windows_cut_by_each_rank", "augmentation follows the sample", "rank 1 of 2 sees", "not from a generator"),
+    ("mean_of_means_over_unequal_tokens", "accumulation = big batch", "microbatches", "over tokens that are no padding"),
+    ("clipping_before_the_exchange", "gradient of P ranks = of one", "on 2 ranks is another", "clip behind the mean"),
+]
+
+
+def on_text() -> RunConfig:
+    """`adamw` as it ships, on windows of 16 bytes, which cost a quarter."""
+    preset = recipes.load("adamw", "mini")
+    return dataclasses.replace(preset, data=dataclasses.replace(preset.data, length=16))
+
+
+@pytest.mark.parametrize(
+    ("fault", "row", "words", "remedy"), PLANTED_IN_TEXT, ids=[each[0] for each in PLANTED_IN_TEXT]
+)
+def test_a_fault_planted_in_text_fails_on_its_own_row(
+    check_pool: Pool, fault: str, row: str, words: str, remedy: str
+) -> None:
+    report = check(
+        on_text(),
+        model=faults_of_text.small_gpt,
+        subject=faults.planted(start=getattr(faults_of_text, fault)),
+        ranks=(1, 2),
+        only=NAMES[: NAMES.index(row) + 1],
+        pool=check_pool,
+    )
+    assert report.cause is not None, f"{fault} went unnoticed"
+    assert report.cause.name == row, f"{fault} was blamed on {report.cause}"
+    assert words in report.cause.words
+    assert remedy in report.cause.remedy
+
+
+def test_every_property_holds_on_text(check_pool: Pool) -> None:
+    report = check(on_text(), model=faults_of_text.small_gpt, ranks=(1, 3), pool=check_pool)
+    assert report.passed, report.cause
 
 
 @pytest.mark.parametrize("exchange", [ExchangeConfig(), ONEBIT], ids=["dense", "onebit"])

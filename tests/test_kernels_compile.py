@@ -32,12 +32,18 @@ KERNELS = [
     (lamb_triton.update_kernel, {**KIND, "COPIES": True}, 8),
     (cross_entropy_triton.cost_kernel, {"SMOOTHED": True, "IGNORED": -100, "B": 1024}, 4),
     (cross_entropy_triton.gradient_kernel, {"IGNORED": -100, "B": 1024}, 4),
+    (cross_entropy_triton.cost_kernel, {"SMOOTHED": False, "IGNORED": -100, "B": 4096}, 8),  # a vocabulary of 50,257
+    (cross_entropy_triton.gradient_kernel, {"IGNORED": -100, "B": 4096}, 8),
+    (cross_entropy_triton.cost_kernel, {"SMOOTHED": False, "IGNORED": -100, "B": 256}, 1),  # bytes
 ]
 for kernel, fixed, warps in KERNELS:
     names = kernel.arg_names
     signature = {name: "constexpr" if name in fixed else TYPES.get(name, "*fp32") for name in names}
     source = ASTSource(kernel, signature, {(names.index(name),): value for name, value in fixed.items()})
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+    if "cross_entropy" in kernel.__module__:  # 32,768 rows of 65,536 logits are 2^31: places must have 64 bits
+        products = [line for line in compiled.asm["ttir"].splitlines() if "arith.muli" in line and "%row" in line]
+        assert products and all(": i64" in line for line in products), compiled.asm["ttir"]
     print(kernel.__module__.split(".")[-1], kernel.__name__, compiled.asm["ptx"].count(".v4.b32"))
 """
 
@@ -48,7 +54,7 @@ def test_kernels_compile_for_a_gpu_and_updates_move_sixteen_bytes_at_once() -> N
     run = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=environment, check=False)
     assert run.returncode == 0, run.stderr
     rows = [line.split() for line in run.stdout.splitlines()]
-    assert len(rows) == 10
+    assert len(rows) == 13
     # what walks over tensors does it with 16-byte accesses; an address from a table does not tell the compiler
     walks = [int(wide) for _, kernel, wide in rows if kernel in ("norms_kernel", "moments_kernel", "update_kernel")]
     assert len(walks) == 5

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import warnings
+from typing import Any
 
 # Read when a kernel is defined, so it must be set before any kernel module is imported.
 if not os.environ.get("BIGSTEP_TEST_GPU"):
@@ -71,6 +73,64 @@ def test_a_value_that_is_not_finite_is_seen() -> None:
     logits[0, 3] = float("nan")
     costs, _ = cross_entropy.row_costs(logits, torch.tensor([1, 1], device=DEVICE), 0.0)
     assert costs.isnan().tolist() == [True, False]
+
+
+def test_a_target_beyond_the_classes_makes_the_loss_nan_and_a_narrow_integer_will_do() -> None:
+    logits = torch.randn(4, 20, device=DEVICE)
+    wrong = torch.tensor([3, 20, -1, IGNORED], device=DEVICE)
+    costs, _ = cross_entropy.row_costs(logits, wrong, 0.0)
+    assert costs.isnan().tolist() == [False, True, True, False]
+    narrow = torch.tensor([3, 7, 0, IGNORED], device=DEVICE, dtype=torch.int32)
+    for smoothing in (0.0, 0.1):
+        costs, _ = cross_entropy.row_costs(logits, narrow, smoothing)
+        expected = functional.cross_entropy(logits, narrow.long(), reduction="none", label_smoothing=smoothing)
+        torch.testing.assert_close(costs, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_no_row_costs_nothing() -> None:
+    assert cross_entropy.row_costs(torch.zeros(0, 5, device=DEVICE), torch.zeros(0, device=DEVICE).long(), 0.0)[
+        0
+    ].shape == (0,)
+    assert CrossEntropy()(torch.zeros(0, 5, device=DEVICE), torch.zeros(0, device=DEVICE).long()) == 0.0
+
+
+@pytest.mark.parametrize("classes", [1, 16, 4096, 4097])
+def test_rows_of_every_kind_are_tried_once_and_found_right(classes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cross_entropy, "_TRIED", {})
+    state = torch.get_rng_state()
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        assert cross_entropy.kernels_work(torch.zeros(2, classes, device=DEVICE, dtype=dtype))
+    assert len(cross_entropy._TRIED) == 3
+    assert torch.equal(torch.get_rng_state(), state), "a trial draws no random number"
+
+
+@pytest.mark.parametrize("fault", ["raises", "is wrong", "is wrong backward"])
+def test_kernels_that_do_not_work_are_left_for_torchs_own_and_that_is_said_once(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs, gradient = cross_entropy.row_costs, cross_entropy.row_gradient
+
+    def broken(*arguments: Any) -> Any:
+        if fault == "raises":
+            raise RuntimeError("no such instruction\nand a page of code")
+        return costs(*arguments)[0] + 0.01, costs(*arguments)[1]
+
+    monkeypatch.setattr(cross_entropy, "_TRIED", {})
+    if fault == "is wrong backward":
+        monkeypatch.setattr(cross_entropy, "row_gradient", lambda *arguments: gradient(*arguments) * 1.1)
+    else:
+        monkeypatch.setattr(cross_entropy, "row_costs", broken)
+    logits = torch.randn(5, 33, device=DEVICE).bfloat16().requires_grad_()
+    target = torch.tensor([1, 2, IGNORED, 0, 32], device=DEVICE)
+    with pytest.warns(UserWarning, match="torch's own is used") as told:
+        loss = CrossEntropy()(logits, target)
+    assert ("no such instruction)" in str(told[0].message)) == (fault == "raises")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again = CrossEntropy()(logits, target)
+    assert loss == again
+    expected, _ = exact(logits, target, 0.0)
+    torch.testing.assert_close(loss.double(), expected, rtol=1e-6, atol=0)
 
 
 def test_kernels_and_their_twin_agree(monkeypatch: pytest.MonkeyPatch) -> None:

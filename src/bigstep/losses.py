@@ -18,10 +18,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bigstep.gpu.backend import why_not_triton
-from bigstep.gpu.cross_entropy import IGNORED, row_costs, row_gradient
+from bigstep.gpu.cross_entropy import IGNORED, kernels_work, row_costs, row_gradient
 
 __all__ = ["IGNORED", "CrossEntropy", "count_targets"]
+
+
+_HALF = (torch.float16, torch.bfloat16)
 
 
 def count_targets(target: Tensor) -> Tensor:
@@ -51,16 +53,22 @@ class CrossEntropy(nn.Module):
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
         """Return the mean over counted targets, in float32 or better."""
         rows, target = logits.flatten(0, -2), target.flatten()
-        half = rows.dtype in (torch.float16, torch.bfloat16)
-        kernels = rows.dtype == torch.float32 and why_not_triton(rows) is None
-        if (half or kernels) and not torch.compiler.is_compiling():  # a compiler fuses the plain form by itself
+        if _takes_rows(rows):
             total = _RowSum.apply(rows.contiguous(), target.contiguous(), self.label_smoothing)  # type: ignore[no-untyped-call]
         else:
+            wide = rows.float() if rows.dtype in _HALF else rows
             total = functional.cross_entropy(
-                rows, target, ignore_index=IGNORED, label_smoothing=self.label_smoothing, reduction="sum"
+                wide, target, ignore_index=IGNORED, label_smoothing=self.label_smoothing, reduction="sum"
             )
         mean: Tensor = total / count_targets(target).clamp(min=1)
         return mean
+
+
+def _takes_rows(rows: Tensor) -> bool:
+    """Whether rows go through our kernels, or through their twin, which widens logits of half precision in parts."""
+    if torch.compiler.is_compiling() or rows.dtype not in (*_HALF, torch.float32):
+        return False  # a compiler fuses the plain form by itself
+    return kernels_work(rows) or (rows.device.type == "cpu" and rows.dtype in _HALF)
 
 
 class _RowSum(torch.autograd.Function):

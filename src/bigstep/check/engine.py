@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bigstep.check.padding import padded
 from bigstep.check.subject import Own, Subject, Trial
 from bigstep.data.catalog import open_data
 from bigstep.data.feed import Request
@@ -18,6 +19,7 @@ from bigstep.data.pair import DataPair
 from bigstep.data.sampler import Position, Step
 from bigstep.data.sources.base import Source
 from bigstep.data.sources.given import as_source
+from bigstep.data.sources.text import TokenWindows
 from bigstep.engine import build as engine
 from bigstep.engine.build import Run, build
 from bigstep.engine.checkpoint import load_latest, save_checkpoint
@@ -184,15 +186,16 @@ def _data(own: Own, trial: Trial) -> DataPair:
     elif isinstance(data, type) or not hasattr(data, "__getitem__"):  # a class, or a function: what makes a data set
         data = data()
     train, test = data if isinstance(data, tuple) else (data, data)
-    return DataPair(_first(train, trial.train_samples), _first(test, trial.test_samples))
+    return DataPair(_first(train, trial.train_samples, trial.padded), _first(test, trial.test_samples, trial.padded))
 
 
 _opened = functools.cache(open_data)  # decoding a set takes longer than the trial that uses it
 
 
-def _first(given: Any, count: int) -> Source:
+def _first(given: Any, count: int, pad: bool) -> Source:
     source = as_source(given)
-    return source.subset(torch.arange(min(count, len(source))))
+    source = source.subset(torch.arange(min(count, len(source))))
+    return padded(source) if pad and isinstance(source, TokenWindows) else source
 
 
 class _Affine(nn.Module):

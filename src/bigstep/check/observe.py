@@ -55,6 +55,8 @@ class Beginning:
     """For each of the first epochs, for each step, the samples of this rank."""
     pictures: tuple[tuple[str, ...], ...]
     """For each of the first two epochs, a hash of what each of some samples looks like on this rank."""
+    shared: int
+    """Tokens that two neighbouring windows of a text have in common; 0 for all else."""
 
 
 def beginning(subject: Subject, own: Own, trial: Trial) -> Beginning:
@@ -70,7 +72,7 @@ def beginning(subject: Subject, own: Own, trial: Trial) -> Beginning:
     chosen = list(range(min(PICTURES, sizes[0])))
     pictures = []
     for epoch in (0, 1):
-        inputs, _ = subject.batch(run, epoch, chosen)
+        inputs, target = subject.batch(run, epoch, chosen)
         pictures.append(tuple(_hash([("", sample)]) for sample in inputs))
     seen = Beginning(
         weights=_hash(sorted(model.state_dict().items())),
@@ -78,9 +80,32 @@ def beginning(subject: Subject, own: Own, trial: Trial) -> Beginning:
         sizes=sizes,
         epochs=tuple(tuple(epoch) for epoch in epochs),
         pictures=tuple(pictures),
+        shared=_shared_tokens(inputs, target),
     )
     subject.finish(run)
     return seen
+
+
+def _shared_tokens(inputs: Any, target: Any) -> int:
+    """How many tokens the ends of windows share with the beginnings of those behind them, where most of them do.
+
+    >>> text = torch.arange(100) % 23
+    >>> [_shared_tokens(text.unfold(0, 8, step), text[1:].unfold(0, 8, step)) for step in (8, 5)]
+    [0, 3]
+    """
+    if not isinstance(inputs, Tensor) or inputs.ndim != 2 or inputs.is_floating_point() or len(inputs) < 3:
+        return 0
+    if not isinstance(target, Tensor) or target.shape[:2] != inputs.shape:
+        return 0
+    ends, follow = target[: len(inputs) - 1, -1], inputs[1 : len(target), 0]
+    whole = ends >= 0  # the others end in padding
+    if bool(whole.any()) and bool((ends[whole] == follow[whole]).all()):
+        return 0  # each goes on where the last one ended
+    pairs = list(zip(inputs[:-1], inputs[1:], strict=True))
+    for count in range(inputs.shape[1] - 1, 1, -1):
+        if sum(bool((before[-count:] == after[:count]).all()) for before, after in pairs) > len(pairs) // 2:
+            return count
+    return 0
 
 
 def rates(subject: Subject, own: Own, trial: Trial) -> list[tuple[int, float]]:

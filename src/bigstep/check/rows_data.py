@@ -33,13 +33,16 @@ def epoch_once(lab: Laboratory) -> Verdict:
             elif not fault and apart:
                 fault = f"on {ranks} ranks {apart} samples of epoch {epoch} are in another batch than on one rank"
             wrong += repeated + missing + apart
+            if not wrong and lab.own.data is None and (shared := max(rank.shared for rank in seen)):
+                wrong, fault = shared, f"neighbouring windows of the text overlap by {shared} tokens on {ranks} rank(s)"
     return judged(
         wrong,
         0,
         f"samples of {size} seen twice, never, or in another batch, in {EPOCHS} epochs",
         fault=fault,
         remedy="shuffle with one seed on all ranks and divide each batch by workers, letting the last one be short: "
-        "no padding to equal shares (DistributedSampler's default) and no drop_last. bigstep.data.sampler does so.",
+        "no padding to equal shares (DistributedSampler's default) and no drop_last. bigstep.data.sampler does so. Cut "
+        "a text once, the same on all ranks, into windows that begin where the last one ended.",
     )
 
 

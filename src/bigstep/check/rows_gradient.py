@@ -43,8 +43,8 @@ def accumulation_is_big_batch(lab: Laboratory) -> Verdict:
         words=words,
         fault=fault,
         remedy="weight each microbatch by its number of samples over that of the whole batch, not by one over the "
-        "number of microbatches; let the loss be a mean over samples (over tokens the count is another); and no layer "
-        "but a batch norm may mix the samples of a forward.",
+        "number of microbatches; let the loss be a mean over samples, or for text over tokens that are no padding, and "
+        "weigh by their count; and no layer but a batch norm may mix the samples of a forward.",
     )
 
 
@@ -72,7 +72,7 @@ def gradient_of_ranks(lab: Laboratory) -> Verdict:
         words=_codec_note(lab),
         fault=fault,
         remedy="average over ranks, do not add up (DDP averages; dist.all_reduce adds): weight each sample by ranks / "
-        "global batch before a mean over ranks, also where ranks have unequal shares or none.",
+        "global batch before a mean over ranks, also where ranks have unequal shares or none; clip behind the mean.",
     )
 
 

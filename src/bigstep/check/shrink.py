@@ -56,6 +56,7 @@ def shrink(config: RunConfig, most_ranks: int) -> Trial:
         config=small,
         train_samples=max(4 * batch, 2 * largest) + batch // 2 + 1,
         test_samples=TEST_SAMPLES,
+        padded=config.islands.count == 1,  # islands meet as means over samples
     )
 
 

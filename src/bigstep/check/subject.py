@@ -49,6 +49,8 @@ class Trial:
     """Whether dropout layers drop."""
     graphs: bool = False
     """Whether steps are graphs, emulated where there is no GPU."""
+    padded: bool = False
+    """Whether most windows of a text end early, so that samples have unequal numbers of targets."""
     loss_scale: bool = False
     """Whether the loss is scaled as in fp16; by a power of two, so that nothing may change."""
 

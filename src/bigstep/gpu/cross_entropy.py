@@ -3,23 +3,80 @@
 With logits x, target t, V classes and smoothing s a row costs log sum exp(x) - (1 - s) x[t] - s mean(x), and its
 gradient is softmax(x) - (1 - s) [t] - s / V. On a CUDA device two kernels read the logits once each; elsewhere their
 twin widens some rows at a time. What waits for the backward pass is the logits themselves and one number a row.
+
+Before the kernels are used on a device, `kernels_work` runs them there once on a few rows and holds them to torch.
 """
 
 from __future__ import annotations
 
+import contextlib
+import warnings
+
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from bigstep.gpu.backend import why_not_triton
 
-__all__ = ["IGNORED", "row_costs", "row_gradient"]
+__all__ = ["IGNORED", "kernels_work", "row_costs", "row_gradient"]
 
 IGNORED = -100
 """The target that is not counted: the padding of a sequence."""
 CHUNK = 2**24
 """Logits that the twin widens at a time: 64 MB in float32."""
-BLOCK, WARPS = 4096, 8
-"""Logits of a row that a program holds at once, and the warps that share them."""
+BLOCK, PER_WARP = 4096, 512
+"""Logits of a row that a program holds at once, and those that a warp takes of them."""
+_TRIED: dict[tuple[torch.device, torch.dtype, int, bool], bool] = {}
+"""Whether the kernels work, by what they are compiled for: device, precision, block, rows that begin at 16 bytes."""
+
+
+def kernels_work(rows: Tensor) -> bool:
+    """Whether the kernels can be used for such rows; they are tried once, and a failure is told once.
+
+    >>> kernels_work(torch.zeros(2, 8))
+    False
+    """
+    if why_not_triton(rows) is not None or not len(rows):
+        return False
+    key = rows.device, rows.dtype, _block(rows.shape[1]), rows.shape[1] % 16 == 0
+    if key not in _TRIED:
+        if rows.is_cuda and torch.cuda.is_current_stream_capturing():
+            return False  # a trial looks at its result, which no capture allows
+        trouble = _try(rows)
+        _TRIED[key] = trouble is None
+        if trouble is not None:
+            warnings.warn(
+                f"The kernels of the cross-entropy do not work on {rows.device} ({trouble:.300}); torch's own is used, "
+                "which takes a float32 copy of the logits.",
+                stacklevel=3,
+            )
+    return _TRIED[key]
+
+
+@torch.no_grad()
+def _try(like: Tensor) -> str | None:
+    """Run both kernels on three rows that draw no random number; return what is wrong with them."""
+    classes = like.shape[1]
+    numbers = torch.arange(3 * classes, device=like.device, dtype=torch.int64)
+    rows = ((numbers * 7919 % 1021).float() / 128 - 4).view(3, classes).to(like.dtype)
+    target = torch.tensor([classes - 1, IGNORED, 0], device=like.device)
+    slope, smoothing = torch.full((), 0.5, device=like.device), 0.1
+    try:
+        costs, spread = row_costs(rows, target, smoothing)
+        gradient = row_gradient(rows, target, spread, slope, smoothing)
+        wide, smooth = rows.double(), smoothing / classes
+        expected = functional.cross_entropy(
+            wide, target, ignore_index=IGNORED, label_smoothing=smoothing, reduction="none"
+        )
+        exact = wide.softmax(1) - smooth - (1 - smoothing) * functional.one_hot(target.clamp(min=0), classes)
+        exact *= 0.5 * (target != IGNORED).unsqueeze(1)
+        off = float((costs.double() - expected).abs().max()), float((gradient.double() - exact).abs().max())
+    except Exception as error:  # whatever a compiler, driver or launcher raises
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    # costs are near 10 and a unit of float32 there is 1e-6; a gradient is at most 0.5, rounded to the logits' precision
+    if off[0] < 1e-3 and off[1] < torch.finfo(like.dtype).eps + 1e-5:
+        return None
+    return f"they are off by {off[0]:.2g} and {off[1]:.2g}"
 
 
 def row_costs(rows: Tensor, target: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
@@ -31,13 +88,15 @@ def row_costs(rows: Tensor, target: Tensor, smoothing: float) -> tuple[Tensor, T
     """
     spread = torch.empty(len(rows), dtype=torch.float32, device=rows.device)
     costs = torch.empty_like(spread)
-    if why_not_triton(rows) is None:
+    if why_not_triton(rows) is None and len(rows):
         from bigstep.gpu.cross_entropy_triton import cost_kernel
 
-        cost_kernel[(len(rows),)](
-            rows, target, costs, spread, rows.shape[1], smoothing,
-            SMOOTHED=smoothing > 0, IGNORED=IGNORED, B=_block(rows.shape[1]), num_warps=WARPS,
-        )  # fmt: skip
+        block = _block(rows.shape[1])
+        with _on(rows):
+            cost_kernel[(len(rows),)](
+                rows, target, costs, spread, rows.shape[1], float(smoothing),
+                SMOOTHED=smoothing > 0, IGNORED=IGNORED, B=block, num_warps=_warps(block),
+            )  # fmt: skip
         return costs, spread
     index = target.clamp(min=0).unsqueeze(1)
     for part in _chunks(rows):
@@ -52,13 +111,15 @@ def row_costs(rows: Tensor, target: Tensor, smoothing: float) -> tuple[Tensor, T
 def row_gradient(rows: Tensor, target: Tensor, spread: Tensor, slope: Tensor, smoothing: float) -> Tensor:
     """Return the gradient of `slope` times the sum of all costs, in the precision of the logits."""
     gradient = torch.empty_like(rows)
-    if why_not_triton(rows) is None:
+    if why_not_triton(rows) is None and len(rows):
         from bigstep.gpu.cross_entropy_triton import gradient_kernel
 
         block = _block(rows.shape[1])
-        gradient_kernel[(len(rows), -(-rows.shape[1] // block))](
-            rows, target, spread, slope, gradient, rows.shape[1], smoothing, IGNORED=IGNORED, B=block, num_warps=WARPS
-        )
+        with _on(rows):
+            gradient_kernel[(len(rows), -(-rows.shape[1] // block))](
+                rows, target, spread, slope, gradient, rows.shape[1], float(smoothing),
+                IGNORED=IGNORED, B=block, num_warps=_warps(block),
+            )  # fmt: skip
         return gradient
     index, counted = target.clamp(min=0).unsqueeze(1), target != IGNORED
     for part in _chunks(rows):
@@ -68,6 +129,15 @@ def row_gradient(rows: Tensor, target: Tensor, spread: Tensor, slope: Tensor, sm
         wide.scatter_add_(1, index[part], torch.full_like(index[part], smoothing - 1, dtype=torch.float32))
         gradient[part] = wide.mul_((counted[part] * slope).unsqueeze(1))
     return gradient
+
+
+def _on(rows: Tensor) -> contextlib.AbstractContextManager[object]:
+    """Triton launches on the current device, which need not be the rows'."""
+    return torch.cuda.device(rows.device) if rows.is_cuda else contextlib.nullcontext()
+
+
+def _warps(block: int) -> int:
+    return max(1, min(8, block // PER_WARP))
 
 
 def _chunks(rows: Tensor) -> list[slice]:

@@ -35,7 +35,8 @@ def cost_kernel(
     log_sum = top + tl.log(tl.sum(sums * tl.exp(best - top), 0))
     wanted = tl.load(target + row)
     counted = wanted != IGNORED
-    hit = tl.load(x + tl.where(counted, wanted, 0)).to(tl.float32)
+    inside = (wanted >= 0) & (wanted < classes)  # a target beyond the classes makes the loss NaN, and reads nothing
+    hit = tl.load(x + tl.where(inside, wanted, 0), mask=inside, other=float("nan")).to(tl.float32)
     cost = log_sum - (1 - smoothing) * hit
     if SMOOTHED:  # a logit of minus infinity costs nothing without it
         cost -= smoothing * (tl.sum(plain, 0) / classes)
