@@ -1,10 +1,16 @@
 """Rules, batches and islands on a text of books, on one GPU, in equal tokens.
 
-    PYTHONPATH=src python benchmarks/sequence/books.py rates batches islands --data books.txt --book results/runs.jsonl
+    PYTHONPATH=src python benchmarks/sequence/books.py table --data books.txt --book results/books.jsonl
+    PYTHONPATH=src python benchmarks/sequence/books.py islands --data books.txt --book results/runs.jsonl
+    PYTHONPATH=src python benchmarks/sequence/books.py summary --book results/books.jsonl
 
-`rates` looks for the rate of each rule at two batches, `batches` is the table of rules by batch, `islands` that of
-islands by steps between meetings. A run is a preset `books` with settings; what it gave is one line of JSON in the
-book, and a line that is there is not run again, so a series that is cut short goes on. `summary` prints the tables.
+`table` is the whole study of rules by batch in one command, some 16 minutes on an H200: for a batch it looks for the
+rate of each rule, on half of the tokens and judged on held-out training text, until the best rate has a worse one on
+either side; then it trains each rule with its rate and judges on the test text. Batch after batch with one seed, then
+the other seeds: what is there when the time is over is a table with fewer columns or fewer seeds. `islands` is the
+table of islands by steps between meetings. A run is a preset `books` with settings; what it gave is one line of JSON in
+the book, and a line that is there is not run again, so a series that was cut short goes on. `--check` rehearses it on a
+CPU, on a few hundred windows.
 """
 
 from __future__ import annotations
@@ -12,12 +18,14 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from rates import best_power, next_power
 
 from bigstep import recipes
 from bigstep.bench.suites import LARS_ON_TEXT, SGD_ON_TEXT
@@ -25,6 +33,7 @@ from bigstep.config import RunConfig
 from bigstep.config.edit import stretch
 from bigstep.config.text import apply_settings
 from bigstep.data.catalog import open_data
+from bigstep.data.pair import DataPair
 from bigstep.engine.build import Own, build
 from bigstep.engine.loop import train
 from bigstep.engine.observers.base import Audience
@@ -34,13 +43,19 @@ from bigstep.errors import BigstepError
 
 LOCAL = 8
 RULES = {
-    "sgd": ("adamw", SGD_ON_TEXT, 0.1),
-    "lars": ("adamw", LARS_ON_TEXT, 0.5),
-    "adamw": ("adamw", (), 1e-3),
-    "lamb": ("lamb", (), 4e-3),
+    "adamw": ("adamw", (), 1e-3, 2.0),
+    "lamb": ("lamb", (), 4e-3, 2.0),
+    "sgd": ("adamw", SGD_ON_TEXT, 0.03, 3.0),
+    "lars": ("adamw", LARS_ON_TEXT, 0.5, 3.0),
 }
-"""A rule: its preset, what is changed in it, and a rate at a batch of 64."""
-BATCHES = (64, 512, 2048, 8192)
+"""A rule: its preset, what is changed in it, a first rate at a batch of 64, the factor between two that are tried."""
+BATCHES = (512, 8192, 64, 2048)
+"""In the order in which they are worth having."""
+SEARCHED = 0.5
+"""The part of the tokens on which rates are searched."""
+TRIALS = 7
+"""Of one rule at one batch, at most."""
+HELD_OUT = "data.holdout=0.05"
 
 
 class Run(NamedTuple):
@@ -57,31 +72,41 @@ def sizes(batch: int) -> tuple[str, ...]:
     return f"workers.count={batch // LOCAL}", f"workers.local_batch={LOCAL}"
 
 
-def rates(epochs: float, best: dict[str, Any]) -> Iterator[Run]:
-    """A third of the tokens, three rates a factor of two or more apart, at a small and a large batch."""
-    for batch in (512, 8192):
-        for rule, (preset, changes, rate) in RULES.items():
-            scaled = rate * math.sqrt(min(batch, 4096) / 64)
-            for factor in (0.25, 1.0, 4.0) if rule in ("sgd", "lars") else (0.5, 1.0, 2.0):
-                fixed = (f"lr.base={factor * scaled:.4g}", "lr.scaling=none")
-                yield Run(f"rate {rule} {batch} x{factor:g}", preset, (*changes, *sizes(batch), *fixed), epochs / 3)
+def table(book: Book, epochs: float, seeds: int) -> Iterator[Run]:
+    """Rates, then results, batch by batch; then the other seeds. Each run depends on those that the book holds."""
+    for batch in book.batches:
+        for rule in RULES:
+            while (power := next_power(book.scores(rule, batch, epochs * SEARCHED), TRIALS)) is not None:
+                yield trial(rule, batch, power, epochs * SEARCHED)
+        yield from column(book, batch, epochs, seed=0)
+    for seed in range(1, seeds):
+        for batch in book.batches:
+            yield from column(book, batch, epochs, seed)
 
 
-def batches(epochs: float, best: dict[str, Any], seeds: int = 1) -> Iterator[Run]:
-    """Each rule at each batch with the rate that was best nearby, by the square root of the batch in between."""
-    for seed in range(seeds):
-        for batch in BATCHES:
-            for rule, (preset, changes, rate) in RULES.items():
-                near = 512 if batch <= 2048 else 8192
-                factor = best.get(f"{rule} {near}", 1.0)
-                value = factor * rate * math.sqrt(min(batch, 4096) / 64)
-                fixed = (f"lr.base={value:.4g}", "lr.scaling=none")
-                yield Run(f"batch {rule} {batch}", preset, (*changes, *sizes(batch), *fixed), epochs, seed)
+def rate_of(rule: str, batch: int, power: int) -> float:
+    _, _, rate, factor = RULES[rule]
+    return float(rate * math.sqrt(min(batch, 4096) / 64) * factor**power)
 
 
-def islands(epochs: float, best: dict[str, Any], seeds: int = 1) -> Iterator[Run]:
+def trial(rule: str, batch: int, power: int, epochs: float) -> Run:
+    """A rate that is tried, judged on training text that was held out."""
+    preset, changes, _, _ = RULES[rule]
+    fixed = (f"lr.base={rate_of(rule, batch, power):.4g}", "lr.scaling=none", HELD_OUT)
+    return Run(f"rate {rule} {batch} {power:+d}", preset, (*changes, *sizes(batch), *fixed), epochs)
+
+
+def column(book: Book, batch: int, epochs: float, seed: int) -> Iterator[Run]:
+    """All rules at one batch, each with the rate that was best there."""
+    for rule, (preset, changes, _, _) in RULES.items():
+        rate = rate_of(rule, batch, best_power(book.scores(rule, batch, epochs * SEARCHED)))
+        fixed = (f"lr.base={rate:.4g}", "lr.scaling=none")
+        yield Run(f"batch {rule} {batch}", preset, (*changes, *sizes(batch), *fixed), epochs, seed)
+
+
+def islands(book: Book, epochs: float, seeds: int) -> Iterator[Run]:
     """DiLoCo with AdamW inside, M islands that meet every H steps: what matters most first."""
-    base = (*sizes(512), f"lr.base={best.get('adamw 512', 1.0) * 1e-3:.4g}", "lr.scaling=none")
+    base = (*sizes(512), "lr.base=0.001", "lr.scaling=none")
 
     def run(label: str, count: int, every: int, *more: str) -> Run:
         meet = (f"islands.count={count}", f"islands.every={every}", *more)
@@ -113,20 +138,19 @@ class Book:
     def __init__(self, path: Path, data: str, device: torch.device, small: bool) -> None:
         self.path, self.device, self.small = path, device, small
         lines = path.read_text().splitlines() if path.exists() else []
-        self.rows = {(row["name"], row["seed"]): row for row in map(json.loads, lines)}
-        self.pair: Any = None
+        self.rows = {(row["name"], row["seed"], row["epochs"]): row for row in map(json.loads, lines)}
+        self.pairs: dict[float, Any] = {}
         self.data = data
+        self.batches = (8, 16) if small else BATCHES
 
-    def best(self) -> dict[str, float]:
-        """The factor of the rate that was best, by rule and batch."""
-        found: dict[str, tuple[float, float]] = {}
-        for (name, _), row in self.rows.items():
-            if name.startswith("rate "):
-                _, rule, batch, factor = name.split()
-                score = row.get("bits_per_byte") or math.inf
-                found.setdefault(f"{rule} {batch}", (math.inf, 1.0))
-                found[f"{rule} {batch}"] = min(found[f"{rule} {batch}"], (score, float(factor[1:])))
-        return {key: factor for key, (_, factor) in found.items()}
+    def scores(self, rule: str, batch: int, epochs: float) -> dict[int, float | None]:
+        """What the rates of a rule gave that were tried at a batch, by power."""
+        wanted = f"rate {rule} {batch} "
+        return {
+            int(name.removeprefix(wanted)): row.get("bits_per_byte")
+            for (name, _, length), row in self.rows.items()
+            if name.startswith(wanted) and length == epochs
+        }
 
     def config(self, run: Run) -> RunConfig:
         quiet = ["checkpoint.every=0", "checkpoint.seconds=0", "evaluate_every=1000", f"seed={run.seed}"]
@@ -134,18 +158,27 @@ class Book:
         config = stretch(apply_settings(preset, [*quiet, "data.drop_last=true"]), run.epochs)
         return apply_settings(config, run.settings)
 
+    def pair(self, config: RunConfig) -> Any:
+        """Training and test text, or training text and what is held out of it."""
+        where = config.data
+        if where.holdout not in self.pairs:
+            name, path = ("shakespeare", "") if self.small else ("text", self.data)
+            length, vocabulary = where.length, where.vocabulary
+            pair = open_data(name, path, where.holdout, 0, length=length, vocabulary=vocabulary)
+            if self.small:
+                pair = DataPair(pair.train.subset(torch.arange(600)), pair.test.subset(torch.arange(32)))
+            self.pairs[where.holdout] = pair
+        return self.pairs[where.holdout]
+
     def run(self, run: Run) -> None:
-        if (run.name, run.seed) in self.rows:
+        if (run.name, run.seed, run.epochs) in self.rows:
             return
         config = self.config(run)
-        if self.pair is None:
-            where = config.data
-            name, path = ("shakespeare", "") if self.small else ("text", self.data)
-            self.pair = open_data(name, path, length=where.length, vocabulary=where.vocabulary)
+        pair = self.pair(config)
         row: dict[str, Any] = {"name": run.name, "seed": run.seed, "epochs": run.epochs, "settings": run.settings}
         started = time.perf_counter()
         try:
-            built = build(config, Ranks(device=self.device), Own(data=(self.pair.train, self.pair.test)))
+            built = build(config, Ranks(device=self.device), Own(data=(pair.train, pair.test)))
             noise = NoiseWatch(config.epochs)
             ending = train(built, Audience([noise]))
             row |= ending.evaluation.facts() | {
@@ -161,7 +194,7 @@ class Book:
             row["error"] = str(error)[:200]
         row["seconds"] = time.perf_counter() - started
         row = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
-        self.rows[(run.name, run.seed)] = row
+        self.rows[(run.name, run.seed, run.epochs)] = row
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with open(self.path, "a") as file:
             file.write(json.dumps(row) + "\n")
@@ -172,40 +205,75 @@ class Book:
 
 
 def summary(book: Book) -> None:
-    """Print the tables."""
-    for title in ("rate", "batch", "islands"):
+    """Print the table, what the rates gave, the islands."""
+    for epochs in sorted({key[2] for key in book.rows if key[0].startswith("batch ")}):
+        tabulate(book, epochs)
+    for title in ("rate", "islands"):
         rows = sorted((key, row) for key, row in book.rows.items() if key[0].startswith(title))
         if rows:
-            print(f"\n| {title} | seed | bits per byte | steps | noise scale | seconds |\n|---|---|---|---|---|---|")
-        for (name, seed), row in rows:
-            bits, noise = row.get("bits_per_byte"), row.get("noise_scale")
-            shown = row.get("error", "not finite") if bits is None else f"{bits:.3f}"
-            scale = f"{noise:,.0f}" if noise else ""
-            print(f"| {name} | {seed} | {shown} | {row.get('steps')} | {scale} | {row['seconds']:.1f} |")
+            print(f"\n| {title} | seed | bits per byte | steps | seconds |\n|---|---|---|---|---|")
+        for (name, seed, _), row in rows:
+            print(f"| {name} | {seed} | {_bits(row)} | {row.get('steps')} | {row['seconds']:.1f} |")
+
+
+def tabulate(book: Book, epochs: float) -> None:
+    """Bits per byte by rule and batch: the median over seeds and their range; beside it steps and noise scale."""
+    found = {key: row for key, row in book.rows.items() if key[0].startswith("batch ") and key[2] == epochs}
+    batches = sorted({int(name.split()[2]) for name, _, _ in found})
+    print(
+        f"\nBits per byte after {epochs:g} of a pass, median over seeds (range); * best rate at an end of the search.\n"
+    )
+    print(f"| batch | steps | {' | '.join(RULES)} | noise scale | seeds |\n|---:|---:|{'---:|' * (len(RULES) + 2)}")
+    for batch in batches:
+        cells, noise, counts, steps = [], [], set(), ""
+        for rule in RULES:
+            rows = [row for (name, _, _), row in found.items() if name == f"batch {rule} {batch}"]
+            bits = sorted(row["bits_per_byte"] for row in rows if row.get("bits_per_byte") is not None)
+            spread = f" ({bits[0]:.3f} to {bits[-1]:.3f})" if len(bits) > 1 else ""
+            tried = book.scores(rule, batch, epochs * SEARCHED)
+            edge = "*" if tried and best_power(tried) in (min(tried), max(tried)) else ""
+            cells.append(f"{statistics.median(bits):.3f}{edge}{spread}" if bits else "diverged" if rows else "")
+            noise += [row["noise_scale"] for row in rows if row.get("noise_scale")]
+            counts |= {len(rows)} if rows else set()
+            steps = next((f"{row['steps']:,}" for row in rows if row.get("steps")), steps)
+        scale = f"{statistics.median(noise):.2g}" if noise else ""
+        print(f"| {batch:,} | {steps} | {' | '.join(cells)} | {scale} | {'-'.join(map(str, sorted(counts)))} |")
+    for rule in RULES:
+        medians = {batch: [row["bits_per_byte"] for (name, _, _), row in found.items()
+                           if name == f"batch {rule} {batch}" and row.get("bits_per_byte") is not None]
+                   for batch in batches}  # fmt: skip
+        level = {batch: statistics.median(bits) for batch, bits in medians.items() if bits}
+        if level:
+            near = max(batch for batch, bits in level.items() if bits <= min(level.values()) + 0.05)
+            print(f"{rule}: largest batch within 0.05 bits of its best: {near:,}")
+
+
+def _bits(row: dict[str, Any]) -> str:
+    bits = row.get("bits_per_byte")
+    return str(row.get("error", "not finite")) if bits is None else f"{bits:.3f}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("series", nargs="+", choices=["rates", "batches", "islands", "summary"])
+    parser.add_argument("series", nargs="+", choices=["table", "islands", "summary"])
     parser.add_argument("--data", default="books.txt")
-    parser.add_argument("--book", type=Path, default=Path("results/runs.jsonl"))
-    parser.add_argument("--epochs", type=float, default=0.5)
-    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--book", type=Path, default=Path("results/books.jsonl"))
+    parser.add_argument("--epochs", type=float, default=0.4)
+    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no run after this")
     parser.add_argument("--check", action="store_true", help="small, on a CPU")
     options = parser.parse_args()
     begin = time.perf_counter()
-    device = torch.device("cpu" if options.check else "cuda")
+    device = torch.device("cpu" if options.check or options.series == ["summary"] else "cuda")
     book = Book(options.book, options.data, device, options.check)
-    for series in options.series:
-        if series == "summary":
-            summary(book)
-            continue
-        planned = {"rates": rates, "batches": batches, "islands": islands}[series]
-        extra = {} if series == "rates" else {"seeds": options.seeds}
-        for run in planned(options.epochs, book.best(), **extra):  # type: ignore[operator]
-            if time.perf_counter() - begin < options.seconds:
-                book.run(run)
+    for series in (each for each in options.series if each != "summary"):
+        planned = {"table": table, "islands": islands}[series]
+        for run in planned(book, 0.08 if options.check else options.epochs, options.seeds):
+            if time.perf_counter() - begin > options.seconds:
+                print("the time is over; the same command goes on from here", flush=True)
+                break
+            book.run(run)
+    summary(book)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rates import next_power
 
 from bigstep import recipes
 from bigstep.config.edit import stretch
@@ -31,25 +32,7 @@ from bigstep.engine.ranks import Ranks
 from bigstep.errors import BigstepError
 
 START = {"adamw": 8e-3, "lamb": 1e-2}
-FIRST = (0, -1, 1)
-"""Powers of two of the rates that every search begins with."""
-TRIALS = 6
-"""Of each rule, at most."""
 EPOCHS = 0.75
-
-
-def next_power(scores: dict[int, float]) -> int | None:
-    """Return the next rate to try, as a power of two times the first; None once the best lies inside.
-
-    >>> next_power({0: 2.7, -1: 2.8, 1: 2.6}), next_power({0: 2.6, -1: 2.8, 1: 2.7})
-    (2, None)
-    """
-    for power in FIRST:
-        if power not in scores:
-            return power
-    best = min(scores, key=scores.__getitem__)
-    missing = [power for power in (best - 1, best + 1) if power not in scores]
-    return missing[0] if missing and len(scores) < TRIALS else None
 
 
 def trial(rule: str, rate: float) -> dict[str, Any]:
@@ -73,10 +56,10 @@ def read(book: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in book.read_text().splitlines()] if book.exists() else []
 
 
-def scores_of(rows: list[dict[str, Any]], rule: str) -> dict[int, float]:
-    """What each rate of a rule reached, by its power of two; infinity for one that diverged."""
-    powers = {round(math.log2(row["rate"] / START[rule])): row for row in rows if row["rule"] == rule}
-    return {power: row["bits_per_byte"] or math.inf for power, row in powers.items()}
+def scores_of(rows: list[dict[str, Any]], rule: str) -> dict[int, float | None]:
+    """What each rate of a rule reached, by its power of two; None for one that diverged."""
+    mine = [row for row in rows if row["rule"] == rule]
+    return {round(math.log2(row["rate"] / START[rule])): row["bits_per_byte"] for row in mine}
 
 
 def table(rows: list[dict[str, Any]]) -> None:
