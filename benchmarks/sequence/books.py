@@ -77,29 +77,29 @@ def table(book: Book, epochs: float, seeds: int) -> Iterator[Run]:
     for batch in book.batches:
         for rule in RULES:
             while (power := next_power(book.scores(rule, batch, epochs * SEARCHED), TRIALS)) is not None:
-                yield trial(rule, batch, power, epochs * SEARCHED)
+                yield trial(book, rule, batch, power, epochs * SEARCHED)
         yield from column(book, batch, epochs, seed=0)
     for seed in range(1, seeds):
         for batch in book.batches:
             yield from column(book, batch, epochs, seed)
 
 
-def rate_of(rule: str, batch: int, power: int) -> float:
+def rate_of(book: Book, rule: str, batch: int, power: int) -> float:
     _, _, rate, factor = RULES[rule]
-    return float(rate * math.sqrt(min(batch, 4096) / 64) * factor**power)
+    return float(book.faster * rate * math.sqrt(min(batch, 4096) / 64) * factor**power)
 
 
-def trial(rule: str, batch: int, power: int, epochs: float) -> Run:
+def trial(book: Book, rule: str, batch: int, power: int, epochs: float) -> Run:
     """A rate that is tried, judged on training text that was held out."""
     preset, changes, _, _ = RULES[rule]
-    fixed = (f"lr.base={rate_of(rule, batch, power):.4g}", "lr.scaling=none", HELD_OUT)
+    fixed = (f"lr.base={rate_of(book, rule, batch, power):.4g}", "lr.scaling=none", HELD_OUT)
     return Run(f"rate {rule} {batch} {power:+d}", preset, (*changes, *sizes(batch), *fixed), epochs)
 
 
 def column(book: Book, batch: int, epochs: float, seed: int) -> Iterator[Run]:
     """All rules at one batch, each with the rate that was best there."""
     for rule, (preset, changes, _, _) in RULES.items():
-        rate = rate_of(rule, batch, best_power(book.scores(rule, batch, epochs * SEARCHED)))
+        rate = rate_of(book, rule, batch, best_power(book.scores(rule, batch, epochs * SEARCHED)))
         fixed = (f"lr.base={rate:.4g}", "lr.scaling=none")
         yield Run(f"batch {rule} {batch}", preset, (*changes, *sizes(batch), *fixed), epochs, seed)
 
@@ -134,6 +134,9 @@ def islands(book: Book, epochs: float, seeds: int) -> Iterator[Run]:
 
 class Book:
     """Lines by name and seed; the text is read once and stays on the device."""
+
+    faster = 1.0
+    """What the first rates are multiplied by: smaller networks take larger ones."""
 
     def __init__(self, path: Path, data: str, device: torch.device, small: bool) -> None:
         self.path, self.device, self.small = path, device, small
@@ -170,6 +173,10 @@ class Book:
             self.pairs[where.holdout] = pair
         return self.pairs[where.holdout]
 
+    def own(self, pair: Any) -> Own:
+        """What is not the preset's."""
+        return Own(data=(pair.train, pair.test))
+
     def run(self, run: Run) -> None:
         if (run.name, run.seed, run.epochs) in self.rows:
             return
@@ -178,7 +185,7 @@ class Book:
         row: dict[str, Any] = {"name": run.name, "seed": run.seed, "epochs": run.epochs, "settings": run.settings}
         started = time.perf_counter()
         try:
-            built = build(config, Ranks(device=self.device), Own(data=(pair.train, pair.test)))
+            built = build(config, Ranks(device=self.device), self.own(pair))
             noise = NoiseWatch(config.epochs)
             ending = train(built, Audience([noise]))
             row |= ending.evaluation.facts() | {

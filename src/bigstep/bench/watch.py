@@ -94,8 +94,10 @@ class Watch:
         if failure is None:
             self._walls.setdefault(_kind(run), []).append(wall_s)
             result = read_run(folder).result
-            accuracy = result.get("accuracy")
+            accuracy, bits = result.get("accuracy"), result.get("bits_per_byte")
             reached = "–" if accuracy is None else f"{100 * accuracy:.2f} %"
+            if bits is not None:
+                reached = f"{bits:.3f} bits per byte"
             outcome = f"{reached} in {clock(result.get('seconds') or 0.0)}"
         else:
             outcome = f"FAILED: {failure}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -12,9 +13,9 @@ from bigstep.engine.ranks import AgreedError, Ranks
 __all__ = ["first_affected", "gradients_are_finite", "nonfinite_error"]
 
 
-def gradients_are_finite(model: nn.Module) -> bool:
+def gradients_are_finite(parameters: Iterable[nn.Parameter]) -> bool:
     """Whether every gradient is finite; the same on all ranks, since they hold the same gradient."""
-    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     return not gradients or bool(torch.stack(torch._foreach_norm(gradients)).isfinite().all())
 
 

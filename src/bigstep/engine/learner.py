@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -48,7 +49,7 @@ class Learner:
     rank_adagrad: RankAdaGrad | None = None
     """Scales this rank's gradient before the exchange (optimizer.adagrad=before)."""
 
-    @property
+    @functools.cached_property
     def trained(self) -> list[nn.Parameter]:
         """The parameters that a gradient moves, in the order of the model."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]

@@ -242,6 +242,10 @@ class AdamWSettings(_Adam):
 
     name: str = "adamw"
 
+    def arguments(self, *, on_gpu: bool = False) -> dict[str, Any]:
+        """Take torch's kernel on a CPU too, where its other forms go tensor by tensor."""
+        return {**super().arguments(on_gpu=on_gpu), "fused": True}
+
 
 @dataclass(frozen=True, kw_only=True)
 class LambSettings(_Adam):

@@ -111,10 +111,11 @@ class Eager:
                 for parameter in learner.trained:
                     if parameter.grad is not None:
                         learner.rank_adagrad(parameter, parameter.grad)
-            self._debt.pay({name: p.grad for name, p in learner.objective.named_parameters()})
+            if self._debt.open:
+                self._debt.pay({name: p.grad for name, p in learner.objective.named_parameters()})
         if self._scale.is_enabled() or (self._ranks.device.type == "cuda" and not self._skip):
             return True
-        if gradients_are_finite(learner.model):
+        if gradients_are_finite(learner.trained):
             return True
         if not self._skip:
             raise nonfinite_error(learner.model, inputs, self._ranks, step.position.step + 1, learner.optimizer)
