@@ -155,7 +155,12 @@ PLANTED_IN_TEXT: list[tuple[str, str, str, str]] = [
         "begin where the last",
     ),
     ("windows_cut_by_each_rank", "augmentation follows the sample", "rank 1 of 2 sees", "not from a generator"),
-    ("mean_of_means_over_unequal_tokens", "accumulation = big batch", "microbatches", "over tokens that are no padding"),
+    (
+        "mean_of_means_over_unequal_tokens",
+        "accumulation = big batch",
+        "microbatches",
+        "over tokens that are no padding",
+    ),
     ("clipping_before_the_exchange", "gradient of P ranks = of one", "on 2 ranks is another", "clip behind the mean"),
 ]
 
