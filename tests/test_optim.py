@@ -158,6 +158,20 @@ def test_lamb_together_equals_lamb_one_by_one(adapt: bool, dtype: torch.dtype, t
     torch.testing.assert_close(together, one_by_one, rtol=tolerance, atol=tolerance)  # order of roundings
 
 
+def test_lamb_takes_a_gradient_whose_memory_has_another_order() -> None:
+    """A kernel that goes by address would take it for the transposed one."""
+    ended = []
+    for transposed in (False, True):
+        weight = torch.nn.Parameter(torch.arange(6.0).view(2, 3) + 1)
+        gradient = torch.arange(6.0).view(2, 3) - 2
+        weight.grad = gradient.t().contiguous().t() if transposed else gradient
+        optimizer = LAMB([weight], lr=0.1)
+        for _ in range(3):
+            optimizer.step()
+        ended.append(weight.detach())
+    assert torch.equal(*ended)
+
+
 def test_lamb_without_adaptation_is_adamw() -> None:
     ours, theirs = parameters(), parameters()
     optimizer = LAMB([{"params": ours, "adapt": False}], lr=0.05, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)

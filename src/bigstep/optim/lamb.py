@@ -117,15 +117,7 @@ def lamb(
     tensor([0.7500, 0.7500, 0.7500, 0.7500])
     """
     torch._foreach_add_(steps, 1)
-    torch._foreach_lerp_(averages, grads, 1 - betas[0])
-    torch._foreach_mul_(squares, betas[1])
-    torch._foreach_addcmul_(squares, grads, grads, value=1 - betas[1])
-    count = torch.stack(steps).double()  # beta^t is near 1 at first: in fp32 the difference would have four digits
-    first, second = ((1 - beta**count).to(averages[0].dtype).unbind() for beta in betas)
-    updates = list(torch._foreach_div(averages, first))
-    roots = torch._foreach_sqrt(torch._foreach_div(squares, second))
-    torch._foreach_add_(roots, eps)
-    torch._foreach_div_(updates, roots)
+    updates = _directions(grads, averages, squares, steps, betas, eps)
     torch._foreach_add_(updates, params, alpha=weight_decay)
     if adapt:
         weight_norms = torch.stack(torch._foreach_norm(params))
@@ -135,3 +127,35 @@ def lamb(
     else:
         torch._foreach_mul_(updates, lr)
     torch._foreach_sub_(params, updates)
+
+
+def _directions(
+    grads: list[Tensor],
+    averages: list[Tensor],
+    squares: list[Tensor],
+    steps: list[Tensor],
+    betas: tuple[float, float],
+    eps: float,
+) -> list[Tensor]:
+    """Take the gradients into the averages, and return Adam's direction."""
+    if averages[0].device.type == "cpu" and averages[0].dtype in (torch.float32, torch.float64):
+        # there the forms over lists go tensor by tensor; torch's Adam passes over memory once, and takes from 0 a step
+        # of rate -1, which is its direction
+        updates = [torch.zeros_like(average) for average in averages]
+        grads = [
+            grad if grad.stride() == average.stride() else torch.empty_like(average).copy_(grad)  # it goes by address
+            for grad, average in zip(grads, averages, strict=True)
+        ]
+        torch._fused_adamw_(updates, grads, averages, squares, [], steps, lr=-1.0, beta1=betas[0], beta2=betas[1],
+                            weight_decay=0.0, eps=eps, amsgrad=False, maximize=False)  # fmt: skip
+        return updates
+    torch._foreach_lerp_(averages, grads, 1 - betas[0])
+    torch._foreach_mul_(squares, betas[1])
+    torch._foreach_addcmul_(squares, grads, grads, value=1 - betas[1])
+    count = torch.stack(steps).double()  # beta^t is near 1 at first: in fp32 the difference would have four digits
+    first, second = ((1 - beta**count).to(averages[0].dtype).unbind() for beta in betas)
+    updates = list(torch._foreach_div(averages, first))
+    roots = torch._foreach_sqrt(torch._foreach_div(squares, second))
+    torch._foreach_add_(roots, eps)
+    torch._foreach_div_(updates, roots)
+    return updates
