@@ -158,6 +158,17 @@ def test_sequences_tell_vocabulary_length_and_how_many_targets_each_has() -> Non
         feed = Feed(given, train=True)
         assert feed.shape == {"vocabulary": 51, "length": 8}
         assert feed.source.targets(torch.tensor([2, 0, 2])).tolist() == [5, 8, 5]
+    told, read = Items(x, y), []
+    told.target_counts = [8, 8, 5, 8, 8, 8]  # type: ignore[attr-defined]
+    source = as_source(told)
+    assert source.first  # looks at the first item
+    told.__class__ = type("Reading", (Items,), {"__getitem__": lambda self, index: read.append(index)})
+    assert source.targets(torch.tensor([2, 0, 2])).tolist() == [5, 8, 5]
+    assert source.subset(torch.tensor([5, 2]))._counted.tolist() == [8, 5]
+    assert not read, "what is told needs no reading"
+    told.target_counts = [8, 8]  # type: ignore[attr-defined]
+    with pytest.raises(DataError, match="target_counts must tell of each of its 6 items"):
+        as_source(told)._counted  # noqa: B018
     assert as_source(TensorDataset(x, x[:, 0])).targets(torch.tensor([0])) is None  # one label each
     assert tensor_images().targets(torch.tensor([0])) is None
 

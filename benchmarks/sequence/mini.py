@@ -4,7 +4,7 @@
     PYTHONPATH=src python benchmarks/sequence/mini.py --book results/mini.jsonl --only 3   # three more of them
     PYTHONPATH=src python benchmarks/sequence/mini.py --book results/mini.jsonl --table
 
-Half of the preset's tokens, one seed, rates a factor of two apart; the best must have a worse one on either side, else
+A quarter of the tokens, one seed, rates a factor of two apart; the best must have a worse one on either side, else
 the search goes on beyond it. The last tenth of the training text is the judge, so the test text is not looked at. A
 line of the book is one trial, and a line that is there is not run again.
 """
@@ -32,7 +32,7 @@ from bigstep.engine.ranks import Ranks
 from bigstep.errors import BigstepError
 
 START = {"adamw": 8e-3, "lamb": 1e-2}
-EPOCHS = 0.75
+EPOCHS = 0.4
 
 
 def trial(rule: str, rate: float) -> dict[str, Any]:

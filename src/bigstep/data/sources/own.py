@@ -36,7 +36,8 @@ class OwnItems(Source):
     """Items of a user's own map-style data set, or some of them.
 
     An attribute `classes` (names) is used if there is one; else the classes are counted: from an attribute `targets`,
-    as torchvision's sets have it, or by reading the items, if they are few.
+    as torchvision's sets have it, or by reading the items, if they are few. Where y is a sequence, workers that share a
+    step must know how many targets each item has: from an attribute `target_counts`, else items are read for it.
 
     >>> items = OwnItems([(torch.zeros(1, 4, 4), 0), (torch.ones(1, 4, 4), 1)])
     >>> len(items), items.num_classes, items.inputs(0)
@@ -132,7 +133,7 @@ class OwnItems(Source):
         return lambda x, indices, epoch: x.to(dtype) if x.is_floating_point() else x
 
     def targets(self, indices: Tensor) -> Tensor | None:
-        """Count the targets of each sequence that are not padding; reads each item once for it."""
+        """Count the targets of each sequence that are not padding; reads each item once for it, unless it is told."""
         if not self.has_many_targets:
             return None
         missing = indices[self._counted[indices] < 0]
@@ -143,7 +144,17 @@ class OwnItems(Source):
 
     @cached_property
     def _counted(self) -> Tensor:
-        return torch.full((len(self),), -1, dtype=torch.int64)
+        """Targets of each sequence, -1 where they are not counted yet; an attribute `target_counts` tells all."""
+        told = getattr(self.items, "target_counts", None)
+        if told is None:
+            return torch.full((len(self),), -1, dtype=torch.int64)
+        counts = torch.as_tensor(told)
+        if counts.shape != (len(self.items),) or counts.is_floating_point() or int(counts.min()) < 0:
+            raise DataError(
+                f"{self.name}.target_counts must tell of each of its {len(self.items):,} items how many targets are no "
+                f"padding, but it is {counts.dtype} of {tuple(counts.shape)}."
+            )
+        return counts.long() if self._indices is None else counts.long()[self._indices]
 
     def fingerprint(self) -> str:
         """Hash the shape of x and, unless they change from one reading to the next, some of the targets."""
