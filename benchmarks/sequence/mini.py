@@ -1,6 +1,6 @@
 """The rates of the presets `mini` of adamw and lamb: the same search for both, judged on held-out training text.
 
-    PYTHONPATH=src python benchmarks/sequence/mini.py --book results/mini.jsonl            # all trials, some 15 minutes
+    PYTHONPATH=src python benchmarks/sequence/mini.py --book results/mini.jsonl            # all trials, some 6 minutes
     PYTHONPATH=src python benchmarks/sequence/mini.py --book results/mini.jsonl --only 3   # three more of them
     PYTHONPATH=src python benchmarks/sequence/mini.py --book results/mini.jsonl --table
 
