@@ -38,7 +38,7 @@ Chosen
 
 Differs
     Brown et al. decay the rate to a tenth over most of 300 billion tokens; here it falls to 0 at the end of one
-    pass or one and a half. They grow the batch in the first tokens; it is constant here.
+    pass or one and a quarter. They grow the batch in the first tokens; it is constant here.
 """
 
 from __future__ import annotations

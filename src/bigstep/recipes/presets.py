@@ -48,12 +48,12 @@ SHAKESPEARE = RunConfig(
     model="gpt-mini",
     data=DataConfig(name="shakespeare", length=64),
     workers=WorkersConfig(count=4, local_batch=4),
-    epochs=1.5,
+    epochs=1.25,
     lr=LrConfig(
         base=1e-2,
         base_batch=16,
         scaling="sqrt",
-        schedule=(Piece(shape="warmup", until=0.15, start=0.0), Piece(shape="cosine", until=1.5, end=0.0)),
+        schedule=(Piece(shape="warmup", until=0.125, start=0.0), Piece(shape="cosine", until=1.25, end=0.0)),
     ),
     evaluate_every=0.5,
 )
