@@ -130,6 +130,8 @@ class Gradient:
     digest: str
     draws: tuple[float, ...]
     """A number drawn at each forward of this rank from where dropout draws."""
+    drew: bool
+    """Whether a forward drew from there itself."""
 
 
 def gradients(subject: Subject, own: Own, trial: Trial) -> list[Gradient]:
@@ -144,19 +146,25 @@ def gradients(subject: Subject, own: Own, trial: Trial) -> list[Gradient]:
 def _gradient(subject: Subject, run: Any, step: Step) -> Gradient:
     model = subject.model(run)
     draws: list[float] = []
+    states: list[Tensor] = []
+    drew: list[bool] = []
 
     def draw(*_: object) -> None:
-        state = torch.get_rng_state()
+        states.append(torch.get_rng_state())
         draws.append(float(torch.rand(())))
-        torch.set_rng_state(state)
+        torch.set_rng_state(states[-1])
 
-    handle = model.register_forward_pre_hook(draw)
+    def look(*_: object) -> None:
+        drew.append(not torch.equal(torch.get_rng_state(), states[-1]))
+
+    handles = model.register_forward_pre_hook(draw), model.register_forward_hook(look)
     _clear(model)
     subject.gradient(run, step)
-    handle.remove()
+    for handle in handles:
+        handle.remove()
     named = _gradients_of(model)
     _clear(model)
-    return Gradient(step.size, _vectors(named), _hash(named), tuple(draws))
+    return Gradient(step.size, _vectors(named), _hash(named), tuple(draws), any(drew))
 
 
 def accumulation(subject: Subject, own: Own, trial: Trial) -> list[tuple[Vectors, Vectors]]:

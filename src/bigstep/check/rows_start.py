@@ -8,7 +8,7 @@ from torch import nn
 
 from bigstep.check.laboratory import Laboratory
 from bigstep.check.observe import Beginning, Gradient, beginning, gradients
-from bigstep.check.verdict import Verdict, judged
+from bigstep.check.verdict import Verdict, judged, not_applicable
 
 __all__ = ["random_streams", "same_order", "same_start"]
 
@@ -68,6 +68,8 @@ def random_streams(lab: Laboratory) -> Verdict:
     alone = drawn[1]
     repeated = sum(count - 1 for counts in drawn.values() for count in counts.values())
     moved = sum(sum((counts - alone).values()) for counts in drawn.values())
+    if moved and not any(gradient.drew for ranks in seen.values() for rank in ranks for gradient in rank):
+        return not_applicable("nothing in the network draws random numbers, so that workers may share a forward")
     fault = (
         f"{repeated} forwards drew the numbers of another: streams that must be apart are the same"
         if repeated
