@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from bigstep.config import LrConfig, RunConfig, WorkersConfig
+from bigstep.engine.interruption import StoppedError
 from bigstep.engine.observers.base import Observer
 from bigstep.errors import ConfigError
 from bigstep.records import read_run
@@ -112,6 +114,27 @@ def test_different_tasks_are_never_one_group_with_a_band_of_seeds(tmp_path: Path
     said = " ".join(study.sentences())
     assert "images" not in said
     assert "small" not in said
+
+
+class Impatient(Observer):
+    """Presses Ctrl-C in the second step; the run hears it at the end of the epoch, of four steps."""
+
+    def stepped(self, step: Any, outcome: Any, *, pausing: bool) -> tuple[()]:
+        if step.position.step == 1:
+            signal.raise_signal(signal.SIGINT)
+        return ()
+
+
+def test_a_run_that_ctrl_c_ends_is_stopped_and_not_failed_until_it_goes_on(tmp_path: Path) -> None:
+    data, out = samples(), tmp_path / "run"
+    given = (CONFIG, Net(), (data, data), nn.functional.mse_loss)
+    with pytest.raises(StoppedError, match="Stopped by SIGINT after step 4"):
+        fit(*given, observers=[Impatient()], out=out, device="cpu")
+    stopped = study_of(gather([tmp_path]))
+    assert (stopped.groups[0].stopped, stopped.groups[0].failures) == (1, 0)
+    assert "Stopped by SIGINT" in " ".join(stopped.sentences())
+    fit(*given, out=out, resume=True, device="cpu")
+    assert study_of(gather([tmp_path])).outcomes[0].status == "finished"
 
 
 def test_a_run_without_classes_is_reported_by_its_loss(tmp_path: Path) -> None:

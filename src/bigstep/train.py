@@ -13,7 +13,8 @@ from torch import nn
 
 from bigstep import recipes
 from bigstep.config import RunConfig
-from bigstep.config.text import config_from_yaml
+from bigstep.config.text import read_yaml
+from bigstep.config.trust import names_code, require_trust
 from bigstep.engine.build import Own
 from bigstep.engine.learner import Loss
 from bigstep.engine.measures import Metric
@@ -41,6 +42,7 @@ def fit(
     max_steps: int | None = None,
     device: DeviceChoice = "auto",
     progress: bool = False,
+    trust: bool = False,
 ) -> FitResult:
     """Train as `config` says, with your own model, data or loss in place of those it names.
 
@@ -49,7 +51,8 @@ def fit(
     depend on the number of ranks beyond rounding. Under torchrun every rank calls this.
 
     Args:
-        config: Everything that decides the path of the run; or the name of a recipe, or a YAML file.
+        config: Everything that decides the path of the run; or the name of a recipe, or a YAML file, or
+            `package.module:function` of your own that returns a configuration.
         model: A module that takes the first element of a sample; None builds the one that `config` names. Its
             weights are trained in place.
         data: (training set, evaluation set), each with `__len__` and `__getitem__` returning (input, target).
@@ -63,6 +66,7 @@ def fit(
         max_steps: Stop after this many steps in all.
         device: cpu, cuda, shared (several ranks on one GPU), or auto for a GPU where there is one.
         progress: Show a live line.
+        trust: A YAML file may name code (`package.module:name`) and have it run.
 
     Returns:
         Accuracy, loss, time, steps and a hash of the final weights.
@@ -82,7 +86,7 @@ def fit(
 
     Differs from the paper: workers are logical, so any number of them runs on any number of processes.
     """
-    config = config if isinstance(config, RunConfig) else _named(config)
+    config = config if isinstance(config, RunConfig) else _named(config, trust)
     method = config.asynchronous.method
     if method != "none":
         raise ConfigError(f"fit is synchronous, but asynchronous.method is {method}; call train_{method} instead.")
@@ -101,14 +105,15 @@ def fit(
     return FitResult.of(facts)
 
 
-def _named(given: str | Path) -> RunConfig:
+def _named(given: str | Path, trust: bool) -> RunConfig:
     """Return the configuration of a recipe, or that in a YAML file."""
-    if isinstance(given, str) and given in recipes.NAMES:
+    if isinstance(given, str) and (recipes.exists(given) or names_code(given)):
         return recipes.load(given)
-    try:
-        return config_from_yaml(Path(given).read_text(encoding="utf-8"), str(given))
-    except OSError:
+    if not Path(given).is_file():
         raise ConfigError(
-            f"fit was given {str(given)!r}, which is neither a recipe ({nearest(str(given), recipes.NAMES)}) nor a "
+            f"fit was given {str(given)!r}, which is neither a recipe ({nearest(str(given), recipes.known())}) nor a "
             "YAML file that can be read."
-        ) from None
+        )
+    config = recipes.read(read_yaml(Path(given)), given, trusted=trust)
+    require_trust(config.code.values(), given, trusted=trust)
+    return config

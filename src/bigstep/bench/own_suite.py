@@ -14,7 +14,7 @@ from bigstep.bench.planned import Planned
 from bigstep.bench.suites import Options
 from bigstep.config.edit import flatten
 from bigstep.config.text import read_yaml
-from bigstep.config.trust import require_trust
+from bigstep.config.trust import CODE, require_trust
 from bigstep.errors import ConfigError
 from bigstep.validate import Positive, Range, WholeNotNegative, build, check_ranges, require_name
 
@@ -68,7 +68,7 @@ def read_suite(file: Path, options: Options) -> list[Planned]:
 def _runs_of(given: Any, options: Options) -> list[Planned]:
     entry = build(Entry, given, whole="an entry of a suite")
     check_ranges(entry)
-    require_name(entry.recipe, recipes.NAMES, "recipe")
+    require_name(entry.recipe, recipes.known(), "recipe")
     seeds = options.seeds or (1 if options.quick else entry.seeds)
     run = Planned(
         label=entry.name or entry.recipe,
@@ -80,7 +80,7 @@ def _runs_of(given: Any, options: Options) -> list[Planned]:
         procs=1 if entry.recipe in recipes.ASYNCHRONOUS else entry.procs or options.procs,
     )
     run.config()  # a mistake is told before anything is started
-    named = [str(value) for path, value in flatten(entry.set) if path in {"model", "data.name"}]
+    named = [str(value) for path, value in flatten(entry.set) if path in CODE]
     require_trust(named, "it", trusted=options.trust)
     return [dataclasses.replace(run, seed=seed) for seed in range(seeds)]
 

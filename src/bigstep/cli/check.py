@@ -44,7 +44,7 @@ def check(
     from bigstep.config.text import apply_settings
 
     sizes = _sizes(ranks)
-    asked = apply_settings(named_config(recipe, preset, config), settings or [])
+    asked = apply_settings(named_config(recipe, preset, config, trusted=trust), settings or [])
     require_trusted(asked, config, settings or [], trusted=trust)
     asked = make_exact(asked) if exact else asked
     with collector_off():

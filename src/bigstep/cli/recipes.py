@@ -29,11 +29,11 @@ def recipes(
     bigstep train --config run.yaml
     """
     from bigstep.config.text import config_to_mapping, config_to_yaml
-    from bigstep.recipes import NAMES, describe, load
+    from bigstep.recipes import describe, known, load
     from bigstep.report.recipes import print_recipe, print_recipes
 
     if name is None:
-        descriptions = [describe(each) for each in NAMES]
+        descriptions = [describe(each) for each in known()]
         if as_json:
             print_json({"recipes": [dataclasses.asdict(each) for each in descriptions]})
         else:

@@ -91,15 +91,15 @@ def _elsewhere(options: Train, config: RunConfig) -> dict[str, Any]:
     return {"listen": options.listen, "elsewhere": (shards, replicas)}
 
 
-def named_config(recipe: str | None, preset: str, file: Path | None) -> RunConfig:
+def named_config(recipe: str | None, preset: str, file: Path | None, *, trusted: bool) -> RunConfig:
     """Return the configuration of a recipe, or that in a file if one is named; naming both is a mistake."""
-    if file is None:
-        from bigstep import recipes
+    from bigstep import recipes
 
+    if file is None:
         return recipes.load(recipe or "plain", preset)
     if recipe is not None:
         raise ConfigError(f"Both the recipe {recipe!r:.60} and --config {file} were given; give one.")
-    return config_from_mapping(read_yaml(file))
+    return recipes.read(read_yaml(file), file, trusted=trusted)
 
 
 def require_trusted(config: RunConfig, origin: Path | None, typed: Iterable[str], *, trusted: bool) -> None:
@@ -113,14 +113,14 @@ def require_trusted(config: RunConfig, origin: Path | None, typed: Iterable[str]
     """
     if origin is not None:
         words = {word for given in typed for word in (given, given.partition("=")[2].strip("\"' "))}
-        require_trust({config.model, config.data.name} - words, origin, trusted=trusted)
+        require_trust({*config.code.values()} - words, origin, trusted=trusted)
 
 
 def _base_config(options: Train, folder: Path | None) -> RunConfig:
     """What the other options change: the run's own configuration if one goes on and nothing else is named."""
     if folder is not None and options.recipe is None and options.config is None and (folder / "run.json").exists():
         return config_from_mapping(read_run(folder).config)
-    return named_config(options.recipe, options.preset, options.config)
+    return named_config(options.recipe, options.preset, options.config, trusted=options.trust)
 
 
 def _short_settings(options: Train, config: RunConfig) -> Iterator[str]:
@@ -169,7 +169,7 @@ def _facts(options: Train, config: RunConfig) -> dict[str, Any]:
     """What the records tell of the run besides its configuration."""
     from bigstep import recipes
 
-    published = recipes.describe(config.recipe).published if config.recipe in recipes.NAMES else None
+    published = recipes.describe(config.recipe).published if recipes.exists(config.recipe) else None
     facts = {
         "published": None if published is None else dataclasses.asdict(published),
         "name": options.name,

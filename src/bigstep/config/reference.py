@@ -19,6 +19,7 @@ from bigstep.tables.datasets import DATASETS
 from bigstep.tables.methods import METHODS
 from bigstep.tables.models import FORMS, MODELS
 from bigstep.tables.optimizers import OPTIMIZERS, OptimizerConfig
+from bigstep.tables.own_rule import FORM, OWN
 from bigstep.tables.precisions import PRECISIONS
 from bigstep.tables.schedules import SHAPES
 from bigstep.tables.vocabularies import VOCABULARIES
@@ -40,10 +41,13 @@ the beginning of islands and Downpour's warm start keep their places in it. A re
 An epoch is a fraction of the data seen, so schedules in tokens need nothing of their own: a warm-up over the first 10
 of 500 million tokens ends at epoch 0.02.
 
+A model, data set, update rule or loss of your own is named `package.module:name`; installed packages may add names to
+these tables ([extending.md](extending.md)).
+
 ## Names
 """
 KINDS: dict[str, tuple[str, Mapping[str, Any]]] = {
-    "optimizer.name": ("Update rules", OPTIMIZERS),
+    "optimizer.name": ("Update rules", {**OPTIMIZERS, FORM: OWN}),
     "lr.schedule": ("Shapes of a schedule's pieces", SHAPES),
     "model": ("Models", {**MODELS, **FORMS}),
     "data.name": ("Data sets", DATASETS),
@@ -95,7 +99,7 @@ def _fields() -> Iterator[str]:
         yield from _section(name, cls)
     yield from _section("optimizer", OptimizerConfig)
     common = {field.name for field in dataclasses.fields(OptimizerConfig)}
-    for name, entry in OPTIMIZERS.items():
+    for name, entry in {**OPTIMIZERS, FORM: OWN}.items():
         yield from _section(f"optimizer, name: {name}", entry.settings, leave_out=common)
 
 

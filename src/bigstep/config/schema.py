@@ -15,7 +15,7 @@ from bigstep.config.exchange import ExchangeConfig
 from bigstep.config.growth import GrowthConfig
 from bigstep.config.methods import AsynchronousConfig, IslandsConfig
 from bigstep.config.rate import LrConfig
-from bigstep.config.trust import require_own
+from bigstep.config.trust import CODE, names_code, require_own
 from bigstep.errors import require
 from bigstep.tables.codecs import CODECS
 from bigstep.tables.optimizers import OptimizerConfig
@@ -62,13 +62,25 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True)
 class LossConfig:
-    """Cross-entropy and its smoothing."""
+    """What is minimised: cross-entropy and its smoothing, or a user's own."""
 
+    name: str = "cross_entropy"
+    """cross_entropy, or package.module:function of (output, target) that returns the mean over the samples."""
     label_smoothing: Fraction = 0.0
     """Weight epsilon of the uniform distribution in the target."""
 
     def __post_init__(self) -> None:
         check_ranges(self, "loss")
+        own = names_code(self.name)
+        require(
+            own or self.name == "cross_entropy",
+            f"loss.name is {self.name!r:.60}, but it must be cross_entropy or package.module:function.",
+        )
+        require(
+            not own or not self.label_smoothing,
+            f"loss.label_smoothing is {self.label_smoothing:g}, which is cross-entropy's, but loss.name is "
+            f"{self.name!r:.60}: leave one of them out.",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,8 +167,8 @@ class RunConfig:
     def __post_init__(self) -> None:
         check_ranges(self)
         require_name(self.precision, PRECISIONS, "precision")
-        require_own(self.model, "model")
-        require_own(self.data.name, "data.name")
+        for name, value in self.code.items():
+            require_own(value, name)
         starts = [stage.epoch for stage in self.stages]
         require(
             starts == sorted(set(starts)),
@@ -245,6 +257,12 @@ class RunConfig:
     def batch(self) -> int:
         """The global batch of the first stage."""
         return self.workers.count * self.workers.local_batch
+
+    @property
+    def code(self) -> dict[str, str]:
+        """Values of the fields that may name somebody's code, by field (`bigstep.config.trust`)."""
+        values = (self.model, self.data.name, self.optimizer.name, self.loss.name)
+        return dict(zip(CODE, values, strict=True))
 
     @property
     def arithmetic(self) -> Precision:

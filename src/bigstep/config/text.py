@@ -50,9 +50,10 @@ def apply_settings(config: RunConfig, settings: Iterable[str]) -> RunConfig:
     rule = config.optimizer.switch(named[-1]) if named else config.optimizer  # first: it decides which fields there are
     mapping["optimizer"] = config_to_mapping(rule)
     for path, value in parsed:
-        others = rules_with(path.removeprefix("optimizer."))
+        field = path.removeprefix("optimizer.")
+        others = [] if hasattr(rule, field) else rules_with(field)
         require(
-            rule.name in others or not others or not path.startswith("optimizer."),
+            not others or not path.startswith("optimizer."),
             f"{path} goes with optimizer.name={' or '.join(others)} (got {rule.name}).",
         )
         _set(mapping, path, value)

@@ -12,10 +12,12 @@ from collections.abc import Iterable
 
 from bigstep.errors import require
 
-__all__ = ["VARIABLE", "names_code", "require_own", "require_trust"]
+__all__ = ["CODE", "VARIABLE", "names_code", "require_own", "require_trust"]
 
 VARIABLE = "BIGSTEP_TRUST"
 """Set to 1 by whoever trusts the files that are read."""
+CODE = ("model", "data.name", "optimizer.name", "loss.name")
+"""Fields of a configuration that may name code."""
 _LIBRARIES = ("timm", "hf")
 """What may stand before a colon and is no module of a user's."""
 
@@ -42,7 +44,7 @@ def require_trust(names: Iterable[str], origin: object, *, trusted: bool = False
     """Refuse to run code that a file names, unless somebody has said that it may.
 
     Args:
-        names: Of models and data sets, as the file has them.
+        names: Of models, data sets, update rules, losses and recipes, as the file has them.
         origin: The file or folder, for the sentence.
         trusted: Whether --trust was given.
     """

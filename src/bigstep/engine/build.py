@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from bigstep.config import RunConfig, require
+from bigstep.config.trust import names_code
 from bigstep.data.catalog import open_data
 from bigstep.data.feed import Feed
 from bigstep.data.pair import DataPair
@@ -33,7 +34,7 @@ from bigstep.models import GPT, LSTM, build_model
 from bigstep.norm import WorkerStatistics, ghost_batch_norm, zero_gamma
 from bigstep.optim import parameter_groups
 from bigstep.schedules import BatchPlan
-from bigstep.tables import load
+from bigstep.tables import load, load_own
 
 __all__ = ["Emulation", "Own", "Run", "build"]
 
@@ -123,6 +124,8 @@ def build(
     emulation: Emulation = Emulation(),  # noqa: B008 - frozen
 ) -> Run:
     """Build a run; every rank must call this, with the same configuration."""
+    if own.loss is None and names_code(config.loss.name):
+        own = replace(own, loss=_named_loss(config.loss.name))
     precision = Precision(config.precision, ranks.device.type)
     plan = batch_plan(config)
     _require_runnable(config, ranks, plan)
@@ -259,6 +262,13 @@ def _loss(feed: Feed, smoothing: float = 0.0) -> Loss:
     return cross_entropy(label_smoothing=smoothing)
 
 
+def _named_loss(name: str) -> Loss:
+    """A user's own, from where it is: a function, or a module's class."""
+    found = load_own(name, "loss.name")
+    loss: Loss = found() if isinstance(found, type) else found
+    return loss
+
+
 def _learner(config: RunConfig, ranks: Ranks, model: nn.Module, own: Own, feed: Feed) -> Learner:
     rule, scaling = config.optimizer, None
     groups = parameter_groups(model, rule.weight_decay, {group.names: group.factor for group in config.lr.groups})
@@ -272,7 +282,8 @@ def _learner(config: RunConfig, ranks: Ranks, model: nn.Module, own: Own, feed: 
         optimizer = own.optimizer(model.parameters())
     else:
         on_gpu = ranks.device.type == "cuda"
-        optimizer = load(rule.home)(groups, lr=1.0, **rule.arguments(on_gpu=on_gpu))  # the rate is set in every step
+        make = load_own(rule.home, "optimizer.name") if names_code(rule.name) else load(rule.home)
+        optimizer = make(groups, lr=1.0, **rule.arguments(on_gpu=on_gpu))  # the rate is set in every step
     return Learner(
         model,
         WorkerLoss(model, own.loss or _loss(feed, config.loss.label_smoothing)),

@@ -5,12 +5,11 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
-import sys
-from typing import Any
 
 from torch import Tensor, nn
 
 from bigstep.errors import ConfigError, nearest
+from bigstep.tables import load_own
 
 __all__ = ["Logits", "model_from_path", "model_from_timm", "model_from_transformers"]
 
@@ -84,15 +83,7 @@ def model_from_path(path: str, **facts: int) -> nn.Module:
     >>> model_from_path("torch.nn:Identity", classes=10)  # accepts any keyword
     Identity()
     """
-    module_name, _, function_name = path.partition(":")
-    if not module_name or not function_name:
-        raise ConfigError(f"model: {path} is not an import path; write package.module:function.")
-    module = _import(module_name, path)
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        public = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
-        raise ConfigError(f"model: {path}: {module_name} has no function {function_name!r}: "
-                          f"{nearest(function_name, public)}")  # fmt: skip
+    function = load_own(path, "model")
     parameters = inspect.signature(function).parameters.values()
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     named = {parameter.name for parameter in parameters if parameter.kind is not parameter.POSITIONAL_ONLY}
@@ -100,17 +91,3 @@ def model_from_path(path: str, **facts: int) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model: {path} returned {type(model).__name__}, but a torch.nn.Module is needed.")
     return model
-
-
-def _import(module_name: str, path: str) -> Any:
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.append(here)  # last, so that a user's file never hides an installed package
-    try:
-        return importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
-            raise ConfigError(
-                f"model: {path}: there is no module {error.name!r}; install it or run from the folder that holds it."
-            ) from None
-        raise  # a module that the user's own file imports is missing: that traceback is theirs to read

@@ -7,14 +7,31 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import ModuleType
+from typing import Any
 
 from bigstep.config import Published, RunConfig
+from bigstep.config.schema import config_from_mapping, config_to_mapping
+from bigstep.config.trust import names_code, require_own, require_trust
 from bigstep.errors import ConfigError, nearest
+from bigstep.tables import load_own
+from bigstep.tables.plugins import brought, load_brought
 
-__all__ = ["ASYNCHRONOUS", "ISLANDS", "NAMES", "SEQUENCE", "SYNCHRONOUS", "Recipe", "describe", "load"]
+__all__ = [
+    "ASYNCHRONOUS",
+    "ISLANDS",
+    "NAMES",
+    "SEQUENCE",
+    "SYNCHRONOUS",
+    "Recipe",
+    "describe",
+    "exists",
+    "known",
+    "load",
+    "read",
+]
 
 SYNCHRONOUS = ("plain", "fair", "lars", "pfn", "sony", "fujitsu", "tencent", "google", "fastai", "onebit")
 """Recipes whose workers all wait for one another."""
@@ -57,17 +74,69 @@ def load(name: str, preset: str = "mini") -> RunConfig:
     """Return the configuration of one preset of a recipe.
 
     Args:
-        name: one of `NAMES`.
+        name: one of `known()`, or `package.module:function` for a function of your own that returns a `RunConfig`.
         preset: `mini` for data that ship with the package, `paper` for ImageNet with the published workers and batch,
             `cifar10` for CIFAR-10 and `books` for a text on one GPU at any batch; some recipes have more.
 
     >>> load("fair", "paper").batch
     8192
     """
+    if names_code(name):
+        return _own(name)
     presets = _presets(_module(name))
     if preset not in presets:
         raise ConfigError(f"The recipe {name} has no preset {preset!r:.60}: {nearest(preset, presets)}")
     return replace(presets[preset](), recipe=name, preset=preset)
+
+
+def exists(name: str) -> bool:
+    """Whether there is a recipe of this name, here or in an installed package."""
+    return name in NAMES or name in brought("recipes")
+
+
+def known() -> tuple[str, ...]:
+    """Return the names of all recipes: those of this package, then those that installed packages bring."""
+    return (*NAMES, *(name for name in brought("recipes") if name not in NAMES))
+
+
+def read(mapping: Any, origin: object, *, trusted: bool = False) -> RunConfig:
+    """Return the configuration that a file holds; where its recipe is a function, the file changes what that returns.
+
+    Args:
+        mapping: What the file holds.
+        origin: The file, for messages.
+        trusted: Whether somebody has said that code which it names may run.
+
+    >>> read({"workers": {"count": 8, "local_batch": 32}, "epochs": 2, "lr": {"base": 0.1}}, "run.yaml").batch
+    256
+    """
+    name = mapping.get("recipe") if isinstance(mapping, Mapping) else None
+    if isinstance(name, str) and names_code(name):
+        require_trust([name], origin, trusted=trusted)
+        base, rule = _own(name), mapping.get("optimizer")
+        if isinstance(rule, Mapping) and "name" in rule:  # it decides which settings there are
+            base = replace(base, optimizer=base.optimizer.switch(str(rule["name"])))
+        mapping = _changed(config_to_mapping(base), mapping)
+    return config_from_mapping(mapping)
+
+
+def _changed(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested mappings with the fields of others put into them."""
+    both = {
+        name: _changed(base[name], value)
+        if isinstance(value, Mapping) and isinstance(base.get(name), Mapping)
+        else value
+        for name, value in changes.items()
+    }
+    return {**base, **both}
+
+
+def _own(name: str) -> RunConfig:
+    require_own(name, "recipe")
+    made = load_own(name, "recipe")()
+    if not isinstance(made, RunConfig):
+        raise ConfigError(f"recipe: {name} returned {type(made).__name__}, but a RunConfig is needed.")
+    return replace(made, recipe=name, preset="custom")
 
 
 def describe(name: str) -> Recipe:
@@ -76,6 +145,8 @@ def describe(name: str) -> Recipe:
     >>> describe("pfn").published.batch
     '32,768'
     """
+    if names_code(name):
+        raise ConfigError(f"{name} is a function, which has no evidence to show; --yaml shows its configuration.")
     module = _module(name)
     return Recipe(
         name=name,
@@ -89,7 +160,10 @@ def describe(name: str) -> Recipe:
 
 def _module(name: str) -> ModuleType:
     if name not in NAMES:
-        raise ConfigError(f"Unknown recipe {name!r:.80}: {nearest(name, NAMES)}")
+        if name in brought("recipes"):
+            module: ModuleType = load_brought("recipes", name, ModuleType)
+            return module
+        raise ConfigError(f"Unknown recipe {name!r:.80}: {nearest(name, known())}")
     return importlib.import_module(f"bigstep.recipes.{name}")
 
 

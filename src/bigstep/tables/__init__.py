@@ -8,12 +8,14 @@ help need no torch. To add one is one file with the code and one entry here.
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from bigstep.errors import ConfigError, nearest
 
-__all__ = ["find", "load"]
+__all__ = ["find", "load", "load_own"]
 
 Entry = TypeVar("Entry")
 
@@ -38,3 +40,34 @@ def load(home: str) -> Any:
     """
     module, _, name = home.partition(":")
     return getattr(importlib.import_module(module), name)
+
+
+def load_own(path: str, field: str) -> Any:
+    """Import a user's own `package.module:name`; the current folder is searched too, last.
+
+    Args:
+        path: An import path with a colon before the name.
+        field: Who names it, for messages.
+
+    >>> load_own("bigstep.schedules:join", "loss.name").__name__
+    'join'
+    """
+    module_name, _, name = path.partition(":")
+    if not module_name or not name:
+        raise ConfigError(f"{field}: {path} is not an import path; write package.module:name.")
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.append(here)  # last, so that a user's file never hides an installed package
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            raise ConfigError(
+                f"{field}: {path}: there is no module {error.name!r}; install it or run from the folder that holds it."
+            ) from None
+        raise  # a module that the user's own file imports is missing: that traceback is theirs to read
+    found = getattr(module, name, None)
+    if not callable(found):
+        public = [each for each, value in vars(module).items() if callable(value) and not each.startswith("_")]
+        raise ConfigError(f"{field}: {path}: {module_name} has no function {name!r}: {nearest(name, public)}")
+    return found

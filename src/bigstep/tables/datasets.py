@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from bigstep.tables.plugins import Table
+
 __all__ = ["DATASETS", "DataSet"]
 
 
@@ -97,3 +99,4 @@ DATASETS: dict[str, DataSet] = {
     ),
 }
 """The sets that are known by name; `package.module:function` is a user's own."""
+DATASETS = Table("datasets", DataSet, DATASETS)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bigstep.errors import ConfigError, nearest
+from bigstep.tables.plugins import Table
 
 __all__ = ["FORMS", "MODELS", "Model", "find_model", "model_names"]
 
@@ -50,6 +51,8 @@ MODELS: dict[str, Model] = {
     "lstm": Model(about="a recurrent network for text", home="bigstep.models.lstm:lstm", input="tokens"),
     "lstm-mini": Model(about="the same for two CPU cores", home="bigstep.models.lstm:lstm_mini", input="tokens"),
 }
+
+MODELS = Table("models", Model, MODELS)
 
 FORMS: dict[str, Model] = {
     "timm:NAME": Model(about="a network of the timm library", home="bigstep.models.imported:model_from_timm"),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from bigstep.errors import require
+from bigstep.tables.plugins import Table
 from bigstep.validate import Count, Fraction, NotNegative, Positive, Range, check_ranges, require_name
 
 __all__ = [
@@ -38,7 +39,7 @@ trust_coefficient=0.01, eps=1e-09)
     """
 
     name: str = "sgd"
-    """One of {optimizers}; it decides which settings there are, and those of other rules are left out."""
+    """One of {optimizers}, or package.module:Class; it decides which settings there are, and no others are taken."""
     weight_decay: NotNegative = 0.0
     """Decay of the weights; biases and norm parameters get none unless decay_all is set."""
     decay_all: bool = False
@@ -75,7 +76,8 @@ trust_coefficient=0.01, eps=1e-09)
         name = settings.get("name", "sgd")
         require_name(str(name), OPTIMIZERS, "optimizer.name")
         chosen: Any = OPTIMIZERS[name].settings
-        kept = {key: value for key, value in settings.items() if name in rules_with(key) or not rules_with(key)}
+        own = ":" in name  # nothing of it can be another rule's
+        kept = {key: value for key, value in settings.items() if own or name in rules_with(key) or not rules_with(key)}
         return chosen, kept
 
     def switch(self, name: str) -> OptimizerConfig:
@@ -381,6 +383,8 @@ OPTIMIZERS: dict[str, Optimizer] = {
         state_bytes=4,
     ),
 }
+
+OPTIMIZERS = Table("optimizers", Optimizer, OPTIMIZERS, own="bigstep.tables.own_rule:own_rule")
 
 
 def _fields(settings: type[OptimizerConfig]) -> set[str]:

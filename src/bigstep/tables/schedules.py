@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from bigstep.tables import load
+from bigstep.tables.plugins import Table
 from bigstep.validate import require_name
 
 __all__ = ["SHAPES", "Shape", "make_schedule"]
@@ -52,6 +53,8 @@ SHAPES: dict[str, Shape] = {
         takes={"peak": "start", "epochs": "until"},
     ),
 }
+
+SHAPES = Table("schedules", Shape, SHAPES)
 
 
 def make_schedule(shape: str, fields: Mapping[str, Any]) -> Callable[[float], float]:
