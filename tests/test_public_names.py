@@ -24,11 +24,15 @@ PUBLIC = {
     "bigstep.sparse": ["HogwildClassifier", "HogwildFactorizer"],
     "bigstep.train": ["fit"],
     "bigstep.check": ["check"],
+    "bigstep.testing": ["assert_same_on_ranks"],
     "bigstep.plan": ["Cluster", "Workload", "predict"],
 }  # fmt: skip
 NAMES = [(module, name) for module, names in PUBLIC.items() for name in names]
 # what a paper defined has a reference; these are our own
-OWN = {"scale_lr", "join", "check", "Cluster", "Workload", "predict", "parameter_groups", "constant", "table"}
+OWN = {
+    "assert_same_on_ranks", "scale_lr", "join", "check", "Cluster", "Workload", "predict", "parameter_groups",
+    "constant", "table",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("module", "name"), NAMES, ids=[name for _, name in NAMES])
