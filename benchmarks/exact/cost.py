@@ -1,6 +1,6 @@
 """What exact sums cost: steps of one recipe, ordinary and exact, in turn, in the same processes.
 
-    python benchmarks/exact/cost.py [--recipes fair,adamw] [--ranks 1,2] [--repeats 7] [--steps 4]
+    python benchmarks/exact/cost.py [--recipes fair,adamw] [--ranks 1,2] [--repeats 15] [--steps 4]
 
 Ranks are CPU processes on one machine, joined by Gloo over the loopback. An exact forward takes one thread, since sums
 of torch are cut by the number of threads; so a rank alone is compared twice: with an ordinary run on one thread, which
@@ -63,21 +63,23 @@ def measure(rank: int, name: str, size: int, options: argparse.Namespace, scratc
         dist.init_process_group("gloo", init_method=f"file://{scratch}/{name}-{size}", rank=rank, world_size=size)
     rivals = ways(name, Ranks(rank, size))
     times: dict[str, list[float]] = {way: [] for way in rivals}
+    worked: dict[str, list[float]] = {way: [] for way in rivals}
     for repeat in range(options.repeats + 1):
         order = list(rivals)[:: 1 if repeat % 2 else -1]
         for way in order:
             if size > 1:
                 dist.barrier()
-            began = time.perf_counter()
+            began, busy = time.perf_counter(), time.process_time()
             run, one_thread = rivals[way]
             steps_of(run, options.steps if repeat else 2, one_thread=one_thread)
             if repeat:  # the first round warms up
                 times[way].append((time.perf_counter() - began) / options.steps)
+                worked[way].append((time.process_time() - busy) / options.steps)
     if rank == 0:
         run = rivals["exact"][0]
         weights = sum(parameter.numel() for parameter in run.learner.model.parameters())
         results.put({"recipe": name, "ranks": size, "weights": weights, "workers": run.config.workers.count,
-                     "times": times})  # fmt: skip
+                     "times": times, "processor_times": worked})  # fmt: skip
     if size > 1:
         dist.destroy_process_group()
 
@@ -96,18 +98,22 @@ def table(rows: list[dict[str, Any]], machine: dict[str, Any], options: argparse
     hardware = machine["hardware"]
     lines = [
         "# What exact sums cost", "",
-        f"Seconds of a step, exact over ordinary: median (least to most) of {options.repeats} pairs of {options.steps} "
-        f"steps each, in turn in the same processes. {hardware['processor']}, {hardware['cores']} cores, torch "
+        f"A step, exact over ordinary: median (middle half) of {options.repeats} pairs of {options.steps} steps each, "
+        "in turn in the same processes; by the clock, and in processor time of a rank, which tells more where cores "
+        f"are shared. {hardware['processor']}, {hardware['cores']} cores, torch "
         f"{machine['versions']['torch']}, commit {machine['commit']}. Made by `benchmarks/exact/cost.py`.", "",
-        "| recipe | weights | workers | ranks | ms a step, ordinary | exact | same threads | against the default |",
-        "|---|---|---|---|---|---|---|---|",
+        "| recipe | weights | workers | ranks | ms a step, ordinary | exact | same threads | in processor time | "
+        "against the default |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]  # fmt: skip
     for row in rows:
         said = {way: f"{m:.3f} ({low:.2f} to {high:.2f})" for way, (m, low, high) in row["ratios"].items()}
+        middle, low, high = row["processor_ratios"]["ordinary"]
         ms = row["milliseconds"]
         lines.append(
             f"| {row['recipe']} | {row['weights']:,} | {row['workers']} | {row['ranks']} | {ms['ordinary']:.0f} | "
-            f"{ms['exact']:.0f} | {said['ordinary']} | {said.get('default', 'the same')} |"
+            f"{ms['exact']:.0f} | {said['ordinary']} | {middle:.3f} ({low:.2f} to {high:.2f}) | "
+            f"{said.get('default', 'the same')} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -116,7 +122,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recipes", default="fair,adamw")
     parser.add_argument("--ranks", default="1,2")
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--out", type=Path, default=HERE / "results")
     options = parser.parse_args()
@@ -127,7 +133,8 @@ def main() -> None:
                 results = context.SimpleQueue()
                 multiprocessing.spawn(measure, (name, size, options, scratch, results), size)
                 rows.append(summarise(results.get()))
-                print(json.dumps({key: rows[-1][key] for key in ("recipe", "ranks", "milliseconds", "ratios")}))
+                told = ("recipe", "ranks", "milliseconds", "ratios", "processor_ratios")
+                print(json.dumps({fact: rows[-1][fact] for fact in told}), flush=True)
     machine = describe_machine()
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "cost.json").write_text(json.dumps({"rows": rows, "machine": machine}, indent=1) + "\n")
