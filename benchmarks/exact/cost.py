@@ -85,13 +85,16 @@ def measure(rank: int, name: str, size: int, options: argparse.Namespace, scratc
 
 
 def summarise(found: dict[str, Any]) -> dict[str, Any]:
-    times = found["times"]
-    ratios = {way: [a / b for a, b in zip(times["exact"], times[way], strict=True)] for way in times if way != "exact"}
-    return {
-        **found,
-        "milliseconds": {way: 1e3 * statistics.median(values) for way, values in times.items()},
-        "ratios": {way: [statistics.median(r), min(r), max(r)] for way, r in ratios.items()},
-    }
+    """Medians, and what exact takes of each rival: the middle half of the pairs as well."""
+    summary = {**found, "milliseconds": {way: 1e3 * statistics.median(found["times"][way]) for way in found["times"]}}
+    for name, kind in (("ratios", "times"), ("processor_ratios", "processor_times")):
+        summary[name] = {}
+        for way, values in found[kind].items():
+            if way != "exact":
+                ratios = [a / b for a, b in zip(found[kind]["exact"], values, strict=True)]
+                low, middle, high = statistics.quantiles(ratios, n=4)
+                summary[name][way] = [middle, low, high]
+    return summary
 
 
 def table(rows: list[dict[str, Any]], machine: dict[str, Any], options: argparse.Namespace) -> str:
