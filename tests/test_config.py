@@ -81,7 +81,7 @@ def test_exponents_without_a_dot_are_numbers() -> None:
         ("epochs=0", "greater than 0"),
         ("plan=[{epoch: 2, count: 1, local_batch: 1}, {epoch: 1, count: 1, local_batch: 1}]", "rising epochs"),
         ("plan=[{epoch: 2, count: 1}]", "lacks the field 'local_batch'"),
-        ("plan=3", "takes a list"),
+        ("plan=3", "plan takes auto or a list (got 3)"),
         ("lr.schedule=[{shape: wave, until: 3}]", "lr.schedule.shape is 'wave'"),
         ("lr.schedule=[{shape: table, until: 3, at: [1], values: [1]}]", "one more value"),
         ("lr.schedule=[{shape: constant, until: 3}, {shape: constant, until: 2}]", "follow one another"),

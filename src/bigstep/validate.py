@@ -103,6 +103,9 @@ def convert(hint: Any, value: Any, path: str) -> Any:
             return value
         raise ConfigError(f"{path} is {value!r:.60}, but {nearest(str(value), map(str, arguments))}")
     if origin in (typing.Union, types.UnionType):
+        lists = [alternative for alternative in arguments if typing.get_origin(alternative) is tuple]
+        if lists and isinstance(value, (list, tuple)):
+            return convert(lists[0], value, path)  # what is wrong in it is told
         for alternative in arguments:
             with contextlib.suppress(ConfigError):
                 return convert(alternative, value, path)

@@ -34,6 +34,7 @@ DECAY = Axis("optimizer.weight_decay", (1.0, 4.0, 0.25))
 
 SPACES: dict[str, tuple[Axis, ...]] = {
     **dict.fromkeys(recipes.NAMES, (RATE, DECAY)),
+    **dict.fromkeys(recipes.HUGE, (RATE, Axis("optimizer.rest_lr", (1.0, 4.0, 0.25)))),  # filters are renormalised
     "pfn": (RATE, Axis("optimizer.rms_lr", (1.0, 3.0, 1 / 3))),  # its first epochs run on RMSprop's rate
 }
 """15 points a recipe: the rate, and what else decides most for its optimizer."""
