@@ -174,3 +174,34 @@ def test_one_more_island_on_a_rank_holds_one_more_copy_of_weights_and_optimizer_
     copy = 3 * size  # weights and AdamW's two averages
     assert held[4] - held[2] == 2 * copy
     assert held[8] - held[4] == 4 * copy
+
+
+class Saved:
+    """A tensor that a backward pass waits for; `alive` and `most` count the numbers of all of them."""
+
+    alive = most = 0
+
+    def __init__(self, tensor: torch.Tensor):
+        self.tensor = tensor
+        Saved.alive += tensor.numel()
+        Saved.most = max(Saved.most, Saved.alive)
+
+    def __del__(self) -> None:
+        Saved.alive -= self.tensor.numel()
+
+
+def most_activations(islands: int) -> int:
+    """Return the most numbers that wait for a backward pass at any time of a run on one rank."""
+    loop = bigstep_loop()
+    run = loop.start(Own(dense, None, data()), Trial(config(f"islands.count={islands}"), 136, 136), Ranks())
+    assert loop.train is not None
+    Saved.alive = Saved.most = 0
+    with torch.autograd.graph.saved_tensors_hooks(Saved, lambda saved: saved.tensor):
+        loop.train(run, -1, None)
+    loop.finish(run)
+    assert Saved.alive == 0
+    return Saved.most
+
+
+def test_however_many_islands_a_rank_hosts_it_holds_the_activations_of_one() -> None:
+    assert most_activations(8) == most_activations(2) > 0

@@ -16,8 +16,9 @@ from bigstep.plan.cost import exchange_seconds
 from bigstep.plan.islands import IslandPlan, fewest_steps_between, predict_islands
 from bigstep.plan.search import prefer, rank
 from bigstep.plan.simulate import expected_maximum
-from bigstep.plan.ways import RESTART_S, SAVE_S, cheapest, compare_ways, lost_share, recommend
+from bigstep.plan.ways import RESTART_S, SAVE_S, Way, cheapest, compare_ways, lost_share, recommend
 from bigstep.plan.workload import workload_names
+from bigstep.tables.codecs import encoded_bytes
 
 GPT = Workload.load("gpt-124m")
 STEADY = replace(Cluster.load("dgx_h200"), jitter=0.0)
@@ -49,7 +50,23 @@ def test_more_steps_between_meetings_more_fragments_in_flight_and_smaller_codes_
 
     assert step(every=40) < step() < step(every=10)
     assert step(fragments=4, overlap=2) < step(overlap=2) < step()
-    assert step(codec="fp16") < step()
+    assert step(codec="int4") < step(codec="int8") < step(codec="fp16")
+    # half a value to each of seven others is more than 7/8 of a whole value sent twice, and to one other it is less
+    assert step(codec="fp16") > step()
+    assert step(codec="fp16", count=2) < step(count=2)
+
+
+def test_what_cannot_be_added_on_the_way_is_sent_to_every_other_island() -> None:
+    apart = replace(SLOW, nodes=4, devices_per_node=1)
+    common = {"devices": 4, "local_batch": 8}
+
+    def sent(codec: str) -> float:
+        return predict_islands(GPT, apart, plan=IslandPlan(count=4, codec=codec), **common).meeting_bytes
+
+    assert sent("none") == pytest.approx(2 * 3 / 4 * 4 * GPT.parameters)
+    assert sent("int4") == 3 * encoded_bytes("int4", GPT.shapes)
+    one = predict_islands(GPT, apart, devices=1, local_batch=8, plan=IslandPlan(count=1, codec="int4"))
+    assert one.meeting_s == 0.0
 
 
 def test_waiting_for_the_slowest_island_averages_out() -> None:
@@ -72,14 +89,16 @@ def test_islands_must_be_equal() -> None:
         predict_islands(GPT, SLOW, plan=IslandPlan(count=7), **COMMON)
 
 
-def test_losses_cost_a_synchronous_run_all_devices_and_islands_one() -> None:
+def test_a_loss_costs_a_restart_and_what_was_done_since_a_checkpoint_or_a_meeting() -> None:
     lifetime, devices = 20.0, 128
     losses = devices / lifetime / 3600
     apart = math.sqrt(2 * SAVE_S / losses)
     extra = SAVE_S / apart + losses * (RESTART_S + apart / 2)
     assert lost_share("synchronous", devices, lifetime) == pytest.approx(extra / (1 + extra))
-    islands = lost_share("islands", devices, lifetime, islands=16, between_s=30)
-    assert islands < lost_share("synchronous", devices, lifetime) / 10
+    since = losses * (RESTART_S + 30 / 2)
+    assert lost_share("islands", devices, lifetime, between_s=30) == pytest.approx(since / (1 + since))
+    assert lost_share("islands", devices, lifetime, between_s=apart) < lost_share("synchronous", devices, lifetime)
+    assert lost_share("downpour", devices, lifetime) < lost_share("islands", devices, lifetime) / 100
     for method in ("synchronous", "islands", "downpour"):
         assert lost_share(method, devices, math.inf) == 0.0
         assert lost_share(method, devices, 1.0) > lost_share(method, devices, 10.0)
@@ -97,10 +116,11 @@ def test_a_slow_network_and_dying_machines_ask_for_islands_and_a_fast_one_does_n
 
 
 def test_islands_are_preferred_to_stale_gradients() -> None:
-    cluster = Cluster.load("dgx_h200")
-    ways = compare_ways(GPT, cluster, rank(GPT, cluster, 64)[0], lifetime_h=2)
-    assert max(ways, key=lambda way: way.samples_s).method == "downpour"
+    speeds = {"synchronous": 100.0, "islands": 160.0, "downpour": 200.0}
+    ways = [Way(method, method, 64, speed, None, None) for method, speed in speeds.items()]
     assert recommend(ways)[0].method == "islands"
+    assert recommend([ways[0], replace(ways[1], samples_s=140.0), ways[2]])[0].method == "downpour"
+    assert recommend([ways[0], replace(ways[1], samples_s=140.0)])[0].method == "synchronous"
 
 
 def test_the_cheapest_number_of_devices_is_that_of_the_lowest_price() -> None:

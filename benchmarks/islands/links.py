@@ -5,7 +5,9 @@
 Needs root (network namespaces). The target is what DDP has in bits per byte after a number of steps. A method takes the
 same path at any speed of the links, so its steps to the target are counted once, on links that hold nothing up, and the
 seconds of a step are measured at each speed: over the second period of meetings, all methods in turn, in the same
-processes. Rates that were measured before stay in OUT.json; OUT.md is written anew.
+processes. Links that hold nothing up come first: from these steps and the bytes of each method the planner names the
+winner at every other speed before it is measured. Rates that were measured before stay in OUT.json; OUT.md is written
+anew.
 """
 
 from __future__ import annotations
@@ -22,15 +24,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from planned import laboratory
 from worker import DENSE, EVERY, METHODS
 
 from bigstep.lab.hosts import Lab, why_no_lab
+from bigstep.plan.cost import exchange_seconds
+from bigstep.plan.islands import IslandPlan, predict_islands
+from bigstep.tables.codecs import encoded_bytes
 
 HERE = Path(__file__).parent
 HOSTS = 4
 FREE = "40gbit"
 """More than four processes on two cores can send."""
-RATES = ("10mbit", "100mbit", "50mbit", "5mbit", "1gbit", FREE)
+RATES = (FREE, "5mbit", "10mbit", "50mbit", "100mbit", "1gbit")
 EVALUATE_EVERY = 10
 PATIENCE = 3
 """How many times the steps of DDP a method may take to the target."""
@@ -46,12 +52,12 @@ def run(rate: str, job: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
 def follow_paths(steps: int, known: dict[str, Any]) -> dict[str, Any]:
     """Return the target, and by method the step that reaches it; None where none does. What is known stays."""
     curves = dict(known.get("curves", {})) if known.get("steps_of_ddp") == steps else {}
-    most = {method: steps if method == "DDP" else PATIENCE * steps for method in METHODS if method not in curves}
+    most = {method: PATIENCE * steps for method in METHODS if not curves.get(method) or curves[method][-1][0] <= steps}
     if most:
         seen = run(FREE, {"steps": most, "rounds": 1, "evaluate_every": EVALUATE_EVERY})
         for method, each in seen.items():
             curves[method] = sorted((int(step), bits) for step, bits in each[0]["bits_per_byte"].items())
-    target = curves["DDP"][-1][1]
+    target = dict(curves["DDP"])[steps]
     reached = {method: _crossing(curves[method], target) for method in METHODS}
     return {"steps_of_ddp": steps, "target": target, "reached": reached, "curves": curves}
 
@@ -81,6 +87,29 @@ def measure(rate: str, rounds: int) -> dict[str, Any]:
         sent = sum(turns[0]["bytes"][-EVERY:]) / EVERY
         found[method] = {"n": rounds, "median_s": statistics.median(each), "min_s": min(each), "bytes": sent}
     return found
+
+
+def plan_winner(results: dict[str, Any], rate: str) -> str:
+    """Name the method that reaches the target first at a rate: steps as counted, a step as the planner has it.
+
+    What a step takes where links hold nothing up is measured; what links add is the planner's.
+    """
+    took = {}
+    for method, steps in results["paths"]["reached"].items():
+        if steps is None:
+            continue
+        free_s = results["rates"][FREE][method]["min_s"]
+        workload, cluster = laboratory(free_s, rate)
+        islands, exchange = METHODS[method].get("islands"), METHODS[method].get("exchange")
+        if islands is not None:
+            plan = IslandPlan(count=HOSTS, every=islands.every, fragments=islands.fragments, overlap=islands.overlap,
+                              codec=islands.codec)  # fmt: skip
+            step_s = predict_islands(workload, cluster, devices=HOSTS, local_batch=1, plan=plan).step_s
+        else:
+            sent = encoded_bytes(exchange.codec, workload.shapes)
+            step_s = free_s + exchange_seconds(exchange.collective, sent, cluster, HOSTS)
+        took[method] = steps * step_s
+    return min(took, key=took.__getitem__)
 
 
 def machine() -> dict[str, Any]:
@@ -113,6 +142,9 @@ def markdown(results: dict[str, Any]) -> str:
         cells = [f"{a:.1f} s ({b / a:.1f}×)" if steps else "not reached" for a, b in zip(took, ddp, strict=True)]
         sent = f"{times[0][method]['bytes'] / 1e3:.1f}" if times else ""
         lines.append(f"| {method} | {f'{steps:.0f}' if steps else '–'} | {sent} | {' | '.join(cells)} |")
+    if FREE in results["rates"]:
+        planned = [plan_winner(results, rate) for rate in rates]
+        lines.append(f"| *planned to be first* | | | {' | '.join(planned)} |")
     where = results["machine"]
     n = min((each["n"] for rate in rates for each in results["rates"][rate].values()), default=0)
     lines += [
@@ -127,7 +159,8 @@ def markdown(results: dict[str, Any]) -> str:
 def main() -> None:
     """Follow the paths unless they are known, then measure rate after rate."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rates", nargs="+", default=list(RATES), help="speeds of the links, as tc writes them")
+    parser.add_argument("--rates", nargs="*", default=list(RATES), help="speeds of the links, as tc writes them; none "
+                        "counts steps alone")  # fmt: skip
     parser.add_argument("--steps", type=int, default=40, help="of DDP, which set the target")
     parser.add_argument("--rounds", type=int, default=3, help="turns of every method at each rate")
     parser.add_argument("--out", default=str(HERE / "results" / "links"), help="OUT.json and OUT.md are written")

@@ -19,6 +19,7 @@ import torch
 from bigstep import recipes
 from bigstep.config import IslandsConfig, RunConfig
 from bigstep.data.catalog import open_data
+from bigstep.records import describe_machine
 from bigstep.train import fit
 
 HERE = Path(__file__).parent
@@ -55,15 +56,21 @@ def main() -> None:
     for _ in range(options.rounds):
         for name, config in kinds.items():
             seen[name].append(step_seconds(config, data))
+        Path(options.out).write_text(text_of(seen))
+        print(text_of(seen), flush=True)
+
+
+def text_of(seen: dict[str, list[float]]) -> str:
+    """Say what was seen so far."""
     ratios = [a / b for a, b in zip(seen["islands"], seen["synchronous"], strict=True)]
     medians = {name: statistics.median(each) * 1e3 for name, each in seen.items()}
-    text = (
+    machine = describe_machine()
+    return (
         f"gpt-mini, 4 workers of {LOCAL_BATCH} sequences on one rank: a synchronous step takes "
         f"{medians['synchronous']:.0f} ms of one core, a step of 4 islands with H = 20 {medians['islands']:.0f} ms; "
-        f"ratio {statistics.median(ratios):.3f} ({min(ratios):.3f}–{max(ratios):.3f}, n = {len(ratios)}).\n"
+        f"ratio {statistics.median(ratios):.3f} ({min(ratios):.3f}–{max(ratios):.3f}, n = {len(ratios)}). "
+        f"{machine['hardware']['processor']}, torch {machine['versions']['torch']}, commit {machine['commit']}.\n"
     )
-    Path(options.out).write_text(text)
-    print(text)
 
 
 if __name__ == "__main__":

@@ -41,20 +41,26 @@ FORMAT = 1
 """Version of the run folder's layout; a reader refuses newer ones and upgrades older ones."""
 
 FILES = (
-    "run.json", "metrics.jsonl", "checkpoints", "model.safetensors", "report.html", "tensorboard", "profile.json",
-    "wandb", "mlflow.db", "profile.md", "trace.json.gz", "vocabulary.json", ".lock",
+    "run.json", "metrics.jsonl", "checkpoints", "meetings", "model.safetensors", "report.html", "tensorboard",
+    "wandb", "mlflow.db", "profile.json", "profile.md", "trace.json.gz", "vocabulary.json", ".lock",
 )  # fmt: skip
 """What a run leaves in its folder, besides error-rank-N.txt; whoever clears a folder removes nothing else."""
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that a crash leaves either the old content or the new, never a torn one."""
-    with replacing(path) as file:
+def write_atomically(path: Path, content: bytes, *, sync: bool = True) -> None:
+    """Write a file so that a crash leaves either the old content or the new, never a torn one.
+
+    Args:
+        path: The file.
+        content: All of it.
+        sync: Wait for the disk, so that the promise holds for a crash of the machine and not only of the process.
+    """
+    with replacing(path, sync=sync) as file:
         file.write(content)
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
     """Open a file to write that takes the place of `path` when the block ends well, and is removed when it does not."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -62,8 +68,11 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         with open(temporary, "xb") as file:  # never through a link that somebody has put there
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            if sync:
+                os.fsync(file.fileno())
         os.replace(temporary, path)
+        if not sync:
+            return
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)  # the rename itself must survive a power cut
@@ -124,7 +133,7 @@ def locked(folder: Path, *, fresh: bool = False) -> Iterator[None]:
     try:
         if fresh and (folder / "run.json").exists():
             raise ConfigError(f"{folder} holds a run; add --resume to go on with it, or name a new folder with --out.")
-        for left in (*folder.glob(".*.part"), *folder.glob("checkpoints/.*.part")):
+        for left in (*folder.glob(".*.part"), *folder.glob("checkpoints/.*.part"), *folder.glob("meetings/*/.*.part")):
             left.unlink(missing_ok=True)  # by a writer that was killed
         yield
     finally:

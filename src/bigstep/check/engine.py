@@ -25,7 +25,7 @@ from bigstep.engine.build import Run, build
 from bigstep.engine.checkpoint import load_latest, save_checkpoint
 from bigstep.engine.evaluate import Evaluation
 from bigstep.engine.loop import train
-from bigstep.engine.methods.islands import Part
+from bigstep.engine.methods.island import Part
 from bigstep.engine.methods.parallel import make_exchange
 from bigstep.engine.methods.synchronous import Synchronous
 from bigstep.engine.observers.base import Audience, Observer

@@ -12,7 +12,7 @@ from bigstep.check.shrink import one_island
 from bigstep.check.subject import Own, Subject, Trial
 from bigstep.config import OuterConfig
 from bigstep.data.sampler import Position
-from bigstep.engine.methods.islands import part_of
+from bigstep.engine.methods.island import part_of
 from bigstep.engine.ranks import Ranks
 
 __all__ = ["islands_by_hand"]

@@ -42,6 +42,7 @@ def train_as_rank(job: Job) -> None:
             max_steps=job.steps,
             facts=job.facts,
             profile=job.profile,
+            said=job.said,
         )
         if not ranks.first:
             run(order, ranks)

@@ -53,6 +53,8 @@ def job_of(options: Train, *, launched: bool) -> Job:
         config = finish_on_one(config, options.finish_on_one)
     if options.exact:
         config = make_exact(config)
+    if options.elastic and config.islands.count > 1:
+        config = dataclasses.replace(config, checkpoint=dataclasses.replace(config.checkpoint, meetings=True))
     _check_profile(options, config)
     typed = [options.model or "", options.data or "", *(options.settings or ())]
     require_trusted(config, options.config or folder, typed, trusted=options.trust)

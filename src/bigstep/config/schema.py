@@ -108,6 +108,8 @@ class CheckpointConfig:
     """Seconds after which one is written in any case; 0 for never. The last step is always saved."""
     keep: Count = 2
     """How many checkpoints stay on disk."""
+    meetings: bool = False
+    """Islands also keep their state at every meeting, each on its own machine; --elastic turns it on."""
 
     def __post_init__(self) -> None:
         check_ranges(self, "checkpoint")

@@ -31,13 +31,14 @@ class BackgroundWriter:
     A checkpoint that cannot be written is no end of a run: the one before it stays, and `problem` is told.
     """
 
-    def __init__(self, folder: Path, keep: int, problem: Callable[[str], None]):
+    def __init__(self, folder: Path, keep: int, problem: Callable[[str], None], *, sync: bool = True):
         """Args:
         folder: Where checkpoints go.
         keep: How many stay.
         problem: Called, in the thread of the run, with a sentence about a checkpoint that could not be written.
+        sync: Wait for the disk, so that they survive the machine and not only the process.
         """
-        self._folder, self._keep, self._problem = folder, keep, problem
+        self._folder, self._keep, self._problem, self._sync = folder, keep, problem, sync
         self._thread: threading.Thread | None = None
         self._failure: str | None = None
         self._saved = True
@@ -62,7 +63,7 @@ class BackgroundWriter:
 
     def _write(self, step: int, state: dict[str, Any]) -> None:
         try:
-            save_checkpoint(self._folder, step, state, self._keep)
+            save_checkpoint(self._folder, step, state, self._keep, sync=self._sync)
         except Exception as error:  # whatever it is, it must not end the thread in silence
             reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
             self._failure = (

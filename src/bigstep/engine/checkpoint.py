@@ -41,14 +41,22 @@ def weights_hash(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def save_checkpoint(folder: Path, step: int, state: dict[str, Any], keep: int) -> Path:
-    """Write a checkpoint and remove all but the newest `keep` up to it."""
+def save_checkpoint(folder: Path, step: int, state: dict[str, Any], keep: int, *, sync: bool = True) -> Path:
+    """Write a checkpoint and remove all but the newest `keep` up to it.
+
+    Args:
+        folder: Where it goes.
+        step: Its place in the run.
+        state: What it holds.
+        keep: How many stay.
+        sync: Wait for the disk, so that it survives the machine and not only the process.
+    """
     buffer = io.BytesIO()
     torch.save(state, buffer)
     payload = buffer.getbuffer()
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step-{step:09d}.ckpt"
-    write_atomically(path, b"".join([_MAGIC, hashlib.sha256(payload).digest(), payload]))
+    write_atomically(path, b"".join([_MAGIC, hashlib.sha256(payload).digest(), payload]), sync=sync)
     # those of later steps are none of this run's way: it could not read them, or it would stand there now
     for old in [each for each in _newest_first(folder) if each.name <= path.name][keep:]:
         old.unlink(missing_ok=True)

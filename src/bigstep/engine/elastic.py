@@ -3,7 +3,8 @@
 The workers of a run are spread over whatever ranks there are, so a change of ranks changes nothing but the order of
 floating-point sums. When a rank is lost, the others are ended (they wait in a collective that cannot complete) and
 the run goes on from its last checkpoint on the ranks that are left; once that has produced a checkpoint of its own,
-it is saved and goes on with all ranks again.
+it is saved and goes on with all ranks again. Islands keep a state of their own at every meeting, and then go on from
+the last one.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import signal
 import sys
 from pathlib import Path
 
+from bigstep.engine.islands_of import fitting_ranks, islands_of_rank
 from bigstep.engine.job import Job
 from bigstep.engine.launch import RankProcesses, started
 from bigstep.errors import RunError
@@ -40,6 +42,7 @@ def launch_elastic(procs: int, job: Job) -> int:
                 running.wait(10, running.processes[:1])
                 if not running.killed():  # a mistake or a fault of the program: another start would meet it again
                     return running.explain(failed)
+            said: tuple[str, ...] = ()
             if failed is None:
                 running.send(signal.SIGTERM)  # save what the ranks that were left have reached
                 running.wait(120)
@@ -50,23 +53,28 @@ def launch_elastic(procs: int, job: Job) -> int:
                 ranks = procs
                 _say(f"The lost ranks are back; going on with {procs}.")
             else:
-                ranks = _shrink(running, ranks)
+                ranks, sentence = _shrink(running, ranks, job.config.islands.count)
+                _say(sentence)
+                said = (sentence,)
         futile = 0 if _newest(folder) > saved else futile + 1
         if futile == _MOST_FUTILE_STARTS:
             raise RunError(
                 f"Ranks were lost {futile} times without a new checkpoint in between; lower checkpoint.seconds or look "
                 "for what kills them (often the memory limit), then go on with --resume."
             )
-        job = dataclasses.replace(job, resume=True)
+        job = dataclasses.replace(job, resume=True, said=said)
 
 
-def _shrink(running: RankProcesses, ranks: int) -> int:
-    """Say who was lost, and return how many ranks are left."""
+def _shrink(running: RankProcesses, ranks: int, islands: int) -> tuple[int, str]:
+    """Return how many ranks go on, and who was lost."""
     lost = running.killed()
-    left = max(1, ranks - len(lost))
-    names = ", ".join(map(str, lost))
-    _say(f"Rank {names} was lost; going on with {left} of {ranks} ranks from the last checkpoint.")
-    return left
+    left = fitting_ranks(islands, max(1, ranks - len(lost))) if islands > 1 else max(1, ranks - len(lost))
+    who, since = f"Rank {', '.join(map(str, lost))}", "checkpoint"
+    if islands > 1:
+        gone = sorted({number for rank in lost for number in islands_of_rank(islands, rank, ranks)})
+        who += f" with island {', '.join(map(str, gone))}"
+        since = "meeting"
+    return left, f"{who} was lost; going on with {left} of {ranks} ranks from the last {since}."
 
 
 def _say(sentence: str) -> None:
@@ -74,5 +82,6 @@ def _say(sentence: str) -> None:
 
 
 def _newest(folder: Path) -> str:
-    """The name of the newest checkpoint; names sort by step."""
-    return max((path.name for path in (folder / "checkpoints").glob("step-*.ckpt")), default="")
+    """The name of the newest checkpoint, or of what islands kept of a meeting; names sort by step."""
+    kept = (*folder.glob("checkpoints/step-*.ckpt"), *folder.glob("meetings/*/step-*.ckpt"))
+    return max((path.name for path in kept), default="")

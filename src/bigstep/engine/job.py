@@ -39,6 +39,8 @@ class Job:
     """Where processes of other machines find a Downpour run."""
     elsewhere: tuple[int, int] = (0, 0)
     """Shards and replicas that they bring."""
+    said: tuple[str, ...] = ()
+    """What the launcher has to say about this start, for the records."""
     report: bool = True
     as_json: bool = False
 
@@ -53,5 +55,5 @@ class Job:
         """Read what `write` wrote."""
         plain: dict[str, Any] = json.loads(path.read_bytes())
         config = config_from_mapping(plain.pop("config"))
-        plain |= {name: tuple(plain[name]) for name in ("trackers", "elsewhere")}
+        plain |= {name: tuple(plain[name]) for name in ("trackers", "elsewhere", "said")}
         return cls(config=config, folder=Path(plain.pop("folder")), **plain)

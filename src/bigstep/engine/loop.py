@@ -31,6 +31,7 @@ def train(
     run: Run,
     audience: Audience,
     save: Callable[[], None] = lambda: None,
+    keep: Callable[[], None] = lambda: None,
     *,
     max_steps: int | None = None,
     stop: StopRequest | None = None,
@@ -45,6 +46,7 @@ def train(
         run: What to train, and how.
         audience: Hears what happens.
         save: Writes a checkpoint of the run's state; called on every rank at the same step.
+        keep: Lets every rank keep what it holds itself, where the method says that it is worth it.
         max_steps: Where to stop, counted from the beginning of the run.
         stop: A signal asks through it to save and leave.
         heartbeat: Is told what this rank is doing, so that others can name it if it hangs.
@@ -70,7 +72,7 @@ def train(
             if due.last:
                 method.finish()
             asked, late = 0, False
-            if meter.due or due.pausing:
+            if meter.due or due.pausing or outcome.keep:
                 heartbeat.at(state.position.step, "the sum of losses")
                 unsaved_s = meter.seconds - saved_at if run.ranks.first else 0.0  # rank 0's clock decides for all
                 flush = meter.flush(step, [*stop.votes(), unsaved_s], final=due.last)
@@ -89,6 +91,10 @@ def train(
                     state.seconds = meter.seconds
                     save()
                 saved_at = meter.seconds
+            if outcome.keep:  # behind the flush: whoever goes on from here finds the rows of all steps before
+                with meter.pause():
+                    state.seconds = meter.seconds
+                    keep()
             if asked and not due.last:
                 raise StoppedError(asked, state.position.step)
     state.seconds = meter.seconds

@@ -23,6 +23,8 @@ from bigstep.engine.exact import fixed_arithmetic
 from bigstep.engine.heartbeat import Heartbeat, beating
 from bigstep.engine.interruption import StoppedError, StopRequest, listening
 from bigstep.engine.loop import Ending, train
+from bigstep.engine.meetings import MeetingKeeper, find_meeting, forget_meetings
+from bigstep.engine.methods.islands import Islands
 from bigstep.engine.observers.base import Audience, Observer
 from bigstep.engine.observers.noise import NoiseWatch
 from bigstep.engine.observers.records import Records
@@ -51,6 +53,8 @@ class Order:
     """What the records say about the run besides its configuration."""
     profile: int = 0
     """Steps to profile."""
+    said: tuple[str, ...] = ()
+    """What whoever started this has to say, for the records."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,11 +93,11 @@ def run(order: Order, ranks: Ranks, observers: Iterable[Observer] = (), own: Own
         if order.config.exact:
             stack.enter_context(fixed_arithmetic(ranks.device))
         try:
-            saved, problems = _saved_state(order, ranks)
+            saved, remarks = _saved_state(order, ranks)
             built = build(order.config, ranks, own)
             with contextlib.closing(built):
                 watching = Audience(observers if ranks.first else ())
-                return _carry_out(order, built, own, watching, saved, problems, stop, heartbeat)
+                return _carry_out(order, built, own, watching, saved, remarks, stop, heartbeat)
         except BigstepError as error:
             alone = isinstance(error, RunError) and not isinstance(error, AgreedError)
             if alone and (missing := heartbeat.missing()):
@@ -121,26 +125,58 @@ def _keep_folder(order: Order, ranks: Ranks, stack: contextlib.ExitStack) -> Non
     refusal = ranks.from_first(refusal)
     if refusal:
         raise ConfigError(refusal)
+    if not order.resume:
+        forget_meetings(order.folder)
 
 
 def _saved_state(order: Order, ranks: Ranks) -> tuple[dict[str, Any] | None, list[str]]:
-    """Load rank 0's newest whole checkpoint and give it to every rank."""
+    """Load rank 0's newest whole checkpoint, or a meeting that islands have kept since, for every rank.
+
+    Returns:
+        The state, if there is one, and remarks about where it comes from.
+    """
     if not order.resume:
         return None, []
     state: dict[str, Any] | None = None
-    problems: list[str] = []
-    refusal: str | None = None
+    remarks: list[str] = []
     if ranks.first:
         state, problems = load_latest(order.folder / "checkpoints")
-        if state is not None:
-            if isinstance(state.get("config"), dict):
-                refusal = find_change(state["config"], order.config)
-            else:
-                refusal = "has a checkpoint that is none of a run"
-    state, problems, refusal = ranks.from_first((state, problems, refusal))
+        remarks = [f"{problem} The one before it is used." for problem in problems]
+    config = order.config
+    met = None
+    if config.checkpoint.meetings and config.islands.count > 1:
+        behind = ranks.from_first(_step_of(state))
+        met = find_meeting(order.folder, ranks, config.islands.count, behind=behind, whole=config.exact)
+    if met is not None:
+        state, remarks = met.state, [*remarks, *_lost_islands(met.lost)]
+    refusal: str | None = None
+    if ranks.first and state is not None:
+        if isinstance(state.get("config"), dict):
+            refusal = find_change(state["config"], config)
+        else:
+            refusal = "has a checkpoint that is none of a run"
+    if met is None:
+        state = ranks.from_first(state)
+    refusal = ranks.from_first(refusal)
     if refusal:
         raise ConfigError(f"The run in {order.folder} {refusal}; take it back, or start a new run with another --out.")
-    return state, problems
+    forget_meetings(order.folder, behind=_step_of(state))
+    return state, remarks
+
+
+def _step_of(state: dict[str, Any] | None) -> int:
+    """Return where a saved state stands; one that is none of a run is found out when it is restored."""
+    position = {} if state is None else state.get("position")
+    step = position.get("step") if isinstance(position, dict) else 0
+    return step if isinstance(step, int) else 0
+
+
+def _lost_islands(lost: list[int]) -> list[str]:
+    """Name islands that begin from the agreed weights."""
+    if not lost:
+        return []
+    names = f"Island {lost[0]} has" if len(lost) == 1 else f"Islands {', '.join(map(str, lost))} have"
+    return [f"{names} lost what was kept of the last meeting, and went on from the agreed weights."]
 
 
 def _carry_out(
@@ -149,7 +185,7 @@ def _carry_out(
     own: Own,
     watching: Audience,
     saved: dict[str, Any] | None,
-    problems: list[str],
+    remarks: list[str],
     stop: StopRequest,
     heartbeat: Heartbeat,
 ) -> dict[str, Any]:
@@ -166,11 +202,13 @@ def _carry_out(
             if ranks.first:
                 checkpoints.submit(state.position.step, captured)
 
+        keep = _keeper(order, built, audience)
         try:
             # for whoever watches; the records know it
             watching.noted(_announcement(order, ranks, built.describe(own)))
-            _announce(built, audience, problems, resumed=order.resume)
-            ending = train(built, audience, save, max_steps=order.max_steps, stop=stop, heartbeat=heartbeat)
+            _announce(built, audience, [*order.said, *remarks], resumed=order.resume)
+            keeping = keep or (lambda: None)
+            ending = train(built, audience, save, keeping, max_steps=order.max_steps, stop=stop, heartbeat=heartbeat)
             result = _result(built, ending, noise, order)
             result["model"] = str(_save_weights(order, built, "" if own.model is not None else order.config.model))
             if not checkpoints.wait():
@@ -187,9 +225,20 @@ def _carry_out(
         finally:
             audience.close()
             checkpoints.wait()  # notes a checkpoint that failed, which a full disk refuses too
+            if keep is not None:
+                keep.close()
+        ranks.from_first(None)  # the last checkpoint is there, and holds all islands
+        forget_meetings(order.folder)
         if writer is not None:
             writer.finish(result)
         return result
+
+
+def _keeper(order: Order, built: Run, audience: Audience) -> MeetingKeeper | None:
+    """Return what keeps the islands of this rank at every meeting, where that is asked for."""
+    if not order.config.checkpoint.meetings or not isinstance(built.method, Islands):
+        return None
+    return MeetingKeeper(order.folder, built.state, built.method, audience.noted)
 
 
 @contextlib.contextmanager
@@ -235,11 +284,11 @@ def _own_observers(order: Order, built: Run, noise: NoiseWatch, writer: RunWrite
     return watches
 
 
-def _announce(built: Run, audience: Audience, problems: list[str], *, resumed: bool) -> None:
+def _announce(built: Run, audience: Audience, remarks: list[str], *, resumed: bool) -> None:
     if built.kernels is not None:
         audience.noted(str(built.kernels), kernels=dataclasses.asdict(built.kernels))
-    for problem in problems:
-        audience.noted(f"{problem} The one before it is used.")
+    for remark in remarks:
+        audience.noted(remark)
     if resumed:
         step = built.state.position.step
         audience.noted(f"Resumed at step {step}." if step else "Nothing to resume: started anew.")

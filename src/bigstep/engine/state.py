@@ -118,13 +118,18 @@ class State:
         assert not taken, f"{sorted(taken)} are registered already"
         self.parts |= parts
 
-    def capture(self) -> dict[str, Any]:
-        """Collect everything that decides the path; every rank must call this at the same step."""
+    def capture(self, instead: Mapping[str, Carried] = {}) -> dict[str, Any]:  # noqa: B006 - never changed
+        """Collect everything that decides the path; every rank must call this at the same step.
+
+        Args:
+            instead: Parts that stand for those of the same name in what is collected.
+        """
+        parts = {**self.parts, **instead}
         return {
             "config": config_to_mapping(self.config),
             "position": asdict(self.position),
             "seconds": self.seconds,
-            **{name: part.state_dict() for name, part in self.parts.items()},
+            **{name: part.state_dict() for name, part in parts.items()},
         }
 
     def restore(self, saved: Mapping[str, Any], samples: int) -> None:

@@ -5,6 +5,9 @@
                                                     F  fragments that meet in turn, o  steps that one may travel
                                                     w  waiting for the slowest island, which averages out over H steps
 
+What can be added on the way (float32, exact) crosses the links as a ring does, 2 (M - 1) / M of it; a code that loses
+something cannot be, so that every island sends its own to the M - 1 others.
+
 Reference: Douillard et al., DiLoCo, 2023, and Streaming DiLoCo, 2025 (fragments, overlap).
 """
 
@@ -15,11 +18,11 @@ from dataclasses import dataclass, replace
 
 from bigstep.errors import ConfigError
 from bigstep.plan.cluster import Cluster
-from bigstep.plan.cost import exchange_phases
+from bigstep.plan.cost import Phase, Placement, exchange_phases
 from bigstep.plan.scheme import Scheme
 from bigstep.plan.simulate import Prediction, expected_maximum, predict
 from bigstep.plan.workload import Workload
-from bigstep.tables.codecs import encoded_bytes
+from bigstep.tables.codecs import CODECS, encoded_bytes
 
 __all__ = ["IslandPlan", "IslandPrediction", "fewest_steps_between", "predict_islands"]
 
@@ -115,10 +118,7 @@ def predict_islands(
         raise ConfigError(f"{devices} devices do not make {plan.count} equal islands; change one of the two.")
     inner = predict(workload, cluster, devices=size, local_batch=local_batch, scheme=scheme)
     nbytes = encoded_bytes(plan.codec, workload.shapes) / plan.fragments
-    grid = (size, plan.count)
-    phases = exchange_phases(
-        "torus" if plan.two_levels else "ring", nbytes, cluster, devices, grid if plan.two_levels else None
-    )
+    phases = _meeting(nbytes, cluster, plan, size)
     fragment_s = sum(phase.seconds for phase in phases)
     exposed = max(0.0, fragment_s - plan.overlap * inner.step_s) * plan.fragments / plan.every
     compute = inner.split["forward"] + inner.split["backward"]
@@ -130,6 +130,25 @@ def predict_islands(
         exposed_s=exposed,
         waiting_s=compute * cluster.jitter * expected_maximum(plan.count) / math.sqrt(plan.every),
     )
+
+
+def _meeting(nbytes: float, cluster: Cluster, plan: IslandPlan, size: int) -> list[Phase]:
+    """One meeting of islands of some devices over so many encoded bytes."""
+    devices = plan.count * size
+    if CODECS[plan.codec].loses == "nothing":
+        grid = (size, plan.count) if plan.two_levels else None
+        return exchange_phases("torus" if plan.two_levels else "ring", nbytes, cluster, devices, grid)
+    if plan.count == 1:
+        return []
+    place = Placement(cluster.running("gather"), devices)
+    apart = place.nodes > 1
+    link = place.cluster.between if apart else place.cluster.inside
+    flows = min(size, place.per_node) if apart else 1  # devices of an island that share the adapters of a node
+    rate = place.cluster.node_rate(place.nodes, 1) / flows if apart else link.rate
+    sent = (plan.count - 1) * nbytes / (size if plan.two_levels else 1)
+    waiting = link.start_s + link.latency_s + (plan.count - 1) * link.gap_s
+    seconds = waiting + sent / min(rate, link.copy_byte_s)
+    return [Phase("between" if apart else "inside", 1, sent, seconds, waiting)]
 
 
 def fewest_steps_between(

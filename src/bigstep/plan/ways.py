@@ -3,7 +3,7 @@
 A device is lost once in `lifetime` hours on average. With N devices, losses an hour are N / lifetime, and each costs
 
     synchronous   all devices the restart and half of what was computed since the last checkpoint
-    islands       one island the restart and half of the steps since the last meeting
+    islands       all devices the restart and half of the steps between two meetings, which every island keeps
     server        one replica the restart
 
 Checkpoints of a synchronous run are as far apart as costs least, sqrt(2 save / losses).
@@ -55,20 +55,19 @@ class Way:
     caveat: str = ""
 
 
-def lost_share(method: str, devices: int, lifetime_h: float, *, islands: int = 1, between_s: float = 0.0) -> float:
+def lost_share(method: str, devices: int, lifetime_h: float, *, between_s: float = 0.0) -> float:
     """The share of a run's time that losses and precautions take.
 
     Args:
         method: synchronous, islands or downpour.
         devices: How many take part.
         lifetime_h: Mean hours until a device is lost; infinite for none.
-        islands: How many there are.
         between_s: Seconds between two meetings of islands.
 
     >>> round(lost_share("synchronous", 64, math.inf), 3), round(lost_share("synchronous", 64, 10), 3)
     (0.0, 0.194)
-    >>> round(lost_share("islands", 64, 10, islands=8, between_s=10), 3)
-    0.014
+    >>> round(lost_share("islands", 64, 10, between_s=10), 3)
+    0.104
     """
     losses = devices / lifetime_h / 3600  # a second
     if not losses:
@@ -77,7 +76,7 @@ def lost_share(method: str, devices: int, lifetime_h: float, *, islands: int = 1
         apart = math.sqrt(2 * SAVE_S / losses)
         extra = SAVE_S / apart + losses * (RESTART_S + apart / 2)
     elif method == "islands":
-        extra = losses * (RESTART_S + between_s / 2) / islands
+        extra = losses * (RESTART_S + between_s / 2)
     else:
         extra = losses * RESTART_S / devices
     return extra / (1 + extra)
@@ -102,7 +101,7 @@ def compare_ways(
         found = fewest_steps_between(
             workload, cluster, devices=devices, local_batch=local, plan=plan, scheme=best.prediction.scheme
         )
-        lost = lost_share("islands", devices, lifetime_h, islands=count, between_s=found.plan.every * found.step_s)
+        lost = lost_share("islands", devices, lifetime_h, between_s=found.plan.every * found.step_s)
         ways.append(_way(workload, best, "islands", found.label, found.samples_s, lost, price, ISLANDS_CAVEAT))
     if devices > 1:
         rounds = max(4, min(30, 20_000 // devices))  # each device is simulated

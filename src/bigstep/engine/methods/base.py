@@ -42,6 +42,8 @@ class Outcome:
     steady: bool = True
     """False while the method still tries out how to run."""
     notes: tuple[Note, ...] = ()
+    keep: bool = False
+    """What this rank holds is worth keeping by itself: its islands have met the others. The same on all ranks."""
 
 
 class Method(Protocol):

@@ -203,6 +203,7 @@ def _islands(setting: Setting) -> Islands:
         outer,
         setting.sampler,
         config.seed,
+        keeps=config.checkpoint.meetings,
     )
 
 

@@ -158,9 +158,8 @@ class Transport:
         self._line.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the codes of all islands have missed, by island."""
-        mine = {str(island): {str(n): kept for n, kept in by_part.items()} for island, by_part in self._kept.items()}
-        return {name: kept for states in self._ranks.gather(mine) for name, kept in states.items()}
+        """Return what the codes of this rank's islands have missed, by island."""
+        return {str(island): {str(n): kept for n, kept in by_part.items()} for island, by_part in self._kept.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what belongs to the islands of this rank."""

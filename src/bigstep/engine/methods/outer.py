@@ -115,7 +115,7 @@ class Outer:
             weights[index].mul_(keep).add_(piece.view(self._shapes[index]), alpha=1 - keep)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was agreed on and the velocities, the same on every rank, and what the islands kept back."""
+        """Return what was agreed on and the velocities, the same on every rank, and what its islands kept back."""
         return {
             "agreed": [fragment.agreed for fragment in self.fragments],
             "velocity": [fragment.velocity for fragment in self.fragments],

@@ -1,0 +1,62 @@
+"""One island of a rank, and its part of a step."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from bigstep.data.sampler import Position, Step, hosted_workers
+from bigstep.engine.methods.synchronous import Synchronous
+
+__all__ = ["Island", "Part", "part_of"]
+
+
+@dataclass
+class Island:
+    """One island that this rank hosts: a synchronous method, and what is put under the model when it computes."""
+
+    number: int
+    method: Synchronous
+    weights: list[Tensor]
+    optimizer_state: defaultdict[Tensor, Any] = field(default_factory=lambda: defaultdict(dict))
+    samples: int = 0
+    """Seen since the last meeting."""
+
+
+@dataclass(frozen=True)
+class Part(Step):
+    """An island's part of a step: a step of its own workers, who have the shares that they have in the whole."""
+
+    whole: Step
+    first_worker: int
+    """The number of its first worker among all."""
+
+    @property
+    def filled(self) -> float:
+        """What the whole step counts: islands that average in every step take the synchronous one."""
+        return self.whole.filled
+
+    @property
+    def active(self) -> int:
+        """Workers of the island with samples in this step."""
+        return min(self.workers, max(0, self.whole.active - self.first_worker))
+
+    def share(self, worker: int) -> tuple[int, int]:
+        """Return the positions of one of its workers."""
+        return self.whole.share(self.first_worker + worker)
+
+
+def part_of(step: Step, island: int, islands: int) -> Part:
+    """Return an island's part of a step.
+
+    >>> whole = Step(Position(offset=8), stop=24, workers=4, local_batch=4)
+    >>> [(part.start, part.stop, part.workers, part.first_worker) for part in (part_of(whole, i, 2) for i in range(2))]
+    [(8, 16, 2, 0), (16, 24, 2, 2)]
+    """
+    workers = hosted_workers(step.workers, island, islands)
+    start, stop = step.share(workers.start)[0], step.share(workers.stop - 1)[1]
+    place = Position(step.position.epoch, start, step.position.step)
+    return Part(place, stop, len(workers), step.local_batch, step, workers.start)

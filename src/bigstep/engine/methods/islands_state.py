@@ -1,0 +1,129 @@
+"""What islands carry from step to step: each its own, and what all agreed on, for any number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from bigstep.engine.methods.island import Island
+
+if TYPE_CHECKING:
+    from bigstep.engine.methods.islands import Islands
+
+__all__ = ["Agreed", "IslandsState", "OwnBuffers", "OwnShare", "join_shares"]
+
+
+class IslandsState:
+    """All islands as one part of a state."""
+
+    def __init__(self, method: Islands):
+        self._method = method
+
+    def state_dict(self) -> dict[str, Any]:
+        """Collect what every island carries; every rank must call this."""
+        method = self._method
+        if method.mainland is not None:
+            return {"mainland": {name: part.state_dict() for name, part in method.mainland.parts().items()}}
+        return join_shares(method.outer_ranks.gather(OwnShare(method).state_dict()))
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there, whichever ranks host the islands now; an island that is missing takes what was agreed."""
+        method = self._method
+        if "mainland" in state:
+            assert method.mainland is not None
+            for name, part in method.mainland.parts().items():
+                if name in state["mainland"]:
+                    part.load_state_dict(state["mainland"][name])
+            return
+        if method.mainland is not None:
+            method.part()
+        assert method.outer is not None
+        method.steps, method.present = state["steps"], list(state["present"])
+        method.outer.load_state_dict(state["outer"])
+        for island in method.islands:
+            self._load(island, state["islands"].get(str(island.number), {}))
+        method.travelling = {
+            int(n): (each["mean"].to(method.ranks.device), each["at"]) for n, each in state["travelling"].items()
+        }
+
+    def _load(self, island: Island, saved: Mapping[str, Any]) -> None:
+        method = self._method
+        assert method.outer is not None
+        method.enter(island)
+        if "weights" in saved:
+            for weight, value in zip(island.weights, saved["weights"], strict=True):
+                weight.copy_(value)
+            island.samples = saved["samples"]
+        else:
+            for number in range(len(method.outer.fragments)):
+                method.outer.hand_out(number, island.weights)
+        for name, part in island.method.parts().items():
+            if name != "model" and name in saved:
+                part.load_state_dict(saved[name])
+        island.method.passes.renew()
+        island.optimizer_state = method.learner.optimizer.state  # type: ignore[assignment]  # torch types it loosely
+
+
+class OwnShare(IslandsState):
+    """The islands of this rank alone, and what all agreed on: what it can keep without asking any other island."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Collect it; every rank of an island must call this."""
+        method = self._method
+        assert method.outer is not None
+        islands = {}
+        for island in method.islands:
+            method.enter(island)
+            carried = {name: part.state_dict() for name, part in island.method.parts().items() if name != "model"}
+            islands[str(island.number)] = {"weights": island.weights, "samples": island.samples, **carried}
+        travelling = {
+            str(n): {"mean": m if isinstance(m, Tensor) else m.wait(), "at": at}
+            for n, (m, at) in method.travelling.items()
+        }
+        return {
+            "steps": method.steps,
+            "islands": islands,
+            "outer": method.outer.state_dict(),
+            "travelling": travelling,
+            "present": method.present,
+        }
+
+
+def join_shares(shares: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Put the shares of ranks together: they agree on everything but their islands."""
+    first = shares[0]
+    return {
+        **first,
+        "islands": {name: state for share in shares for name, state in share["islands"].items()},
+        "outer": {**first["outer"], "kept": {n: k for share in shares for n, k in share["outer"]["kept"].items()}},
+    }
+
+
+class Agreed:
+    """The network as a whole: what an evaluation sees, by name."""
+
+    def __init__(self, method: Islands):
+        self._method = method
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the mean of all islands; every rank must call this."""
+        with self._method.evaluation() as model:
+            return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """What islands carry themselves is loaded by them; buffers that no island has are taken from here."""
+        names = {name for name, _ in self._method.learner.model.named_parameters()}
+        buffers = {name: value for name, value in state.items() if name not in names}
+        self._method.learner.model.load_state_dict(buffers, strict=False)
+
+
+class OwnBuffers(Agreed):
+    """The buffers of this rank's model, for what it keeps by itself."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return them by name, without asking anybody."""
+        return {name: value.detach().clone() for name, value in self._method.learner.model.named_buffers()}
