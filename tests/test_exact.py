@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from bigstep.check import check
+from bigstep.check import Pool, check
 from bigstep.config import (
     CheckpointConfig,
     DataConfig,
@@ -159,12 +159,12 @@ def test_without_exact_the_ranks_round_differently(world: Callable[[int], World]
     assert together[0]["sha"] != alone["sha"]  # else the tests above could not fail
 
 
-def test_check_allows_an_exact_run_no_difference_at_all() -> None:
+def test_check_allows_an_exact_run_no_difference_at_all(check_pool: Pool) -> None:
     names = [
         "gradient of P ranks = of one", "path of P ranks = of one", "batch-norm statistics at evaluation",
         "each sample once an evaluation", "resume on other ranks",
     ]  # fmt: skip
-    report = check(make_exact(GROWING), ranks=[1, 3], only=names)
+    report = check(make_exact(GROWING), ranks=[1, 3], only=names, pool=check_pool)
     for name in names:
         row = report.row(name)
         assert (row.status, row.figure, row.bound) == ("pass", 0.0, 0.0), f"{name}: {row.words}"

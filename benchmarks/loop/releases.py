@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import shutil
 import statistics
 import subprocess
@@ -30,24 +31,30 @@ def environment(tree: Path) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(tree / "src")}
 
 
-def wall_of(tree: Path, *words: str) -> float:
-    """Seconds that a command takes from the shell, in an empty folder."""
+def wall_of(tree: Path, *words: str) -> tuple[float, float]:
+    """Seconds that a command takes from the shell, in an empty folder; and seconds of processor."""
     with tempfile.TemporaryDirectory() as folder:
-        started = time.perf_counter()
+        started, worked = time.perf_counter(), _processor()
         subprocess.run(
             [sys.executable, "-m", "bigstep", *words],
             cwd=folder, env=environment(tree), check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
-        return time.perf_counter() - started
+        return time.perf_counter() - started, _processor() - worked
 
 
-def loop_of(tree: Path, steps: int) -> float:
-    """Median step of the tree's own loop over that of the hand-written one."""
+def _processor() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def loop_of(tree: Path, steps: int) -> tuple[float, float]:
+    """A step of the tree's own loop over one of the hand-written loop: seconds, and seconds of processor."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(shutil.copy(tree / "benchmarks/loop/run.py", folder))  # its result is written beside it
         words = [sys.executable, script, "--ranks", "2", "--repeats", "3", "--steps", str(steps)]
         subprocess.run(words, env=environment(tree), check=True, stdout=subprocess.DEVNULL)
-        return float(json.loads((Path(folder) / "result-2.json").read_text())["ratio"]["median"])
+        seen = json.loads((Path(folder) / "result-2.json").read_text())
+        return float(seen["ratio"]["median"]), float(seen["ratio_of_median_cpu_times"])
 
 
 def main() -> None:
@@ -63,13 +70,16 @@ def main() -> None:
         "train, seconds": lambda tree: wall_of(tree, "train", "plain", "--epochs", options.epochs),
         "help, seconds": lambda tree: wall_of(tree, "--help"),
     }
-    seen: dict[str, dict[str, list[float]]] = {name: {tree: [] for tree in trees} for name in measures}
+    kinds = [f"{name}{kind}" for name in measures for kind in ("", ", processor")]
+    seen: dict[str, dict[str, list[float]]] = {name: {tree: [] for tree in trees} for name in kinds}
     for tree in trees.values():
         wall_of(tree, "--help")  # byte code is written once
     for round_ in range(options.rounds):
         for name, measure in measures.items():
             for tree in list(trees) if round_ % 2 else list(trees)[::-1]:
-                seen[name][tree].append(measure(trees[tree]))
+                wall, processor = measure(trees[tree])
+                seen[name][tree].append(wall)
+                seen[f"{name}, processor"][tree].append(processor)
     summary: dict[str, object] = {
         "options": {"rounds": options.rounds, "steps": options.steps, "epochs": options.epochs}
     }
