@@ -33,7 +33,7 @@ from bigstep.engine.ranks import Ranks
 from bigstep.engine.rates import batch_plan
 from bigstep.errors import ConfigError, RunError
 from bigstep.optim import parameter_groups
-from bigstep.records import read_run
+from bigstep.records import median_of_last_epochs, read_run
 
 
 class Ninety(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
@@ -137,11 +137,23 @@ def test_equals_a_serial_run_bit_for_bit(
     assert run.evaluations[-1]["accuracy"] == result.accuracy
 
 
+def test_a_replica_that_fetches_seldom_steps_with_momentum_and_decay_as_its_shard_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    config, model, data = order(SGD, replicas=1, fetch_every=5), network(), Ninety()
+    result = train_downpour(config, model, (data, data), out=tmp_path, device="cpu")
+    for name, parameter in serial(config).named_parameters():  # a step of its own that differs would not stay hidden
+        assert torch.equal(parameter, model.get_parameter(name)), f"{name} differs"
+    assert set(result.facts["staleness"]) == {"0", "1", "2", "3", "4"}  # weights were read up to four pushes before
+
+
 def test_hogwild_of_two_learns_and_counts(tmp_path: Path) -> None:
     model, data = network(), Ninety()
     config = dataclasses.replace(order(SGD, replicas=2), epochs=20)
     result = train_hogwild(config, model, (data, data), out=tmp_path, device="cpu")
     assert result.facts["updates"] == 240
+    assert result.facts["accuracy_last5"] == median_of_last_epochs(read_run(tmp_path).evaluations)
     assert sum(result.facts["staleness"].values()) == 240
     assert 0 <= result.facts["lost_updates"] <= 240
     assert result.accuracy is not None

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bigstep.exchange import Halving, Hierarchical, Ring, Torus, World, sum_over_ranks
+from bigstep.exchange import Halving, Hierarchical, Hybrid, Ring, Torus, World, sum_over_ranks
 from worlds import World as Ranks
 
 LENGTHS = (0, 1, 7, 1_000_003)
@@ -73,6 +73,8 @@ def check_all(grids: list[tuple[int, int]], nodes: list[int]) -> list[str]:
     for number, per_node in enumerate(nodes):
         collective = Hierarchical(World.join(world_group, ranks_per_node=per_node))
         wrong += check(collective, size, rank, types if number == 0 else types[:1])
+    if size == 4:  # the longest goes around a ring, the others by way of leaders
+        wrong += check(Hybrid(World.join(world_group, ranks_per_node=2)), size, rank, types[:2])
     inputs_and_sum.cache_clear()  # the process lives on
     return wrong
 

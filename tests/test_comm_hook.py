@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -58,11 +59,22 @@ def compare_with_ddp() -> dict[str, float]:
     plain = train(None, 3)
     accumulated = train(None, 2, accumulate=3)
     differences = {}
-    for collective in ("ring", "hierarchical", "torus", "halving"):
+    for collective in ("ring", "hierarchical", "torus", "halving", "hybrid"):
         for codec in ("none", "fp16", "bf16"):
             exchange = Exchange(collective, codec, ranks_per_node=2)
             differences[f"{collective} {codec}"] = largest_difference(train(exchange, 3), plain)
             exchange.close()
+    taken = set()
+
+    def by_size(nbytes: int, ranks: int) -> str:
+        taken.add("ring" if nbytes >= 6_000 else "hierarchical")
+        return "ring" if nbytes >= 6_000 else "hierarchical"
+
+    exchange = Exchange("hybrid", ranks_per_node=2)
+    with mock.patch("bigstep.exchange.collectives.hybrid.choose_by_size", by_size):  # buckets of both kinds under way
+        differences["hybrid none, both ways"] = largest_difference(train(exchange, 3), plain)
+    exchange.close()
+    assert taken == {"ring", "hierarchical"}
     exchange = Exchange("torus")
     differences["accumulated"] = largest_difference(train(exchange, 2, accumulate=3), accumulated)
     exchange.close()

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import signal
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -156,3 +157,15 @@ def test_a_recipe_or_a_file_by_name(tmp_path: Path) -> None:
     assert fit("plain", max_steps=1, device="cpu").steps == 1
     with pytest.raises(ConfigError, match="neither a recipe .*sony.* nor a YAML file"):
         fit("sonny")
+
+
+def test_the_median_of_the_last_five_epochs_is_in_the_result(tmp_path: Path) -> None:
+    inputs = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
+    data = TensorDataset(inputs, inputs.argmax(1))
+    model = nn.Linear(3, 3)
+    result = fit(replace(CONFIG, epochs=7), model, (data, data), nn.CrossEntropyLoss(), out=tmp_path, device="cpu")
+    run = read_run(tmp_path)
+    accuracies = [row["accuracy"] for row in run.evaluations]
+    assert len(set(accuracies)) > 2, "a run that moves, else this shows nothing"
+    assert result.facts["accuracy_last5"] == run.result["accuracy_last5"] == sorted(accuracies[-5:])[2]
+    assert result.accuracy == accuracies[-1]

@@ -91,7 +91,7 @@ def test_a_single_device_exchanges_nothing() -> None:
     assert alone.efficiency == pytest.approx(1)
 
 
-@pytest.mark.parametrize("collective", ["ring", "hierarchical", "torus", "halving", "gather", "switch"])
+@pytest.mark.parametrize("collective", ["ring", "hierarchical", "torus", "halving", "hybrid", "gather", "switch"])
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize(("devices", "bandwidth"), [(2, 1e8), (64, 1e9), (2048, 1.25e10)])
 def test_events_equal_the_closed_form(collective: str, overlap: bool, devices: int, bandwidth: float) -> None:

@@ -127,10 +127,10 @@ def test_model_in_the_page_equals_python(browser: Browser, page: Path) -> None:
         for devices in (1, 2, 4, 6, 64, 352, 2048, 4096)
         for local in (4, 32)
         for collective, codec in (("ring", "none"), ("torus", "fp16"), ("hierarchical", "fp16"), ("halving", "none"),
-                                  ("gather", "onebit"), ("switch", "fp16"))
+                                  ("hybrid", "fp16"), ("gather", "onebit"), ("switch", "fp16"))
         for bucket in (1, 64)
         for bandwidth in (1e8, 1.25e10)
-        if not (collective == "hierarchical" and devices == 6)
+        if not (collective in ("hierarchical", "hybrid") and devices == 6)
     ]  # fmt: skip
     models = {"abci": "resnet50", "dgx_h100": "lstm", "tencent_p40": "resnet50", "dgx_h200": "gpt-10m"}
     for name, model in models.items():

@@ -155,6 +155,18 @@ def test_the_predicted_table_of_the_manual_is_current(monkeypatch: pytest.Monkey
     assert all(row in text for row in rows), "run benchmarks/planner/which_way.py"
 
 
+def test_the_page_says_below_which_rate_codes_pay_for_vgg(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Path(__file__).parent.parent
+    monkeypatch.syspath_prepend(str(root / "benchmarks" / "planner"))
+    which_way = importlib.import_module("which_way")
+    monkeypatch.setattr(which_way, "CLUSTERS", ("big_basin",))
+    row = which_way.crossing_table().splitlines()[-1]
+    assert row in (root / "docs" / "which-way.md").read_text(encoding="utf-8"), "run benchmarks/planner/which_way.py"
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    own = float(cells[1].removesuffix(" Gbit/s"))
+    assert all(float(cell) < own for cell in cells[2:]), "the page says that no code pays at its own rate"
+
+
 @pytest.mark.parametrize("name", workload_names())
 def test_every_model_that_ships_can_be_planned(name: str) -> None:
     answer = cli_result(model=name, cluster="dgx_h200", gpus=16, price=2.5, lifetime_hours=50)

@@ -43,6 +43,16 @@ def test_a_pipe_gets_plain_lines_one_per_evaluation_and_few_others() -> None:
     assert all(letter.isprintable() for line in lines for letter in line)
 
 
+def test_the_end_of_a_run_tells_the_median_of_its_last_five_epochs() -> None:
+    stream = io.StringIO()
+    with Progress("fair", 6, stream) as shown:
+        for epoch, accuracy in enumerate((0.1, 0.2, 0.9, 0.3, 0.8, 0.5), 1):
+            shown.evaluated({**EVALUATION, "epoch": float(epoch), "accuracy": accuracy})
+    lines = stream.getvalue().splitlines()
+    assert "accuracy 50.0 % (last five 50.0 %)" in lines[-1]
+    assert not any("last five" in line for line in lines[:-1])
+
+
 def test_a_pipe_hears_from_a_long_epoch_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(progress_module.time, "monotonic", lambda: now[0])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bigstep.errors import ConfigError, DataError
-from bigstep.records import FORMAT, RunWriter, read_run, write_atomically
+from bigstep.records import FORMAT, RunWriter, median_of_last_epochs, read_run, write_atomically
 
 
 def row(step: int) -> dict[str, float | str]:
@@ -47,6 +47,29 @@ def test_going_on_drops_rows_that_will_come_again(tmp_path: Path) -> None:
     again.add([row(3)])
     again.close()
     assert [each["step"] for each in read_run(tmp_path).train] == [1, 2, 3]
+
+
+def evaluation(epoch: float, accuracy: float | None) -> dict[str, float | str | None]:
+    return {"kind": "eval", "step": int(10 * epoch), "epoch": epoch, "accuracy": accuracy}
+
+
+def test_the_last_five_epochs_are_those_of_the_whole_run_however_often_it_was_resumed(tmp_path: Path) -> None:
+    accuracies = [0.1, 0.9, 0.2, 0.3, 0.8, 0.4, 0.7]  # of the last five the middle one is 0.4
+    writer = RunWriter(tmp_path, {})
+    writer.add([evaluation(epoch, accuracy) for epoch, accuracy in enumerate(accuracies[:5], 1)])
+    writer.close()
+    again = RunWriter(tmp_path, {}, keep_until_step=40)  # the fifth comes again
+    again.add([row(41), *(evaluation(epoch, accuracy) for epoch, accuracy in enumerate(accuracies[4:], 5))])
+    again.close()
+    assert median_of_last_epochs(again.evaluations) == 0.4
+    assert median_of_last_epochs(read_run(tmp_path).evaluations) == 0.4
+
+
+def test_evaluations_without_an_accuracy_and_half_epochs_count_as_they_should() -> None:
+    halves = [evaluation(epoch / 2, epoch / 100) for epoch in range(1, 21)]  # ten epochs, the last five are 11 to 20
+    assert median_of_last_epochs(halves) == pytest.approx(0.155)
+    assert median_of_last_epochs([evaluation(1, None), evaluation(2, 0.5)]) == 0.5
+    assert median_of_last_epochs([evaluation(1, None)]) is None
 
 
 def test_a_row_torn_by_a_kill_is_left_out(tmp_path: Path) -> None:

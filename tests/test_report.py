@@ -286,6 +286,19 @@ def test_markdown_has_a_row_a_group_and_survives_bars_in_names(tmp_path: Path) -
     assert "a\\|b" in table[2]
 
 
+def test_the_median_of_the_last_five_epochs_stands_beside_the_last(tmp_path: Path) -> None:
+    write_run(tmp_path / "told", epochs=8, result={"accuracy_last5": 0.77})
+    write_run(tmp_path / "older", epochs=8, seed=1)  # a record of before: 0.78 two epochs from the end of 0.88
+    found = study(tmp_path)
+    assert [row["accuracy_last5"] for row in as_rows(found)] == pytest.approx([0.77, 0.78])
+    assert [row["accuracy"] for row in as_rows(found)] == [0.88, 0.88]
+    assert standings_of(found)[0]["accuracy_last5"] == pytest.approx(0.775)
+    one = text_of(study(tmp_path / "told"))
+    assert "88.00 %" in one
+    assert "The median of its last five epochs is 77.00 %." in one
+    assert "last five" not in text_of(study(write_run(tmp_path / "short", epochs=4)))
+
+
 # ---- terminal ----
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from bigstep.config import (
     RunConfig,
     WorkersConfig,
 )
+from bigstep.recipes import load
 from bigstep.records import read_run
 from bigstep.train import fit
 from worlds import World
@@ -126,6 +128,24 @@ def test_the_small_network_on_embedded_images_takes_the_same_path(
     two = [row["loss"] for row in read_run(tmp_path / "2").train]
     assert one == pytest.approx(two, rel=1e-10)
     assert together[0][1] == pytest.approx(alone.facts["eval_loss"], rel=1e-10)
+
+
+@pytest.mark.parametrize("precision, steps", [("float64", 3), ("float32", 12)])
+def test_ranks_agree_at_awkward_sizes_as_far_as_the_readme_says(
+    world: Callable[[int], World], tmp_path: Path, precision: str, steps: int
+) -> None:
+    readme = " ".join((Path(__file__).parents[1] / "README.md").read_text().split())
+    told = re.search(r"ranks agree to (\S+) in float64; in float32 .* \(some (\S+) within a dozen steps", readme)
+    assert told, "the README says how far losses agree, in both precisions"
+    # some 1e-4 is an order of magnitude, seen as 1.8e-4
+    bound = float(told[1]) if precision == "float64" else 10 * float(told[2])
+    workers = WorkersConfig(count=7, local_batch=33)
+    order = dataclasses.replace(load("plain"), workers=workers, precision=precision, evaluate_every=100)
+    fit(order, out=tmp_path / "1", device="cpu", max_steps=steps)
+    world(2).run(fit_embedded, order, str(tmp_path / "2"), steps)
+    one, two = ([row["loss"] for row in read_run(tmp_path / name).train] for name in "12")
+    assert len(one) == steps
+    assert one == pytest.approx(two, rel=bound)
 
 
 def fit_embedded(order: RunConfig, folder: str, steps: int) -> tuple[str, float]:

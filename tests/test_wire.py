@@ -8,7 +8,7 @@ import pytest
 
 from bigstep.errors import ConfigError
 from bigstep.tables.codecs import ONEBIT_MAX_BLOCK, encoded_bytes, onebit_blocks
-from bigstep.tables.collectives import choose_grid, collective_traffic
+from bigstep.tables.collectives import RING_ROUND_BYTES, choose_grid, collective_traffic
 
 
 def resnet50_shapes() -> list[tuple[int, ...]]:
@@ -81,8 +81,16 @@ def test_halving_takes_logarithmic_rounds(ranks: int) -> None:
     assert collective_traffic("halving", 1.0, ranks, role="member").bytes_sent == (1.0 if extra else traffic.bytes_sent)
 
 
+def test_hybrid_is_hierarchical_for_small_messages_and_a_ring_for_large_ones() -> None:
+    edge = RING_ROUND_BYTES * 32
+    for nbytes, name in ((edge - 1, "hierarchical"), (edge, "ring"), (0, "hierarchical"), (1e9, "ring")):
+        for role in ("leader", "member"):
+            expected = collective_traffic(name, nbytes, 32, group=4, role=role)
+            assert collective_traffic("hybrid", nbytes, 32, group=4, role=role) == expected
+
+
 def test_one_rank_sends_nothing() -> None:
-    for collective in ("ring", "hierarchical", "torus", "halving", "gather"):
+    for collective in ("ring", "hierarchical", "torus", "halving", "hybrid", "gather"):
         assert collective_traffic(collective, 1e6, 1).bytes_sent == 0
 
 

@@ -1,4 +1,4 @@
-"""Fill the predicted table of docs/which-way.md: efficiency by model, devices and link."""
+"""Fill the predicted tables of docs/which-way.md: efficiency by model, devices and link; where 1-bit codes pay."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tables import fill
 
-from bigstep.plan import Cluster, Workload
+from bigstep.plan import Cluster, Workload, cli_result
 from bigstep.plan.islands import IslandPlan, fewest_steps_between
 from bigstep.plan.search import Choice, rank
 
@@ -55,8 +55,26 @@ def predicted_table() -> str:
     return "\n".join(lines)
 
 
+CLUSTERS = ("big_basin", "mn1", "tencent_p40", "abci", "dgx_a100", "dgx_h100", "dgx_h200")
+CODED = {"vgg16": (32, 128), "resnet50": (32, 128)}
+"""Samples of one device."""
+
+
+def crossing_table() -> str:
+    """The rate of an adapter below which 1-bit codes make a step of 64 devices shorter than any dense exchange."""
+    settings = [(model, local) for model, locals_ in CODED.items() for local in locals_]
+    heads = " | ".join(f"{model}, {local} a device" for model, local in settings)
+    lines = [f"| 64 devices of | its adapters | {heads} |", "|---|---|" + "---|" * len(settings)]
+    for name in CLUSTERS:
+        found = [cli_result(model=m, cluster=name, gpus=64, batch=64 * local)["crossover"] for m, local in settings]
+        cells = [f"{each['gbit_s']:.1f}" for each in found]
+        lines.append(f"| {name} | {found[0]['here_gbit_s']:g} Gbit/s | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
-    DOCUMENT.write_text(fill(DOCUMENT.read_text(encoding="utf-8"), {"predicted": predicted_table()}), encoding="utf-8")
+    tables = {"predicted": predicted_table(), "crossing": crossing_table()}
+    DOCUMENT.write_text(fill(DOCUMENT.read_text(encoding="utf-8"), tables), encoding="utf-8")
 
 
 if __name__ == "__main__":

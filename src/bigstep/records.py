@@ -14,6 +14,7 @@ import json
 import math
 import os
 import platform
+import statistics
 import subprocess
 import sys
 import time
@@ -32,6 +33,7 @@ __all__ = [
     "describe_machine",
     "json_text",
     "locked",
+    "median_of_last_epochs",
     "read_run",
     "replacing",
     "write_atomically",
@@ -186,6 +188,25 @@ def _commit() -> str:
     return found.stdout.strip() if found.returncode == 0 else ""
 
 
+def median_of_last_epochs(evaluations: Iterable[Mapping[str, Any]], epochs: float = 5) -> float | None:
+    """The median accuracy of the evaluations in the last `epochs` of a run, which one lucky epoch does not move.
+
+    >>> rows = [{"epoch": float(epoch), "accuracy": epoch / 10} for epoch in range(1, 8)]
+    >>> median_of_last_epochs(rows), median_of_last_epochs(rows[:2]), median_of_last_epochs([])
+    (0.5, 0.15, None)
+
+    Reference: Goyal et al., "Accurate, Large Minibatch SGD", 2017, section 5.1: the error of a run is this median.
+    """
+    told = [
+        (row["epoch"], row["accuracy"])
+        for row in evaluations
+        if all(isinstance(row.get(name), int | float) for name in ("epoch", "accuracy"))
+    ]
+    end = max((epoch for epoch, _ in told), default=0.0)
+    last = [accuracy for epoch, accuracy in told if epoch > end - epochs + 1e-6]
+    return statistics.median(last) if last else None
+
+
 class RunWriter:
     """Writes one run folder; rows are appended as whole lines and flushed.
 
@@ -211,6 +232,8 @@ class RunWriter:
             before = read_run(folder).facts if keep_until_step and (folder / "run.json").exists() else {}
             kept = [] if keep_until_step is None else _rows_until(folder / "metrics.jsonl", keep_until_step)
             write_atomically(folder / "metrics.jsonl", "".join(map(_line, kept)).encode())
+            self.evaluations = [row for row in kept if row.get("kind") == "eval"]
+            """Every evaluation of the run, those before it was resumed included."""
             sessions = before.get("sessions", [_pick(before, *session)] if before else [])
             self._facts: dict[str, Any] = {
                 "format": FORMAT,
@@ -230,6 +253,8 @@ class RunWriter:
 
     def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Append rows to metrics.jsonl."""
+        rows = list(rows)
+        self.evaluations += [dict(row) for row in rows if row.get("kind") == "eval"]
         try:
             self._metrics.write("".join(map(_line, rows)))
             self._metrics.flush()

@@ -17,7 +17,7 @@ from bigstep.engine.evaluate import Evaluation
 from bigstep.engine.observers.base import Audience
 from bigstep.engine.run import Order
 from bigstep.errors import RunError
-from bigstep.records import RunWriter
+from bigstep.records import RunWriter, median_of_last_epochs
 
 __all__ = ["Ledger"]
 
@@ -139,6 +139,7 @@ class Ledger:
         config = order.config
         result = {
             **evaluation.facts(),
+            "accuracy_last5": median_of_last_epochs(self._writer.evaluations),
             "loss": self._loss,
             "seconds": seconds,
             "steps": self.updates,

@@ -104,16 +104,17 @@ class _Replica:
     def run(self, batches: Iterable[tuple[Step, tuple[Any, Any]]]) -> None:
         """Work through shares until none is left."""
         settings = self._run.config.asynchronous
+        walks = settings.fetch_every > 1 and self._run.config.optimizer.name == "sgd"
         asked = time.perf_counter()
         for steps, (share, batch) in enumerate(batches, start=1):
             self._compute(share, batch, asked)
             push, fetch = steps % settings.push_every == 0, steps % settings.fetch_every == 0
             if push or fetch:
                 self._send(push=push, fetch=fetch)
+            if walks:
+                self._step_alone()  # where weights are fetched too: the velocity has to go on
             if fetch and not settings.overlap:
                 self._settle()
-            elif not fetch and self._run.config.optimizer.name == "sgd":
-                self._step_alone()
             self._run.learner.optimizer.zero_grad()
             asked = time.perf_counter()
         self._send(push=True, fetch=False)
@@ -175,9 +176,12 @@ class _Replica:
             self._reporter.send(kind="rows", rows=[row], versions=answer.versions)
             self._waited_s = 0.0
 
-    @torch.no_grad()
     def _step_alone(self) -> None:
-        """Between fetches, follow one's own gradient (algorithm 7.1 of the paper)."""
-        for parameter in self._run.learner.model.parameters():
-            if parameter.grad is not None:
-                parameter.add_(parameter.grad, alpha=-self._lr)
+        """Between fetches, follow one's own gradient (algorithm 7.1 of the paper), by the shard's rule and rate.
+
+        Momentum and decay are the shard's, the velocity is the replica's own and knows of no other replica's pushes.
+        So a single replica that pushes every step is always where its shards are.
+        """
+        for group in self._run.learner.optimizer.param_groups:
+            group["lr"] = self._lr
+        self._run.learner.optimizer.step()

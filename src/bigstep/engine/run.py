@@ -36,7 +36,7 @@ from bigstep.engine.state import Threads
 from bigstep.engine.weights import FILE as WEIGHTS_FILE
 from bigstep.engine.weights import save_weights
 from bigstep.errors import BigstepError, ConfigError, DataError, RunError
-from bigstep.records import RunWriter, locked, write_atomically
+from bigstep.records import RunWriter, locked, median_of_last_epochs, write_atomically
 
 __all__ = ["FitResult", "Order", "run"]
 
@@ -210,6 +210,7 @@ def _carry_out(
             keeping = keep or (lambda: None)
             ending = train(built, audience, save, keeping, max_steps=order.max_steps, stop=stop, heartbeat=heartbeat)
             result = _result(built, ending, noise, order)
+            result["accuracy_last5"] = ranks.from_first(median_of_last_epochs(writer.evaluations) if writer else None)
             result["model"] = str(_save_weights(order, built, "" if own.model is not None else order.config.model))
             if not checkpoints.wait():
                 raise RunError(

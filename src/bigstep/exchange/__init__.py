@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bigstep.exchange.buckets import BucketTuner
-from bigstep.exchange.collectives import Collective, Halving, Hierarchical, Ring, Torus, sum_over_ranks
+from bigstep.exchange.collectives import Collective, Halving, Hierarchical, Hybrid, Ring, Torus, sum_over_ranks
 from bigstep.exchange.hook import Exchange
 from bigstep.exchange.residuals import sum_owed
 from bigstep.exchange.world import World
@@ -14,6 +14,7 @@ __all__ = [
     "Exchange",
     "Halving",
     "Hierarchical",
+    "Hybrid",
     "Ring",
     "Torus",
     "World",

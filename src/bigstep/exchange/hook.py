@@ -43,8 +43,8 @@ class Exchange:
 
     Args:
         collective: A name of `bigstep.tables.collectives`: ring (the backend's all-reduce), hierarchical, torus,
-            halving, or gather (an owner for each block, for codes that cannot be summed); by default the usual one for
-            the codec.
+            halving, hybrid, or gather (an owner for each block, for codes that cannot be summed); by default the usual
+            one for the codec.
         codec: A name of `bigstep.tables.codecs`.
         grid: X and Y of the torus; auto fills nodes with X.
         warmup_steps: Dense steps before the first one that loses information (onebit, powersgd).

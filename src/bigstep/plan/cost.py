@@ -12,11 +12,11 @@ from typing import Literal
 from bigstep.errors import ConfigError
 from bigstep.plan.cluster import Cluster, Link
 from bigstep.tables import find, load
-from bigstep.tables.collectives import COLLECTIVES, choose_grid, collective_traffic
+from bigstep.tables.collectives import COLLECTIVES, choose_by_size, choose_grid, collective_traffic
 
 __all__ = [
     "Phase", "Placement", "exchange_phases", "exchange_seconds", "price_gather", "price_halving",
-    "price_hierarchical", "price_ring", "price_switch", "price_torus",
+    "price_hierarchical", "price_hybrid", "price_ring", "price_switch", "price_torus",
 ]  # fmt: skip
 
 
@@ -75,6 +75,7 @@ def exchange_phases(
         hierarchical  4(k-1)(a1 + n/k b1) + 2(m-1)(a2 + n/m b2)             one leader, one adapter
         torus X x Y   ring of n over X, then ring of n/X over Y             k flows share the node's adapters
         halving       2 log2 k a1 + 2n(k-1)/k b1 + 2 log2 m a2 + 2(n/k)(m-1)/m k b2
+        hybrid        the one of hierarchical and ring that the size of the message chooses
         gather        2 a2 + 2(N-1) gap + max(inside, outside) bytes        an owner for each slice
         switch        2(k-1) a1 + 2n(k-1)/k b1 + 2 a2 + (n/k) k b2          the switches add
 
@@ -154,6 +155,13 @@ def price_hierarchical(n: float, place: Placement) -> list[Phase]:
         replace(inside, bytes_sent=inner.bytes_sent),
         _phase("between", cluster.between, outer.messages, outer.bytes_sent, cluster.between.rate),
     ]
+
+
+def price_hybrid(n: float, place: Placement) -> list[Phase]:
+    """Whichever the size of the message chooses, at its own measured costs."""
+    name = choose_by_size(n, place.devices)
+    phases: list[Phase] = load(COLLECTIVES[name].price)(n, replace(place, cluster=place.cluster.running(name)))
+    return phases
 
 
 def price_halving(n: float, place: Placement) -> list[Phase]:

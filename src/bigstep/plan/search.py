@@ -65,7 +65,9 @@ def candidate_schemes(
     for name in COLLECTIVES:
         if (collective and name != collective) or (name == "switch" and not (cluster.in_network or collective)):
             continue
-        if name == "hierarchical" and devices % min(devices, cluster.devices_per_node):
+        if COLLECTIVES[name].joins and name != collective:  # what it joins is tried by itself
+            continue
+        if name in ("hierarchical", "hybrid") and devices % min(devices, cluster.devices_per_node):
             continue
         for written in [codec] if codec else [name for name, entry in CODECS.items() if entry.offered]:
             if name not in collectives_for(written):

@@ -70,9 +70,10 @@ def effects_grid(study: Study) -> dict[str, Any]:
 def runs_grid(study: Study) -> dict[str, Any]:
     """Lay out one row a run."""
     measure, perplexity = study.measure, [_column("Perplexity", True)] if study.is_text else []
+    last_five = [_column("Last five epochs", True)] if measure.key == "accuracy" else []
     columns = [
         _column("Group"), _column("Seed", True), _column("Status"), _column(measure.name.capitalize(), True),
-        *perplexity, _column("Training loss" if measure.key == "eval_loss" else "Loss", True),
+        *perplexity, *last_five, _column("Training loss" if measure.key == "eval_loss" else "Loss", True),
         _column("Time", True), _column("Samples", True), _column("Batch", True), _column("Workers", True),
         _column("Ranks", True), _column(f"{study.speed_unit.capitalize()}/s", True), _column("Noise scale", True),
         _column("Run"),
@@ -88,6 +89,7 @@ def runs_grid(study: Study) -> dict[str, Any]:
                 if study.is_text
                 else []
             ),
+            *([_cell(measure.cell(run.accuracy_last5), run.accuracy_last5)] if last_five else []),
             _cell("–" if run.loss is None else f"{run.loss:.4f}", run.loss),
             _cell(duration(run.seconds), run.seconds),
             _cell(count(run.samples), run.samples),

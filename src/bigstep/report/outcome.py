@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bigstep.config.edit import decides_path, flatten
-from bigstep.records import Run
+from bigstep.records import Run, median_of_last_epochs
 from bigstep.report.words import clean, number
 from bigstep.tables.datasets import DATASETS
 
@@ -46,6 +46,8 @@ class Outcome:
     failure: str
     """The sentence with which it failed, as a suite recorded it."""
     accuracy: float | None
+    accuracy_last5: float | None
+    """Median of the last five epochs."""
     bits_per_byte: float | None
     perplexity: float | None
     eval_loss: float | None
@@ -153,6 +155,7 @@ def outcome_of(run: Run) -> Outcome:
         status=_status(diverged, run.facts, failure),
         failure=failure,
         accuracy=accuracy,
+        accuracy_last5=None if failure else _first(result.get("accuracy_last5"), median_of_last_epochs(evaluations)),
         bits_per_byte=None if failure else _first(result.get("bits_per_byte"), last.get("bits_per_byte")),
         perplexity=None if failure else _first(result.get("perplexity"), last.get("perplexity")),
         eval_loss=None if failure else _first(result.get("eval_loss"), last.get("eval_loss")),

@@ -148,6 +148,8 @@ class Study:
         if reached is not None:
             more = f" (a perplexity of {run.perplexity:.2f})" if run.perplexity is not None else ""
             said.append(f"It reached {self.measure.text(reached)}{more} in {duration(run.seconds)}{speed}.")
+            if len(run.evaluations) >= 5 and self.measure.key == "accuracy":
+                said.append(f"The median of its last five epochs is {self.measure.text(run.accuracy_last5)}.")
         elif run.evaluated_loss is not None:
             said.append(
                 f"Its loss on the evaluation set was {run.evaluated_loss:.4g} after {duration(run.seconds)}{speed}."

@@ -15,7 +15,16 @@ from typing import Literal
 from bigstep.errors import ConfigError
 from bigstep.tables import find
 
-__all__ = ["COLLECTIVES", "RUNNABLE", "CollectiveEntry", "Layout", "Traffic", "choose_grid", "collective_traffic"]
+__all__ = [
+    "COLLECTIVES", "RING_ROUND_BYTES", "RUNNABLE", "CollectiveEntry", "Layout", "Traffic", "choose_by_size",
+    "choose_grid", "collective_traffic",
+]  # fmt: skip
+
+RING_ROUND_BYTES = 65_536
+"""What a round of a ring must move to be worth its latency: `hybrid` takes a ring for messages that do.
+
+On the clusters that the planner ships the two costs cross at 32 to 128 KiB, whatever the number of devices.
+"""
 
 
 @dataclass(frozen=True)
@@ -58,6 +67,8 @@ class CollectiveEntry:
     """Where its code is; empty for what only a plan knows, since the backend would do it by itself."""
     sums: bool = True
     """Whether values are added on their way; otherwise codes travel whole, to an owner of each block."""
+    joins: tuple[str, ...] = ()
+    """Others among which it chooses; their costs are its own."""
 
 
 def collective_traffic(
@@ -77,6 +88,7 @@ def collective_traffic(
         halving       2 log2 N                  2n(N-1)/N;  N > p: 2n(p-1)/p + n (a partner), n (an extra rank)
         torus X x Y   2(X-1) + 2(Y-1)           2n(X-1)/X inner + 2(n/X)(Y-1)/Y outer = 2n(N-1)/N
         hierarchical  4(k-1) + 2(m-1)           leader 3n(k-1)/k inner + 2n(m-1)/m outer; member n + n(k-1)/k
+        hybrid        hierarchical's while n/N < 64 KiB, ring's from there on
         gather        2 rounds                  2n(N-1)/N
         switch        2 rounds                  n: once up the tree of switches
 
@@ -101,7 +113,7 @@ def collective_traffic(
 
     Reference:
         Goyal et al., Accurate, Large Minibatch SGD, 2017, section 4 (ring, halving/doubling); Mikami et al., Massively
-        Distributed SGD, 2018, section 3 (torus); Seide et al., 1-Bit SGD, 2014 (gather).
+        Distributed SGD, 2018, section 3 (torus); Jia et al., 2018 (hybrid); Seide et al., 1-Bit SGD, 2014 (gather).
 
     Differs from the paper:
         Sony counts only the horizontal rounds of a torus; the vertical ones are counted here too.
@@ -131,6 +143,15 @@ def choose_grid(ranks: int, ranks_per_node: int = 0) -> tuple[int, int]:
     return ranks // Y, Y
 
 
+def choose_by_size(nbytes: float, ranks: int) -> str:
+    """The collective that `hybrid` takes for a message.
+
+    >>> choose_by_size(4e6, 2048), choose_by_size(75.5e6, 1024)  # a group of ResNet-50's; AlexNet's largest layer
+    ('hierarchical', 'ring')
+    """
+    return "ring" if nbytes >= RING_ROUND_BYTES * ranks else "hierarchical"
+
+
 def _ring(n: float, N: int, _: Layout | None = None) -> Traffic:
     """Reduce-scatter, then all-gather: N - 1 rounds of n / N bytes each."""
     return Traffic(2 * (N - 1), 2 * n * (N - 1) / N)
@@ -158,6 +179,10 @@ def _halving(n: float, N: int, layout: Layout) -> Traffic:
     if p == N:
         return Traffic(rounds, sent)
     return Traffic(rounds + 2, sent + n if layout.role == "leader" else n)
+
+
+def _hybrid(n: float, N: int, layout: Layout) -> Traffic:
+    return _ring(n, N) if choose_by_size(n, N) == "ring" else _hierarchical(n, N, layout)
 
 
 def _gather(n: float, N: int, _: Layout) -> Traffic:
@@ -201,6 +226,13 @@ COLLECTIVES = {
         traffic=_halving,
         price="bigstep.plan.cost:price_halving",
         home="bigstep.exchange.collectives.halving:Halving",
+    ),
+    "hybrid": CollectiveEntry(
+        "hierarchical for small messages, ring for those of at least 64 KiB a rank",
+        traffic=_hybrid,
+        price="bigstep.plan.cost:price_hybrid",
+        home="bigstep.exchange.collectives.hybrid:Hybrid",
+        joins=("hierarchical", "ring"),
     ),
     "gather": CollectiveEntry(
         "an owner for each block gathers its codes from all; for codes that cannot be summed",

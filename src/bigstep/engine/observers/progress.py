@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from bigstep.engine.observers.base import Observer
+from bigstep.records import median_of_last_epochs
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -70,6 +71,7 @@ class Progress(Observer):
         self._stream = sys.stderr if stream is None else stream
         self._row: dict[str, Any] = {}
         self._reached = ""
+        self._evaluations: list[Mapping[str, Any]] = []
         self._first: tuple[float, float] | None = None
         self._spent = dict.fromkeys(PARTS, 0.0)
         self._shares: dict[str, float] = {}
@@ -104,9 +106,17 @@ class Progress(Observer):
         if row.get("bits_per_byte") is not None:
             self._reached = f"{row['bits_per_byte']:.3f} bits/byte"
         elif row.get("accuracy") is not None:
-            self._reached = f"accuracy {100 * row['accuracy']:.1f} %"
+            self._reached = f"accuracy {100 * row['accuracy']:.1f} %{self._last_epochs(row)}"
         self._due = time.monotonic() + (REDRAW_S if self._live else PLAIN_S)
         self._show()
+
+    def _last_epochs(self, row: Mapping[str, Any]) -> str:
+        """At the end of a run, what its last five epochs reached in the median; nothing where fewer were seen."""
+        self._evaluations.append(row)
+        median = median_of_last_epochs(self._evaluations)
+        if median is None or len(self._evaluations) < 5 or row.get("epoch", 0.0) < self._epochs * (1 - 1e-9):
+            return ""
+        return f" (last five {100 * median:.1f} %)"
 
     def noted(self, text: str, **facts: Any) -> None:
         """Show a remark on a line of its own."""

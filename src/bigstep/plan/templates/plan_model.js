@@ -73,6 +73,7 @@ const planner = (() => {
       return (inner ? seconds(c.inside, inner, (inner * n) / k, rateOf(c.inside)) : 0) +
         (outer ? seconds(c.between, outer, ringBytes(n, m), rateOf(c.between)) : 0);
     },
+    hybrid: (n, c, devices) => exchange(n >= 65536 * devices ? "ring" : "hierarchical", n, c, devices),
     halving(n, c, devices, k, m) {
       const [inner, innerBytes] = halvingTraffic(n, k), [outer, outerBytes] = halvingTraffic(n / k, m);
       const near = Math.min(m, 2 ** Math.floor(Math.log2(c.rack || m)));
