@@ -15,7 +15,9 @@ class Doctests(griffe.Extension):
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         """Change the docstring of one object."""
-        if obj.docstring:
+        if obj.docstring and obj.docstring.value.strip() == "See the class.":
+            obj.docstring = None  # what an __init__ says; its signature stands with the class
+        elif obj.docstring:
             obj.docstring.value = fenced(obj.docstring.value)
 
 

@@ -56,7 +56,8 @@ def on_config(config: Any) -> Any:
         "Islands": recipes.ISLANDS,
         "Asynchronous": recipes.ASYNCHRONOUS,
     }
-    pages = [{group: [{name: f"recipes/{name}.md"} for name in names]} for group, names in groups.items()]
+    groups["More"] = tuple(name for name in recipes.NAMES if not any(name in names for names in groups.values()))
+    pages = [{group: [{name: f"recipes/{name}.md"} for name in names]} for group, names in groups.items() if names]
     nav["Recipes"] = [{"All recipes": "recipes/index.md"}, *pages]
     nav["API"] = [{"All names": "api/index.md"}, *({title: f"api/{name}.md"} for name, title in modules().items())]
     config.nav = [{title: entries} for title, entries in nav.items()]
