@@ -11,7 +11,6 @@ lengths follow from the layout: none is read from the wire.
 from __future__ import annotations
 
 import contextlib
-import math
 import select
 import socket
 import time
@@ -43,6 +42,9 @@ REPLY_S = 120.0
 PATIENCE_S = 300.0
 """How long a replica waits for a shard that is being restarted."""
 
+_LARGEST_RATE = 1e38
+"""A rate that float32 still holds."""
+
 _MOST_AT_ONCE = 1 << 20
 """Bytes given to the system in one call, so that the other direction has its turn."""
 
@@ -72,7 +74,7 @@ class Call:
         call = cls(int(wants), Push(int(replica), int(sequence), int(read_at), lr, int(steps), int(samples)))
         push = call.push
         counts = push.replica, push.sequence - 1, push.read_at, push.steps, push.samples
-        if call.wants & PUSH and not (min(counts) >= 0 and math.isfinite(lr)):
+        if call.wants & PUSH and not (min(counts) >= 0 and abs(lr) < _LARGEST_RATE):
             raise ValueError(f"{push} is no push")
         return call
 
