@@ -128,8 +128,8 @@ def kill_once(folder: Path, way: str, ranks: int, whole: dict[str, Any], chance:
     if hit is None:
         return seen
     seen["notes"] = read_run(folder).notes
-    resumed = [int(step) for note in seen["notes"] for step in re.findall(r"Resumed at step (\d+)\.", note)]
-    seen["from"] = resumed[0] if resumed else 0
+    begun = re.search(r"Resumed at step (\d+)\.|Nothing to resume", " ".join(seen["notes"]))
+    seen["from"] = int(begun[1] or 0) if begun else 0
     seen["fault"] = wrong(process.returncode, out, seen, folder, whole)
     return seen
 
