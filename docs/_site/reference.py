@@ -52,6 +52,7 @@ def on_config(config: Any) -> Any:
     nav["Guides"] += sorted(path.name for path in Path(config.docs_dir).glob("*.md") if path.name not in listed)
     groups = {
         "Images": recipes.SYNCHRONOUS,
+        "Huge batches": recipes.HUGE,
         "Text": recipes.SEQUENCE,
         "Islands": recipes.ISLANDS,
         "Asynchronous": recipes.ASYNCHRONOUS,
