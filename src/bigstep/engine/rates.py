@@ -23,8 +23,8 @@ __all__ = ["Rates", "batch_plan", "learning_rate"]
 class Rates:
     """Sets what an optimizer reads anew in every step, as a function of the samples seen.
 
-    An incomplete batch counts as much as its samples. Where what a step adds to the velocity grows with the gradient,
-    the gradient is weighed (`Pass.counts`); LARS takes the length of a gradient out of it, so its rate is.
+    An incomplete batch counts as much as its samples. Where a step grows with the gradient, the gradient is weighed
+    (`Pass.counts`); LARS, AdaGrad, Adam and Muon take the length of a gradient out of it, so their rate is.
     """
 
     config: RunConfig
@@ -38,7 +38,7 @@ class Rates:
         epoch = self.sampler.epochs_at(step.position)
         lr = self.learning_rate(epoch, step.workers * step.local_batch)
         settings = _changing(self.config.optimizer, epoch, lr)
-        counts = step.filled if self.config.optimizer.entry.rate_in_velocity else 1.0
+        counts = 1.0 if self.config.optimizer.batch_rule == "linear" else step.filled
         for group in self.optimizer.param_groups:
             group.update(settings, lr=lr * counts * group.get("rate", 1.0))
         return lr

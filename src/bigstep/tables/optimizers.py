@@ -303,8 +303,6 @@ class Optimizer:
     """Its settings."""
     batch_rule: Literal["linear", "sqrt"]
     """How its rate follows the batch: linearly where a step grows with the gradient, else by the square root."""
-    rate_in_velocity: bool = False
-    """Whether what a step adds to the velocity grows with the rate and not with the gradient."""
     methods: tuple[str, ...] = ("synchronous", "islands")
     """The methods that it goes with."""
     fused: bool = False
@@ -335,7 +333,6 @@ OPTIMIZERS: dict[str, Optimizer] = {
         home="bigstep.optim.lars:LARS",
         settings=LarsSettings,
         batch_rule="sqrt",
-        rate_in_velocity=True,
         methods=("synchronous", "islands", "locked", "hogwild"),  # a shard of a server sees no whole layers
         state_bytes=4,
         traffic=28.0,  # weights and gradients are read once more for the norms

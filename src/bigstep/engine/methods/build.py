@@ -129,7 +129,7 @@ def _synchronous(setting: Setting, ranks: Ranks, *, measure: bool = True, hosts:
         else:
             share = config.optimizer.shares_update
             passes = Eager(*common, skip_nonfinite=skip, clip=clip, share_update=share)
-    weigh = not config.optimizer.entry.rate_in_velocity
+    weigh = config.optimizer.batch_rule == "linear"  # else the rate of an incomplete batch is: see Rates
     forwards = setting.forwards(hosts or ranks)
     return Synchronous(learner, passes, forwards, ranks, config.seed, measure=measure, weigh=weigh)
 
