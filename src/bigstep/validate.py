@@ -134,7 +134,7 @@ def check_ranges(instance: Any, where: str = "") -> None:
 def check_range(value: Any, bound: Range, path: str) -> None:
     """Refuse a value that lies outside of a range."""
     shown = list(value) if isinstance(value, tuple) else value
-    require(bound.holds(value), f"{path} is {shown}, but it must {bound.words}.")
+    require(bound.holds(value), f"{path} is {shown!s:.80}, but it must {bound.words}.")
 
 
 def require_name(given: str, allowed: Collection[str], path: str) -> None:

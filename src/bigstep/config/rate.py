@@ -40,7 +40,7 @@ class Piece:
     def __post_init__(self) -> None:
         require_name(self.shape, SHAPES, "lr.schedule.shape")
         check_ranges(self, "lr.schedule")
-        require(list(self.at) == sorted(set(self.at)), f"lr.schedule.at must rise, but it is {list(self.at)}.")
+        require(list(self.at) == sorted(set(self.at)), f"lr.schedule.at must rise, but it is {list(self.at)!s:.80}.")
         require(
             self.shape != "table" or len(self.values) == len(self.at) + 1,
             f"A table needs one more value than epochs in lr.schedule.at, but it has {len(self.values)} values "
