@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from bigstep.errors import ConfigError, require
+from bigstep.errors import require
 from bigstep.tables.plugins import Table
 from bigstep.validate import Count, Fraction, NotNegative, Positive, Range, check_ranges, require_name
 
@@ -74,8 +74,7 @@ trust_coefficient=0.01, eps=1e-09)
         if cls is not OptimizerConfig:
             return cls, settings
         name = settings.get("name", "sgd")
-        if not isinstance(name, str):
-            raise ConfigError(f"optimizer.name takes text, but got {name!r:.60}.")
+        require(isinstance(name, str), f"optimizer.name takes text, but got {name!r:.60}.")
         require_name(name, OPTIMIZERS, "optimizer.name")
         chosen: Any = OPTIMIZERS[name].settings
         own = ":" in name  # nothing of it can be another rule's
