@@ -340,6 +340,10 @@ class BatchStage:
 class Plan(Protocol):
     """Says which workers and local batch rule at an epoch."""
 
+    @property
+    def stages(self) -> tuple[BatchStage, ...]:
+        """The stages that are known, by rising epoch."""
+
     def at(self, epoch: float) -> BatchStage:
         """The stage that rules at `epoch`."""
 
