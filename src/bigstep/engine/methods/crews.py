@@ -223,8 +223,14 @@ class Crews:
         if self.size == self.ranks.size:
             return self.ranks.group
         if self.size not in self._groups:
-            self._groups[self.size] = dist.new_group(list(range(self.size)))  # every rank must call this
-            self._even_out(int(self.ranks.rank < self.size))
+            member = self.ranks.rank < self.size
+            # members alone call this: what a call that leaves a rank out counts for differs between releases of torch
+            self._groups[self.size] = (
+                dist.new_group(list(range(self.size)), use_local_synchronization=True)
+                if member
+                else dist.GroupMember.NON_GROUP_MEMBER
+            )
+            self._even_out(int(member))
         return self._groups[self.size]
 
     def _even_out(self, made: int) -> None:
