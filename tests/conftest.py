@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Two processes for the whole suite, which is how long two cores take; this one alone for a file or a test."""
-    whole = not config.invocation_params.args or all(each.startswith("-") for each in config.invocation_params.args)
-    if whole and (os.cpu_count() or 1) > 1:
+    if not config.option.file_or_dir and (os.cpu_count() or 1) > 1:
         return 2
     config.option.dist = "no"
     return 0

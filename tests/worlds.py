@@ -19,6 +19,9 @@ from pathlib import Path
 from typing import Any
 
 COLLECTIVE_TIMEOUT_S = 20
+RUNS_IN_A_GROUP = 6
+"""After so many, ranks join a new group: what runs have made inside the old one ends with it, and so do its threads,
+each of which wakes a hundred times a second."""
 
 
 def forked_context() -> Any:
@@ -44,7 +47,12 @@ def _serve(connection: Connection) -> None:
         if message is None:
             break
         try:
-            if message[0] == "join":
+            if message[0] == "leave":
+                if dist.is_initialized():
+                    dist.destroy_process_group()
+                tidy(calls := calls + 1)
+                connection.send(("ok", None))
+            elif message[0] == "join":
                 _, rank, size, store = message
                 if dist.is_initialized():
                     dist.destroy_process_group()
@@ -75,6 +83,7 @@ class Pool:
     size: int = 0  # of the group that the first `size` processes are in now; 0 for none
     folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="bigstep-worlds-")))
     groups: int = 0
+    runs: int = 0  # in the present group
 
     def world(self, size: int) -> World:
         context = forked_context()
@@ -84,11 +93,14 @@ class Pool:
             process.start()
             theirs.close()
             self.ranks.append((process, ours))
-        if self.size != size:
-            self.groups += 1
+        if self.size != size or self.runs >= RUNS_IN_A_GROUP:
+            joined, self.groups, self.runs = self.size, self.groups + 1, 0
             store = str(self.folder / f"store-{self.groups}")
             self.size = size
             World(self, size).call([("join", rank, size, store) for rank in range(size)], timeout=60)
+            for _, connection in self.ranks[size:joined]:
+                connection.send(("leave",))
+                connection.recv()
         return World(self, size)
 
     def replace(self) -> None:
@@ -127,6 +139,7 @@ class World:
         return self.call([("run", function, mine) for mine in args], timeout)
 
     def call(self, messages: list[Any], timeout: float) -> list[Any]:
+        self.pool.runs += 1
         connections = [connection for _, connection in self.pool.ranks[: self.size]]
         for connection, message in zip(connections, messages, strict=True):
             connection.send(message)
