@@ -9,7 +9,7 @@ import bigstep
 from bigstep import recipes
 from bigstep.config.text import apply_settings
 
-TEXT = "The quick brown fox jumps over the lazy dog. How vexingly quick daft zebras jump! " * 300
+TEXT = "The quick brown fox jumps over the lazy dog. How vexingly quick daft zebras jump! " * 500
 
 with tempfile.TemporaryDirectory() as folder:
     book = Path(folder) / "book.txt"
