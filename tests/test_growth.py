@@ -162,3 +162,12 @@ def test_auto_survives_text_and_changes_of_workers_and_epochs() -> None:
     assert stretch(scale_workers(ORDER, count=2), 8).plan == "auto"
     with pytest.raises(ConfigError, match="plan takes auto or a list"):
         apply_settings(ORDER, ["plan=atuo"])
+
+
+def test_the_command_line_counts_the_workers_that_a_run_begins_with() -> None:
+    from bigstep.cli.resolve import require_capacity
+    from bigstep.engine.job import Job
+
+    require_capacity(2, Job(config=ORDER, folder=Path("run")))
+    with pytest.raises(ConfigError, match="--procs is 5, but the run has 4 workers"):
+        require_capacity(5, Job(config=ORDER, folder=Path("run")))

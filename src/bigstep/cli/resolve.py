@@ -246,7 +246,7 @@ def finished_result(job: Job) -> dict[str, Any] | None:
 def require_capacity(procs: int, job: Job) -> None:
     """Refuse more ranks than there are workers, or more processes than this machine's cores and memory hold."""
     method, cores = job.config.asynchronous.method, os.cpu_count() or 1
-    workers = max([job.config.workers.count, *(stage.count for stage in job.config.plan)])
+    workers = max([job.config.workers.count, *(stage.count for stage in job.config.stages)])
     processes, given = procs, f"--procs is {procs}"
     if method == "none":
         require(
