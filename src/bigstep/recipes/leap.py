@@ -102,6 +102,7 @@ def shakespeare() -> RunConfig:
     """A small GPT on the text that ships, at batches where AdamW and LAMB lose."""
     return replace(
         SHAKESPEARE,
+        epochs=2,
         workers=WorkersConfig(count=16, local_batch=4),
         plan=(Stage(epoch=0.8, count=32, local_batch=4), Stage(epoch=1.5, count=64, local_batch=4)),
         optimizer=MuonSettings(momentum=0.95, rest="adamw", rest_lr=0.3, weight_decay=0.1, clip=1.0),
