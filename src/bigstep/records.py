@@ -192,8 +192,8 @@ def median_of_last_epochs(evaluations: Iterable[Mapping[str, Any]], epochs: floa
     """The median accuracy of the evaluations in the last `epochs` of a run, which one lucky epoch does not move.
 
     >>> rows = [{"epoch": float(epoch), "accuracy": epoch / 10} for epoch in range(1, 8)]
-    >>> median_of_last_epochs(rows), median_of_last_epochs(rows[:2]), median_of_last_epochs([])
-    (0.5, 0.15, None)
+    >>> median_of_last_epochs(rows), median_of_last_epochs(rows[:3]), median_of_last_epochs([])
+    (0.5, 0.2, None)
 
     Reference: Goyal et al., "Accurate, Large Minibatch SGD", 2017, section 5.1: the error of a run is this median.
     """
