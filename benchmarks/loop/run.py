@@ -111,6 +111,7 @@ def measure(rank: int, options: argparse.Namespace, scratch: str, results: Any) 
                 cpu[name].append((time.process_time() - worked) / options.steps)
     if rank == 0:
         results.put((times, cpu))
+    run.close()
     if options.ranks > 1:
         dist.destroy_process_group()
 
