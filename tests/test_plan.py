@@ -25,7 +25,6 @@ from bigstep.plan.search import rank
 from bigstep.plan.server import _services, predict_server, server_bound
 from bigstep.plan.simulate import closed_form, expected_maximum, step_tasks
 from bigstep.plan.validate import check_rows, summarise
-from bigstep.plan.workload import workload_names
 from bigstep.records import RunWriter
 from bigstep.tables.codecs import encoded_bytes
 from bigstep.tables.collectives import choose_grid, collective_traffic
@@ -218,64 +217,6 @@ def test_every_figure_of_a_cluster_has_its_source(name: str) -> None:
     for part in ("device", "inside", "between"):
         figures |= {f"{part}.{key}" for key, value in content[part].items() if not isinstance(value, str)}
     assert figures == set(content["sources"])
-
-
-def test_workloads_have_the_shapes_of_the_models() -> None:
-    import torch
-
-    from bigstep.models import build_model
-
-    of_images = {"resnet9": (10, 3, 32), "small": (10, 1, 28), "mlp": (10, 1, 28)}
-    for name in set(workload_names()) - {"speech46m"}:  # the one that is no model here
-        workload = Workload.load(name)
-        classes, channels, side = of_images.get(name, (1000, 3, 224))
-        shape = {"classes": classes, "channels": channels, "image_size": side}
-        if workload.tokens:
-            shape = {"vocabulary": 50257 if name == "gpt-124m" else 256, "length": workload.tokens}
-        with torch.device("meta"):
-            model = build_model(name, **shape)
-        shapes = sorted(tuple(parameter.shape) for parameter in model.parameters())
-        assert sorted(workload.shapes) == shapes, name
-    assert len(RESNET.shapes) == 161
-
-
-@pytest.mark.parametrize("name", ["vgg16", "gpt-mini", "lstm"])
-def test_operations_of_workloads_are_those_that_torch_counts(name: str) -> None:
-    """What torch's counter sees of a forward pass; it does not see an LSTM, nor that attention is half empty."""
-    import torch
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.utils.flop_counter import FlopCounterMode
-
-    from bigstep.models import build_model
-
-    workload, empty, unseen = Workload.load(name), 0.0, 0.0
-    if workload.tokens:
-        model = build_model(name, vocabulary=256, length=workload.tokens).eval()
-        inputs = torch.zeros(1, workload.tokens, dtype=torch.int64)
-        empty = sum(layer.flops for layer in workload.layers if "attention" in layer.name)
-        unseen = sum(layer.flops for layer in workload.layers if layer.sequential > 1)
-    else:
-        model, inputs = build_model(name, classes=1000, channels=3, image_size=224).eval(), torch.zeros(1, 3, 224, 224)
-    with FlopCounterMode(display=False) as counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-        model(inputs)
-    ours = sum(layer.flops for layer in workload.layers)
-    assert ours + empty - unseen == pytest.approx(counter.get_total_flops(), rel=1e-6)
-    if name == "lstm":
-        assert unseen == 2 * 256 * sum(p.numel() for p in model.layers.parameters() if p.ndim == 2)
-
-
-def test_the_table_of_a_tied_gpt_travels_last() -> None:
-    gpt = Workload.load("gpt-124m")
-    last = make_buckets(gpt, 25)[-1]
-    assert (50257, 768) in last.shapes
-    assert last.layer == 0
-
-
-def test_a_recurrent_layer_pays_a_launch_for_each_token() -> None:
-    lstm, gpt = Workload.load("lstm"), Workload.load("gpt-10m")
-    device = replace(ABCI.device, flop_s=1e30)  # launches alone
-    assert lstm.compute_s(device, 1) == pytest.approx(device.launch_s * (1 + 2 * 256 + 1))
-    assert gpt.compute_s(device, 1) == pytest.approx(device.launch_s * gpt.tensors)
 
 
 def test_double_buffering_hides_an_exchange_behind_the_next_step() -> None:
