@@ -223,6 +223,16 @@ def test_what_cannot_be_is_one_sentence(settings: list[str], words: str) -> None
         apply_settings(recipes.load("plain"), settings)
 
 
+def test_settings_of_a_rule_of_one_s_own_may_be_set_one_by_one_and_are_refused_in_one_sentence(package: Path) -> None:
+    given = ["optimizer.name=fake_pieces:Sign", "optimizer.settings.memory=0.25", "model=mlp"]
+    assert apply_settings(recipes.load("plain"), given).optimizer.arguments() == {"memory": 0.25}
+    config = apply_settings(recipes.load("plain"), [*given, "optimizer.settings.memroy=1"])
+    with pytest.raises(ConfigError, match="fake_pieces:Sign does not take optimizer.settings as they are .*'memroy'"):
+        fit(config, max_steps=1, device="cpu")
+    with pytest.raises(ConfigError, match=r"Unknown field 'optimizer\.settings\.memory'"):
+        apply_settings(recipes.load("plain"), ["optimizer.settings.memory=1"])
+
+
 def test_a_name_that_leads_nowhere_is_one_sentence(package: Path) -> None:
     for name, words in {
         "fake_pieces:Sing": "optimizer.name: fake_pieces:Sing: fake_pieces has no function 'Sing': did you mean 'Sign'",

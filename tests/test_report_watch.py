@@ -87,3 +87,13 @@ def test_ctrl_c_ends_it_in_peace(
     status, _, err = bigstep("report", str(tmp_path), "--watch", "--port", "70000")
     assert status == 2
     assert "--port 70000 cannot be used" in err
+
+
+def test_a_browser_that_leaves_before_it_has_all_is_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    with Watch([Path("runs")]) as watch:
+        for error, told in ((ConnectionResetError(), False), (ZeroDivisionError(), True)):
+            try:
+                raise error
+            except Exception:
+                watch.handle_error(None, ("127.0.0.1", 1))
+            assert ("ZeroDivisionError" in capsys.readouterr().err) == told

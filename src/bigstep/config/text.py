@@ -76,7 +76,8 @@ def _set(mapping: dict[str, Any], path: str, value: Any) -> None:
     for depth, name in enumerate([*parents, last]):
         if not isinstance(place, dict):
             raise ConfigError(f"{'.'.join(path.split('.')[:depth])} has no fields of its own (got --set {path}=…).")
-        if name not in place:
+        anything = depth == 2 and parents == ["optimizer", "settings"]  # whatever a user's own rule takes
+        if name not in place and not anything:
             where = ".".join([*parents, last][:depth])
             field_names = [f"{where}.{key}" if where else key for key in place]
             raise ConfigError(f"Unknown field {path!r:.80}: {nearest(path, field_names)}")

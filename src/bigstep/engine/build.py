@@ -283,7 +283,15 @@ def _learner(config: RunConfig, ranks: Ranks, model: nn.Module, own: Own, feed: 
     else:
         on_gpu = ranks.device.type == "cuda"
         make = load_own(rule.home, "optimizer.name") if names_code(rule.name) else load(rule.home)
-        optimizer = make(groups, lr=1.0, **rule.arguments(on_gpu=on_gpu))  # the rate is set in every step
+        try:
+            optimizer = make(groups, lr=1.0, **rule.arguments(on_gpu=on_gpu))  # the rate is set in every step
+        except (TypeError, ValueError) as error:
+            if not names_code(rule.name):
+                raise
+            raise ConfigError(
+                f"{rule.name} does not take optimizer.settings as they are ({error}): give the arguments of its "
+                "constructor by name, beside parameters and lr."
+            ) from None
     return Learner(
         model,
         WorkerLoss(model, own.loss or _loss(feed, config.loss.label_smoothing)),

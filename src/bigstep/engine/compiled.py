@@ -79,8 +79,9 @@ def keep_compiled(facts: Mapping[str, str], home: Path | None = None) -> Path | 
 def _remove_oldest(parent: Path) -> None:
     """Keep the folders that were used last; nothing but folders of our own making is touched."""
     ours = [each for each in parent.iterdir() if re.fullmatch("[0-9a-f]{16}", each.name) and not each.is_symlink()]
-    for old in sorted(ours, key=lambda each: each.stat().st_mtime, reverse=True)[KEPT:]:
-        shutil.rmtree(old, ignore_errors=True)
+    with contextlib.suppress(FileNotFoundError):  # another rank was quicker
+        for old in sorted(ours, key=lambda each: each.stat().st_mtime, reverse=True)[KEPT:]:
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def shape_of(config: RunConfig) -> str:

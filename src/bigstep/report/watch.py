@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import html
 import json
+import sys
 import threading
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -60,6 +61,11 @@ class Watch(ThreadingHTTPServer):
     def address(self) -> str:
         """Where the page is."""
         return f"http://127.0.0.1:{self.server_port}/"
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Say nothing of a browser that leaves before it has all; anything else is told as ever."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]  # the stubs want a socket
 
     def state(self) -> str:
         """Return a word that changes when a record does."""
