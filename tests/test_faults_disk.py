@@ -78,11 +78,17 @@ def looks_of_fingerprint() -> int:
 
 
 def wait_for_checkpoint(folder: Path, step: int) -> None:
-    """Return once a thread of the run has written the checkpoint of a step."""
+    """Return once a thread of the run has written the checkpoint of a step and removed those that it does not keep.
+
+    The disk must not be filled between the two: what is removed afterwards would make room for another checkpoint.
+    """
     deadline = time.monotonic() + 30
-    while not any(int(path.stem.split("-")[-1]) == step for path in folder.rglob("*.ckpt")):
-        assert time.monotonic() < deadline, f"no checkpoint of step {step} after 30 s"
-        time.sleep(0.001)  # watching a file that another thread writes
+    while True:
+        steps = sorted(int(path.stem.split("-")[-1]) for path in folder.rglob("*.ckpt"))
+        if step in steps and len(steps) <= CheckpointConfig().keep:
+            return
+        assert time.monotonic() < deadline, f"no checkpoint of step {step} after 30 s, or older ones beside it: {steps}"
+        time.sleep(0.001)  # watching files that another thread writes
 
 
 def fill(folder: Path) -> None:
