@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from bigstep import records
 from bigstep.check import Pool, check
 from bigstep.config import (
     CheckpointConfig,
@@ -27,6 +30,7 @@ from bigstep.config import (
 from bigstep.config.edit import make_exact
 from bigstep.config.text import config_from_mapping
 from bigstep.data import DataPair
+from bigstep.engine.checkpoint import load_latest
 from bigstep.errors import ConfigError
 from bigstep.models.gpt import GPT
 from bigstep.norm import ExactStatistics, WorkerStatistics
@@ -151,6 +155,84 @@ def test_interruptions_and_other_numbers_of_ranks_leave_no_trace(
     assert {each["sha"] for each in parts} == {whole["sha"]}
     assert parts[0]["losses"] == whole["losses"]
     assert parts[0]["evaluation"] == whole["evaluation"]
+
+
+class Watched(torch.nn.Linear):
+    """Sees how many threads its forwards have."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        super().__init__(3, 2)
+        self.threads: set[int] = set()
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.threads.add(torch.get_num_threads())
+        return super().forward(inputs)
+
+
+def test_a_forward_has_one_thread_and_the_program_keeps_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "as they are")  # the user has decided
+    before, data = torch.get_num_threads(), (torch.randn(90, 3), torch.arange(90) % 2)
+    config = dataclasses.replace(PLAIN, model="own", data=DataConfig())
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            exact, usual = Watched(), Watched()
+            fit(make_exact(config), exact, (data, data), out=tmp_path / f"{threads}", device="cpu", max_steps=2)
+            fit(config, usual, (data, data), device="cpu", max_steps=2)
+            assert (exact.threads, usual.threads, torch.get_num_threads()) == ({1}, {threads}, threads)
+            saved, _ = load_latest(tmp_path / f"{threads}" / "checkpoints")
+            assert saved is not None
+            assert saved["threads"] == 1, "it is recorded"
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_an_exact_run_that_goes_on_on_another_processor_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = make_exact(dataclasses.replace(PLAIN, model="mlp"))
+    train_here(config, str(tmp_path), 1)
+    train_here(config, str(tmp_path), 2, True)
+    assert not any("promised" in note for note in read_run(tmp_path).notes)
+    monkeypatch.setattr(records, "_processor", lambda: "another")
+    train_here(config, str(tmp_path), 3, True)
+    (told,) = [note for note in read_run(tmp_path).notes if "promised" in note]
+    assert "on one processor, but this one was on" in told
+    assert "and goes on on another: they may be others" in told
+
+
+def test_the_command_line_makes_a_run_exact(bigstep: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    words = ["--device", "cpu", "--json", "--no-report", "--model", "mlp", "--workers", "2", "--batch", "16", "--set",
+             "data.holdout=0.98", "--steps", "2"]  # fmt: skip
+    shas = []
+    for name in ("one", "two"):
+        status, out, err = bigstep("train", "pfn", "--exact", *words, "--out", name)
+        assert status == 0, err
+        shas.append(json.loads(out)["weights_sha256"])
+    config = read_run(tmp_path / "one").config
+    assert (config["exact"], config["exchange"]["codec"]) == (True, "exact"), "pfn's own codec is fp16"
+    assert shas[0] == shas[1] == read_run(tmp_path / "two").result["weights_sha256"]
+    assert len(shas[0]) == 64
+    status, _, err = bigstep("train", "downpour", "--exact")
+    assert status == 2
+    assert "depends on who comes first" in err
+
+
+def test_the_command_line_checks_an_exact_run(
+    bigstep: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[RunConfig] = []
+
+    def prove(config: RunConfig, **_: Any) -> Any:
+        asked.append(config)
+        return SimpleNamespace(passed=True, to_mapping=dict)
+
+    monkeypatch.setattr("bigstep.check.check", prove)
+    assert bigstep("check", "sony", "--exact", "--json")[0] == 0
+    assert asked == [make_exact(load("sony"))]
 
 
 def test_without_exact_the_ranks_round_differently(world: Callable[[int], World], tmp_path: Path) -> None:

@@ -72,6 +72,9 @@ def test_files_that_are_no_yaml_or_missing_are_named(tmp_path: Path) -> None:
     broken.write_text("nodes: [1")
     with pytest.raises(ConfigError, match=r"broken.yaml.* not valid YAML"):
         Cluster.load(str(broken))
+    broken.write_text("a: &a [x, x, x, x, x, x, x, x, x]\nb: &b [*a, *a, *a, *a, *a, *a, *a]\nnodes: [*b, *b]\n")
+    with pytest.raises(ConfigError, match="line 2 is not valid YAML: aliases"):  # nine of them took a gigabyte
+        Cluster.load(str(broken))
     with pytest.raises(ConfigError, match="cannot be read"):
         Workload.load(str(tmp_path / "missing.yaml"))
     with pytest.raises(ConfigError, match="did you mean 'abci'"):

@@ -26,18 +26,9 @@ import bigstep
 from bigstep.errors import ConfigError, DataError, RunError
 
 __all__ = [
-    "FILES",
-    "FORMAT",
-    "Run",
-    "RunWriter",
-    "describe_machine",
-    "json_text",
-    "locked",
-    "median_of_last_epochs",
-    "read_run",
-    "replacing",
-    "write_atomically",
-]
+    "FILES", "FORMAT", "Run", "RunWriter", "describe_machine", "json_text", "locked", "median_of_last_epochs",
+    "read_run", "replacing", "write_atomically",
+]  # fmt: skip
 
 FORMAT = 1
 """Version of the run folder's layout; a reader refuses newer ones and upgrades older ones."""
@@ -108,7 +99,7 @@ def _finite(value: Any) -> Any:
 def locked(folder: Path, *, fresh: bool = False) -> Iterator[None]:
     """Keep a run folder for this process; the system gives it free when the process ends, however it ends.
 
-    A folder in which nothing was written is removed again.
+    A folder in which nothing was written is removed again; one whose parts lie elsewhere, by links, is refused.
 
     Args:
         folder: It is made if it is not there.
@@ -135,6 +126,12 @@ def locked(folder: Path, *, fresh: bool = False) -> Iterator[None]:
     try:
         if fresh and (folder / "run.json").exists():
             raise ConfigError(f"{folder} holds a run; add --resume to go on with it, or name a new folder with --out.")
+        linked = [name for name in FILES if (folder / name).is_symlink() and (folder / name).is_dir()]
+        if linked:  # whose files would be written over, and which removed, nobody could tell
+            raise ConfigError(
+                f"{folder / linked[0]} is a link to another folder, and runs write through none: link {folder} itself, "
+                "or choose another with --out."
+            )
         for left in (*folder.glob(".*.part"), *folder.glob("checkpoints/.*.part"), *folder.glob("meetings/*/.*.part")):
             left.unlink(missing_ok=True)  # by a writer that was killed
         yield
@@ -250,6 +247,11 @@ class RunWriter:
             raise ConfigError(
                 f"The run folder {folder} cannot be written ({error.strerror}); choose another with --out."
             ) from None
+
+    @property
+    def sessions(self) -> list[Any]:
+        """An entry for each time that the run was run, the present one last."""
+        return list(self._facts["sessions"])
 
     def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Append rows to metrics.jsonl."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from bigstep.engine.observers.base import Observer
 from bigstep.engine.observers.progress import Progress
 from bigstep.engine.ranks import DeviceChoice, joined_ranks
 from bigstep.engine.run import FitResult, Order, run
+from bigstep.engine.scratch import scratch_folder
 from bigstep.engine.weights import Loaded, load
 from bigstep.errors import ConfigError, nearest
 
@@ -94,7 +94,7 @@ def fit(
         raise ConfigError("fit(resume=True) needs out=…, the folder of the run to go on with.")
     with contextlib.ExitStack() as stack:
         ranks = stack.enter_context(joined_ranks(device))
-        folder = Path(out or stack.enter_context(tempfile.TemporaryDirectory()))
+        folder = Path(out or stack.enter_context(scratch_folder()))
         order = Order(config=config, folder=folder, resume=resume, max_steps=max_steps)
         watching = list(observers)
         if progress and ranks.first:

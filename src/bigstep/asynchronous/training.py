@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from bigstep.engine.learner import Loss
 from bigstep.engine.observers.progress import Progress
 from bigstep.engine.ranks import DeviceChoice, joined_ranks
 from bigstep.engine.run import FitResult, Order
+from bigstep.engine.scratch import scratch_folder
 from bigstep.errors import ConfigError
 
 __all__ = ["join_downpour", "serve_downpour", "train_downpour", "train_hogwild", "train_locked"]
@@ -241,7 +241,7 @@ def _train(
 ) -> FitResult:
     with contextlib.ExitStack() as stack:
         ranks = stack.enter_context(joined_ranks(device))
-        folder = Path(out or stack.enter_context(tempfile.TemporaryDirectory()))
+        folder = Path(out or stack.enter_context(scratch_folder()))
         order = Order(config=config, folder=folder, resume=resume, max_steps=max_steps)
         shown = [stack.enter_context(Progress(config.recipe, config.epochs))] if progress else []
         facts = run_asynchronously(order, ranks, shown, Own(model, data, loss), **(more or {}))

@@ -11,10 +11,8 @@ import gc
 import multiprocessing
 import os
 import pickle
-import shutil
 import signal
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -24,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from bigstep.engine.launch import die_with_launcher
+from bigstep.engine.scratch import Scratch
 from bigstep.errors import BigstepError, ConfigError, RunError
 
 __all__ = ["Pool"]
@@ -48,7 +47,8 @@ class Pool:
 
     def __init__(self, *, call_timeout_s: float = CALL_TIMEOUT_S) -> None:
         self.call_timeout_s = call_timeout_s
-        self.folder = Path(tempfile.mkdtemp(prefix="bigstep-check-"))
+        self._scratch = Scratch()
+        self.folder = self._scratch.path
         """For files that ranks share; removed with the pool."""
         self._members: list[tuple[BaseProcess, Connection]] = []
         self._joined = 0  # ranks of the present world; 0 for none
@@ -95,7 +95,7 @@ class Pool:
     def close(self) -> None:
         """End every process and remove the folder; harmless when called twice."""
         self._end()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._scratch.close()
 
     def _join(self, ranks: int) -> None:
         """Make the first `ranks` processes one world, unless they are."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,7 +23,7 @@ from bigstep.exchange.world import World
 from bigstep.tables import load
 from bigstep.tables.collectives import COLLECTIVES
 
-__all__ = ["ExactSum", "fixed_arithmetic"]
+__all__ = ["ExactSum", "fixed_arithmetic", "say_moved"]
 
 
 @contextlib.contextmanager
@@ -43,6 +44,40 @@ def fixed_arithmetic(device: torch.device) -> Iterator[None]:
     finally:
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(deterministic)
+
+
+def say_moved(sessions: Sequence[Any]) -> str | None:
+    """Say that an exact run goes on where a forward may round otherwise; None if it does not.
+
+    Args:
+        sessions: Of its records, the present one last.
+
+    >>> old, new = ({"hardware": {"processor": name}, "device": "cpu"} for name in ("EPYC 7", "EPYC 9"))
+    >>> say_moved([old]), say_moved([old, old])
+    (None, None)
+    >>> say_moved([old, new])[:90]
+    'The bits of an exact run are promised on one processor, but this one was on EPYC 7 and goe'
+    """
+    places = [_place(session) for session in sessions[-2:] if isinstance(session, Mapping)]
+    changed = [what for what in places[0] if places[0][what] != places[-1][what]] if places else []
+    if not changed:
+        return None
+    what = changed[0]
+    return (
+        f"The bits of an exact run are promised on one {what}, but this one was on {places[0][what]!s:.80} and goes on "
+        f"on {places[-1][what]!s:.80}: they may be others than those of a run that was never moved."
+    )
+
+
+def _place(session: Mapping[str, Any]) -> dict[str, Any]:
+    """All that decides how a forward rounds."""
+    facts = [session.get(name) for name in ("hardware", "versions")]
+    hardware, versions = (fact if isinstance(fact, Mapping) else {} for fact in facts)
+    return {
+        "processor": hardware.get("processor"),
+        "kind of device": session.get("device"),
+        "release of torch": versions.get("torch"),
+    }
 
 
 class ExactSum:

@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 
 from bigstep.engine.job import JOB_VARIABLE, Job
+from bigstep.engine.scratch import scratch_folder
 from bigstep.errors import RunError
 
 __all__ = ["RankProcesses", "die_with_launcher", "launch", "program"]
@@ -26,6 +26,8 @@ __all__ = ["RankProcesses", "die_with_launcher", "launch", "program"]
 _LAUNCHER_VARIABLE = "BIGSTEP_LAUNCHER"
 _GRACE_S = 10.0
 """How long the other ranks may take to notice a failed one and to say what they saw."""
+_ASKING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+"""What asks a run to save itself and leave; a terminal's reach ranks, in process groups of their own, by us alone."""
 _SAVING_S = 120.0
 """How long ranks that were asked to stop may take to save the run."""
 
@@ -131,11 +133,12 @@ class RankProcesses:
 @contextlib.contextmanager
 def started(procs: int, job: Job) -> Iterator[RankProcesses]:
     """Start the ranks; on the way out none is left, whatever happened."""
-    with tempfile.TemporaryDirectory(prefix="bigstep-") as folder:
-        scratch = Path(folder)
+    with scratch_folder() as scratch:
         job.write(scratch / "job.json")
         ranks = RankProcesses([], scratch)
-        before = {number: signal.signal(number, ranks.stop) for number in (signal.SIGTERM, signal.SIGINT)}
+        # one that is ignored stays so: nohup does not want a hang-up to be heard
+        heard = [number for number in _ASKING if signal.getsignal(number) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, ranks.stop) for number in heard}
         try:
             ranks.processes += (_start(rank, procs, scratch) for rank in range(procs))
             yield ranks

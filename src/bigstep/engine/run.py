@@ -19,7 +19,7 @@ from bigstep.engine.background import BackgroundWriter
 from bigstep.engine.build import Own, Run, build
 from bigstep.engine.checkpoint import load_latest, weights_hash
 from bigstep.engine.compiled import Preparation, facts_of, keep_compiled, shape_of
-from bigstep.engine.exact import fixed_arithmetic
+from bigstep.engine.exact import fixed_arithmetic, say_moved
 from bigstep.engine.heartbeat import Heartbeat, beating
 from bigstep.engine.interruption import StoppedError, StopRequest, listening
 from bigstep.engine.loop import Ending, train
@@ -206,7 +206,9 @@ def _carry_out(
         try:
             # for whoever watches; the records know it
             watching.noted(_announcement(order, ranks, built.describe(own)))
-            _announce(built, audience, [*order.said, *remarks], resumed=order.resume)
+            moved = say_moved(writer.sessions) if writer is not None and order.config.exact else None
+            said = [*order.said, *remarks, *([moved] if moved else [])]
+            _announce(built, audience, said, resumed=order.resume)
             keeping = keep or (lambda: None)
             ending = train(built, audience, save, keeping, max_steps=order.max_steps, stop=stop, heartbeat=heartbeat)
             result = _result(built, ending, noise, order)

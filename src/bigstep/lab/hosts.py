@@ -14,13 +14,13 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
+from bigstep.engine.scratch import scratch_folder
 from bigstep.errors import ConfigError, RunError
 
 __all__ = ["Lab", "why_no_lab"]
@@ -120,8 +120,8 @@ class Lab:
         Raises:
             RunError: with the last lines of the host that failed.
         """
-        with tempfile.TemporaryDirectory(prefix="bigstep-lab-") as folder:
-            outputs = [Path(folder) / f"{host}.out" for host in range(self.hosts)]
+        with scratch_folder() as folder:
+            outputs = [folder / f"{host}.out" for host in range(self.hosts)]
             processes = []
             try:
                 for host, output in enumerate(outputs):

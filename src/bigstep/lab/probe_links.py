@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -15,6 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from bigstep.engine.scratch import scratch_folder
 from bigstep.exchange import World, sum_over_ranks
 from bigstep.exchange.bucket import Bucket
 from bigstep.exchange.codecs import BlockCodec, Sum, SummableCodec
@@ -34,10 +34,10 @@ SIZES = (1_024, 65_536, 1_048_576, 4_194_304, 16_777_216)
 
 def measure_collectives(ranks: int, *, repeats: int = 5) -> dict[str, list[tuple[int, float]]]:
     """Time every collective over `ranks` processes of this machine; returns (bytes, seconds) by name."""
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch_folder() as folder:
         # each rank is a node of its own: over loopback there is but one kind of link
-        mp.start_processes(_serve, args=(ranks, repeats, folder), nprocs=ranks, start_method="spawn")  # type: ignore[attr-defined,no-untyped-call]  # torch's
-        found: dict[str, list[tuple[int, float]]] = torch.load(Path(folder) / "result.pt", weights_only=True)
+        mp.start_processes(_serve, args=(ranks, repeats, str(folder)), nprocs=ranks, start_method="spawn")  # type: ignore[attr-defined,no-untyped-call]  # torch's
+        found: dict[str, list[tuple[int, float]]] = torch.load(folder / "result.pt", weights_only=True)
     return found
 
 
