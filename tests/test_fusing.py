@@ -6,7 +6,7 @@ import pytest
 
 from bigstep.config import RunConfig
 from bigstep.config.text import apply_settings
-from bigstep.engine.fusing import Kernels, fuse, why_plain
+from bigstep.engine.fusing import Kernels, fuse, why_open, why_plain
 from bigstep.models import build_model
 from bigstep.recipes import load
 
@@ -23,11 +23,20 @@ def config(*settings: str) -> RunConfig:
         (("precision=float64",), False, "the kernels have no float64"),
         (("compile=true",), False, "torch compiles the model"),
         ((), True, "a model of your own stays as it is"),
+        (("kernels=graphs",), True, "a model of your own keeps its layers"),
+        (("kernels=graphs",), False, None),
     ],
 )
 def test_reasons_for_plain_torch(settings, own, reason) -> None:
     found = why_plain(config(*settings), own)
     assert found is None if reason is None else found is not None and found.startswith(reason)
+
+
+def test_steps_of_an_own_model_are_graphs_only_where_that_is_asked_for() -> None:
+    assert why_open(config("kernels=graphs"), own=True) is None
+    assert why_open(config("kernels=graphs", "compile=true"), own=True) is None
+    assert "kernels=graphs" in str(why_open(config("compile=true"), own=True))
+    assert why_open(config("kernels=graphs", "precision=float64"), own=True) == "the kernels have no float64"
 
 
 def test_a_model_on_a_cpu_is_left_alone_with_a_reason() -> None:

@@ -20,9 +20,11 @@ from bigstep.engine.methods.synchronous import Synchronous
 from bigstep.engine.observers.noise import NoiseScale, NoiseWatch, advice
 from bigstep.engine.observers.progress import Progress
 from bigstep.engine.ranks import Ranks
+from bigstep.engine.run import _noise_watch
 from bigstep.errors import ConfigError
 from bigstep.plan import cli_result
 from bigstep.plan.accuracy import CIFAR10_EPOCHS, CIFAR10_LARS, law_from_runs
+from bigstep.recipes import load
 from bigstep.records import RunWriter, read_run
 from bigstep.report.grid import runs_grid
 from bigstep.report.study import study_of
@@ -179,6 +181,17 @@ def test_advice_begins_beyond_four_noise_scales() -> None:
     # steps (1 + 1) / (1 + 1/4), samples (1 + 1) / (1 + 4)
     assert "40 % of the samples in 1.6 times the steps" in told
     assert advice(3.0, 1, 32) is None, "there is no smaller number of workers"
+
+
+def test_advice_says_where_its_assumption_does_not_hold() -> None:
+    plain, under_adamw = advice(510.0, 64, 32), advice(510.0, 64, 32, "adamw")
+    assert plain is not None
+    assert under_adamw is not None
+    assert "A guide only" not in plain
+    said = " A guide only: that model takes a step to be the rate times the gradient, and adamw's is not."
+    assert under_adamw == plain + said
+    rules = {name: _noise_watch(load(name))._rule for name in ("plain", "lars", "adamw", "lamb")}
+    assert rules == {"plain": "", "lars": "lars", "adamw": "adamw", "lamb": "lamb"}
 
 
 def test_noise_alone_gives_no_scale_and_infinity_is_left_out() -> None:

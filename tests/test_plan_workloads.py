@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from bigstep.plan import Cluster, Workload
+from bigstep.plan import Cluster, Workload, cli_result
 from bigstep.plan.scheme import make_buckets
+from bigstep.plan.terminal import asks_sentence
 from bigstep.plan.workload import workload_names
 
 RESNET = Workload.load("resnet50")
@@ -70,3 +71,19 @@ def test_a_recurrent_layer_pays_a_launch_for_each_token() -> None:
     device = replace(ABCI.device, flop_s=1e30)  # launches alone
     assert lstm.compute_s(device, 1) == pytest.approx(device.launch_s * (1 + 2 * 256 + 1))
     assert gpt.compute_s(device, 1) == pytest.approx(device.launch_s * gpt.tensors)
+
+
+@pytest.mark.parametrize("name, rule, states", [("gpt-124m", "adamw", 2), ("lstm", "adamw", 2), ("vgg16", "lars", 1)])
+def test_a_plan_tells_arithmetic_bytes_and_the_memory_of_optimizer_states(name: str, rule: str, states: int) -> None:
+    answer = cli_result(model=name, cluster="dgx_h200", gpus=8)
+    asks, workload = answer["asks"], Workload.load(name)
+    assert asks["parameters"] == workload.parameters
+    assert asks["optimizer"] == rule
+    assert asks["gflop_a_sample"] == workload.step_flops / 1e9
+    assert asks["gradient_mb"] == 4 * workload.parameters / 1e6
+    memory = asks["memory_gb"]
+    assert memory["optimizer"] == pytest.approx(states * memory["weights"])
+    assert memory["weights"] == memory["gradients"] == 4 * workload.parameters / 1e9
+    assert sum(memory.values()) < asks["device_gb"] == pytest.approx(141 * 2**30 / 1e9, rel=0.08)
+    said = asks_sentence(asks)
+    assert f"states of {rule} {memory['optimizer']:.2f}" in said

@@ -10,10 +10,20 @@ from typing import Any
 import pytest
 import torch
 
-from bigstep.config import CheckpointConfig, LrConfig, OptimizerConfig, RunConfig, WorkersConfig
+from bigstep.config import CheckpointConfig, DataConfig, LrConfig, OptimizerConfig, RunConfig, WorkersConfig
 from bigstep.data import DataPair
-from bigstep.engine.build import CPU_TOKENS_PER_FORWARD, Own, build
+from bigstep.engine.build import (
+    CPU_TOKENS_PER_FORWARD,
+    GPU_BYTES_PER_SCORE,
+    Emulation,
+    Own,
+    _bytes_per_sample,
+    build,
+)
+from bigstep.engine.loop import train
+from bigstep.engine.methods.graphed import Graphed
 from bigstep.engine.methods.synchronous import Synchronous
+from bigstep.engine.observers.base import Audience
 from bigstep.engine.ranks import Ranks
 from bigstep.models.gpt import GPT
 from bigstep.records import read_run
@@ -92,6 +102,61 @@ def test_workers_share_a_forward_where_samples_cannot_touch_and_the_step_stays_w
         taken[limit] = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     for one, together in zip(taken[1], taken[1_000], strict=True):
         torch.testing.assert_close(together, one, rtol=1e-12, atol=1e-15)  # float64, summed in another order
+
+
+class Mine(torch.nn.Module):
+    """A user's own network, whose layers and tied weights nobody here knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = GPT(vocabulary=256, length=15, depth=1, width=16, heads=2)
+        self.bias = torch.nn.Parameter(torch.zeros(256))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.body(tokens) + self.bias
+        return scores
+
+
+class Counted(torch.utils.data.Dataset[Any]):
+    """More sequences than anybody would read beforehand."""
+
+    def __init__(self) -> None:
+        self.read = 0
+
+    def __len__(self) -> int:
+        return 20_000
+
+    def __getitem__(self, index: int) -> Any:
+        self.read += 1
+        tokens = (index + torch.arange(16)) % 256
+        return tokens[:-1], tokens[1:]
+
+
+def test_an_own_module_on_an_own_data_set_reads_what_it_trains_on_and_little_else() -> None:
+    data, few = Counted(), torch.utils.data.Subset(Counted(), range(2))
+    config = order(data=DataConfig(loaders=0), workers=WorkersConfig(count=1, local_batch=24))
+    run = build(config, Ranks(), Own(Mine(), (data, few)))
+    bytes_of = _bytes_per_sample(run.learner.model, config, run.train_feed, own=True)  # what a GPU asks for first
+    assert bytes_of > 15 * GPU_BYTES_PER_SCORE * 256
+    train(run, Audience(), max_steps=3)
+    assert data.read <= 3 * 24 + 64, "items were read that no step needed"
+
+
+def test_an_own_module_takes_its_path_in_whole_step_graphs_too() -> None:
+    """What `kernels=graphs` runs on a GPU, on a tape: update and clipping inside, an incomplete batch beside it."""
+    losses, weights = {}, {}
+    for graphs in (False, True):
+        torch.manual_seed(0)
+        model, data = Mine(), DataPair(windows(TRAIN, length=15), windows(TEST, length=15))
+        config = order(workers=WorkersConfig(count=1, local_batch=24), epochs=3)  # 92 windows: the last batch holds 20
+        run = build(config, Ranks(), Own(model, data), Emulation(graphs=graphs))
+        assert isinstance(run.method, Synchronous)
+        assert isinstance(run.method.passes, Graphed) == graphs
+        losses[graphs] = train(run, Audience()).loss
+        weights[graphs] = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+        assert run.state.position.step == 12
+    assert losses[True] == pytest.approx(losses[False], rel=1e-10)  # float64, sums in another order along 12 steps
+    torch.testing.assert_close(weights[True], weights[False], rtol=1e-9, atol=1e-12)
 
 
 def test_a_run_on_text_that_was_interrupted_ends_with_the_same_bits(tmp_path: Path) -> None:

@@ -108,3 +108,44 @@ def test_ranks_that_share_a_gpu_train_as_they_do_on_the_cpu(settings, tmp_path) 
     # float32 sums in another order, and a 1-bit code of a value near 0 may then differ
     close = 0.02 if "exchange.codec=onebit" in settings else 1e-3
     assert losses(tmp_path / "shared") == pytest.approx(losses(tmp_path / "cpu"), rel=close)
+
+
+def sentences(device: str) -> torch.utils.data.TensorDataset:
+    """Sequences that count upwards from a random byte, the last four targets padding: something to learn."""
+    first = torch.randint(256, (96, 1), generator=torch.Generator().manual_seed(5))
+    tokens = ((first + torch.arange(33)) % 256).to(device)
+    targets = tokens[:, 1:].clone()
+    targets[:, -4:] = -100
+    return torch.utils.data.TensorDataset(tokens[:, :-1].contiguous(), targets)
+
+
+@pytest.mark.parametrize("settings", [("kernels=graphs",), ("kernels=graphs", "compile=true"), ("compile=true",)])
+def test_steps_of_an_own_transformer_follow_plain_torch(settings, tmp_path) -> None:
+    from bigstep.models import GPT
+
+    base = apply_settings(
+        load("adamw", "mini"),
+        ["workers.count=4", "workers.local_batch=6", "lr.base=0.003", "precision=bf16", "evaluate_every=5"],
+    )
+    data = sentences("cuda")
+    for name, more in (("plain", ("kernels=plain",)), ("tried", settings)):
+        torch.manual_seed(0)
+        model = GPT(vocabulary=256, length=32, depth=2, width=64, heads=2)
+        fit(apply_settings(stretch(base, 5), more), model, (data, data), out=tmp_path / name, device="cuda")
+    plain, tried = losses(tmp_path / "plain"), losses(tmp_path / "tried")
+    assert len(plain) == len(tried) == 20
+    assert tried[0] == pytest.approx(plain[0], rel=0.01)  # bf16 rounds at 0.004
+    assert sum(tried) / 20 == pytest.approx(sum(plain) / 20, rel=0.03)
+    assert plain[-1] < 0.7 * plain[0]
+    notes = "".join((tmp_path / "tried" / name).read_text() for name in ("run.json", "metrics.jsonl"))
+    assert ("a CUDA graph for each step" in notes) == ("kernels=graphs" in settings)
+
+
+def test_targets_on_the_device_are_counted_once_and_on_the_host() -> None:
+    from bigstep.data.sources.given import as_source
+
+    source = as_source(sentences("cuda"))
+    counts = source.targets(torch.arange(5))
+    assert counts is not None
+    assert counts.device.type == "cpu"
+    assert counts.tolist() == [28] * 5

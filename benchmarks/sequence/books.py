@@ -4,13 +4,15 @@
     PYTHONPATH=src python benchmarks/sequence/books.py islands --data books.txt --book results/runs.jsonl
     PYTHONPATH=src python benchmarks/sequence/books.py summary --book results/books.jsonl
 
-`table` is the whole study of rules by batch in one command, some 16 minutes on an H200: for a batch it looks for the
-rate of each rule, on half of the tokens and judged on held-out training text, until the best rate has a worse one on
-either side; then it trains each rule with its rate and judges on the test text. Batch after batch with one seed, then
-the other seeds: what is there when the time is over is a table with fewer columns or fewer seeds. `islands` is the
-table of islands by steps between meetings. A run is a preset `books` with settings; what it gave is one line of JSON in
-the book, and a line that is there is not run again, so a series that was cut short goes on. `--check` rehearses it on a
-CPU, on a few hundred windows.
+`table` is the whole study of rules by batch in one command: for a batch it looks for the rate of each rule, on half of
+the tokens and judged on held-out training text, until the best rate has a worse one on either side; then it trains each
+rule with its rate and judges on windows spread over the test text. Batch after batch with one seed, then the other
+seeds: what is there when the time is over (`--seconds`) is a table with fewer batches or fewer seeds. With the 10.5
+million tokens of the default (a fifth of 64 MB, gpt-10m) a run should take an H200 some 6 seconds and a trial some 3:
+about 270 s for a table with one seed, 450 s with three. `islands` is the table of islands by steps between meetings. A
+run is a preset `books` with settings; what it gave is one line of JSON in the book, and a line that is there is not run
+again, so the same command goes on with a series that was cut short. `--check` rehearses it on a CPU, on a few hundred
+windows.
 """
 
 from __future__ import annotations
@@ -49,8 +51,10 @@ RULES = {
     "lars": ("adamw", LARS_ON_TEXT, 0.5, 3.0),
 }
 """A rule: its preset, what is changed in it, a first rate at a batch of 64, the factor between two that are tried."""
-BATCHES = (512, 8192, 64, 2048)
+BATCHES = (64, 1024, 256, 16)
 """In the order in which they are worth having."""
+TEST_WINDOWS = 2048
+"""Of the test text, evenly over it: an evaluation of all would take as long as a short run."""
 SEARCHED = 0.5
 """The part of the tokens on which rates are searched."""
 TRIALS = 7
@@ -68,15 +72,16 @@ class Run(NamedTuple):
     seed: int = 0
 
 
-def sizes(batch: int) -> tuple[str, ...]:
-    return f"workers.count={batch // LOCAL}", f"workers.local_batch={LOCAL}"
+def sizes(batch: int, local: int = LOCAL) -> tuple[str, ...]:
+    return f"workers.count={batch // local}", f"workers.local_batch={local}"
 
 
 def table(book: Book, epochs: float, seeds: int) -> Iterator[Run]:
     """Rates, then results, batch by batch; then the other seeds. Each run depends on those that the book holds."""
     for batch in book.batches:
-        for rule in RULES:
-            while (power := next_power(book.scores(rule, batch, epochs * SEARCHED), TRIALS)) is not None:
+        for rule in book.rules:
+            centre = centre_of(book, rule, batch, epochs * SEARCHED)
+            while (power := next_power(book.scores(rule, batch, epochs * SEARCHED), TRIALS, centre)) is not None:
                 yield trial(book, rule, batch, power, epochs * SEARCHED)
         yield from column(book, batch, epochs, seed=0)
     for seed in range(1, seeds):
@@ -84,24 +89,31 @@ def table(book: Book, epochs: float, seeds: int) -> Iterator[Run]:
             yield from column(book, batch, epochs, seed)
 
 
+def centre_of(book: Book, rule: str, batch: int, epochs: float) -> int:
+    """Return the power that was best at the batch before this one, where the search begins."""
+    before = book.batches[: book.batches.index(batch)]
+    found = [scores for earlier in before if (scores := book.scores(rule, earlier, epochs))]
+    return best_power(found[-1]) if found else 0
+
+
 def rate_of(book: Book, rule: str, batch: int, power: int) -> float:
-    _, _, rate, factor = RULES[rule]
+    _, _, rate, factor = book.rules[rule]
     return float(book.faster * rate * math.sqrt(min(batch, 4096) / 64) * factor**power)
 
 
 def trial(book: Book, rule: str, batch: int, power: int, epochs: float) -> Run:
     """A rate that is tried, judged on training text that was held out."""
-    preset, changes, _, _ = RULES[rule]
+    preset, changes, _, _ = book.rules[rule]
     fixed = (f"lr.base={rate_of(book, rule, batch, power):.4g}", "lr.scaling=none", HELD_OUT)
-    return Run(f"rate {rule} {batch} {power:+d}", preset, (*changes, *sizes(batch), *fixed), epochs)
+    return Run(f"rate {rule} {batch} {power:+d}", preset, (*changes, *sizes(batch, book.local), *fixed), epochs)
 
 
 def column(book: Book, batch: int, epochs: float, seed: int) -> Iterator[Run]:
     """All rules at one batch, each with the rate that was best there."""
-    for rule, (preset, changes, _, _) in RULES.items():
+    for rule, (preset, changes, _, _) in book.rules.items():
         rate = rate_of(book, rule, batch, best_power(book.scores(rule, batch, epochs * SEARCHED)))
         fixed = (f"lr.base={rate:.4g}", "lr.scaling=none")
-        yield Run(f"batch {rule} {batch}", preset, (*changes, *sizes(batch), *fixed), epochs, seed)
+        yield Run(f"batch {rule} {batch}", preset, (*changes, *sizes(batch, book.local), *fixed), epochs, seed)
 
 
 def islands(book: Book, epochs: float, seeds: int) -> Iterator[Run]:
@@ -137,14 +149,17 @@ class Book:
 
     faster = 1.0
     """What the first rates are multiplied by: smaller networks take larger ones."""
+    local = LOCAL
+    """Sequences of a worker."""
 
-    def __init__(self, path: Path, data: str, device: torch.device, small: bool) -> None:
-        self.path, self.device, self.small = path, device, small
+    def __init__(self, path: Path, data: str, ranks: Ranks, small: bool) -> None:
+        self.path, self.ranks, self.small = path, ranks, small
         lines = path.read_text().splitlines() if path.exists() else []
         self.rows = {(row["name"], row["seed"], row["epochs"]): row for row in map(json.loads, lines)}
         self.pairs: dict[float, Any] = {}
         self.data = data
         self.batches = (8, 16) if small else BATCHES
+        self.rules = RULES
 
     def scores(self, rule: str, batch: int, epochs: float) -> dict[int, float | None]:
         """What the rates of a rule gave that were tried at a batch, by power."""
@@ -168,8 +183,10 @@ class Book:
             name, path = ("shakespeare", "") if self.small else ("text", self.data)
             length, vocabulary = where.length, where.vocabulary
             pair = open_data(name, path, where.holdout, 0, length=length, vocabulary=vocabulary)
-            if self.small:
-                pair = DataPair(pair.train.subset(torch.arange(600)), pair.test.subset(torch.arange(32)))
+            train = pair.train.subset(torch.arange(600)) if self.small else pair.train
+            windows = min(32 if self.small else TEST_WINDOWS, len(pair.test))
+            some = torch.linspace(0, len(pair.test) - 1, windows).long()
+            pair = DataPair(train, pair.test.subset(some))
             self.pairs[where.holdout] = pair
         return self.pairs[where.holdout]
 
@@ -185,7 +202,7 @@ class Book:
         row: dict[str, Any] = {"name": run.name, "seed": run.seed, "epochs": run.epochs, "settings": run.settings}
         started = time.perf_counter()
         try:
-            built = build(config, Ranks(device=self.device), self.own(pair))
+            built = build(config, self.ranks, self.own(pair))
             noise = NoiseWatch(config.epochs)
             ending = train(built, Audience([noise]))
             row |= ending.evaluation.facts() | {
@@ -202,6 +219,8 @@ class Book:
         row["seconds"] = time.perf_counter() - started
         row = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
         self.rows[(run.name, run.seed, run.epochs)] = row
+        if not self.ranks.first:
+            return
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with open(self.path, "a") as file:
             file.write(json.dumps(row) + "\n")
@@ -227,13 +246,14 @@ def tabulate(book: Book, epochs: float) -> None:
     """Bits per byte by rule and batch: the median over seeds and their range; beside it steps and noise scale."""
     found = {key: row for key, row in book.rows.items() if key[0].startswith("batch ") and key[2] == epochs}
     batches = sorted({int(name.split()[2]) for name, _, _ in found})
+    rules = list(dict.fromkeys(name.split()[1] for name, _, _ in found))
     print(
         f"\nBits per byte after {epochs:g} of a pass, median over seeds (range); * best rate at an end of the search.\n"
     )
-    print(f"| batch | steps | {' | '.join(RULES)} | noise scale | seeds |\n|---:|---:|{'---:|' * (len(RULES) + 2)}")
+    print(f"| batch | steps | {' | '.join(rules)} | noise scale | seeds |\n|---:|---:|{'---:|' * (len(rules) + 2)}")
     for batch in batches:
         cells, noise, counts, steps = [], [], set(), ""
-        for rule in RULES:
+        for rule in rules:
             rows = [row for (name, _, _), row in found.items() if name == f"batch {rule} {batch}"]
             bits = sorted(row["bits_per_byte"] for row in rows if row.get("bits_per_byte") is not None)
             spread = f" ({bits[0]:.3f} to {bits[-1]:.3f})" if len(bits) > 1 else ""
@@ -245,7 +265,7 @@ def tabulate(book: Book, epochs: float) -> None:
             steps = next((f"{row['steps']:,}" for row in rows if row.get("steps")), steps)
         scale = f"{statistics.median(noise):.2g}" if noise else ""
         print(f"| {batch:,} | {steps} | {' | '.join(cells)} | {scale} | {'-'.join(map(str, sorted(counts)))} |")
-    for rule in RULES:
+    for rule in rules:
         medians = {batch: [row["bits_per_byte"] for (name, _, _), row in found.items()
                            if name == f"batch {rule} {batch}" and row.get("bits_per_byte") is not None]
                    for batch in batches}  # fmt: skip
@@ -265,14 +285,14 @@ def main() -> None:
     parser.add_argument("series", nargs="+", choices=["table", "islands", "summary"])
     parser.add_argument("--data", default="books.txt")
     parser.add_argument("--book", type=Path, default=Path("results/books.jsonl"))
-    parser.add_argument("--epochs", type=float, default=0.4)
+    parser.add_argument("--epochs", type=float, default=0.2, help="passes over the text, of every run")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no run after this")
     parser.add_argument("--check", action="store_true", help="small, on a CPU")
     options = parser.parse_args()
     begin = time.perf_counter()
     device = torch.device("cpu" if options.check or options.series == ["summary"] else "cuda")
-    book = Book(options.book, options.data, device, options.check)
+    book = Book(options.book, options.data, Ranks(device=device), options.check)
     for series in (each for each in options.series if each != "summary"):
         planned = {"table": table, "islands": islands}[series]
         for run in planned(book, 0.08 if options.check else options.epochs, options.seeds):

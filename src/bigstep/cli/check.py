@@ -39,12 +39,13 @@ def check(
     bigstep check sony --ranks 1,3            # Sony's recipe on 1 and 3
     bigstep check --config run.yaml --set model=my_package.models:network
     """
-    from bigstep.cli.resolve import named_config, require_trusted
+    from bigstep.cli.resolve import for_model, named_config, require_trusted
     from bigstep.config.edit import make_exact
     from bigstep.config.text import apply_settings
 
     sizes = _sizes(ranks)
-    asked = apply_settings(named_config(recipe, preset, config, trusted=trust), settings or [])
+    named = named_config(recipe, preset, config, trusted=trust)
+    asked = apply_settings(for_model(named, None, settings), settings or [])
     require_trusted(asked, config, settings or [], trusted=trust)
     asked = make_exact(asked) if exact else asked
     with collector_off():

@@ -19,12 +19,21 @@ from bigstep.config.text import apply_settings, config_from_mapping, read_yaml
 from bigstep.config.trust import require_trust
 from bigstep.engine.job import Job
 from bigstep.errors import ConfigError, require
+from bigstep.recipes.on_text import on_text, said_of_text, wants_text
 from bigstep.records import Run, read_run
 
 if TYPE_CHECKING:
     from bigstep.cli.train import Train
 
-__all__ = ["finished_result", "job_of", "named_config", "new_folder", "require_capacity", "require_trusted"]
+__all__ = [
+    "finished_result",
+    "for_model",
+    "job_of",
+    "named_config",
+    "new_folder",
+    "require_capacity",
+    "require_trusted",
+]
 
 RUNS = Path("runs")
 _PROCESS_BYTES = 300e6
@@ -45,7 +54,9 @@ def job_of(options: Train, *, launched: bool) -> Job:
     require(options.device in devices, f"--device is {options.device!r:.60}, but it must be auto, cpu, cuda or shared.")
     require(1 <= options.timeout <= 1e6, f"--timeout is {options.timeout:g}, but it must be 1 to 1,000,000 seconds.")
     folder = _existing_folder(options, launched) if options.resume else None
-    config = _base_config(options, folder)
+    named = _base_config(options, folder)
+    config = for_model(named, options.model, options.settings)
+    turned = config is not named
     if options.epochs is not None:
         config = stretch(config, options.epochs)
     config = apply_settings(config, [*_short_settings(options, config), *(options.settings or ())])
@@ -65,6 +76,7 @@ def job_of(options: Train, *, launched: bool) -> Job:
         steps=options.steps,
         profile=options.profile or 0,
         facts=_facts(options, config),
+        said=(said_of_text(named, config),) if turned else (),
         device=options.device,
         timeout_s=options.timeout,
         trackers=tuple(name for name in ("tensorboard", "wandb", "mlflow") if getattr(options, name)),
@@ -123,6 +135,13 @@ def _base_config(options: Train, folder: Path | None) -> RunConfig:
     if folder is not None and options.recipe is None and options.config is None and (folder / "run.json").exists():
         return config_from_mapping(read_run(folder).config)
     return named_config(options.recipe, options.preset, options.config, trusted=options.trust)
+
+
+def for_model(config: RunConfig, model: str | None, settings: Iterable[str] | None) -> RunConfig:
+    """Turn a recipe for images to text where a model of tokens is asked for, by option or setting."""
+    pairs = [setting.partition("=") for setting in settings or ()]
+    asked = [value.strip("\"' ") for name, _, value in pairs if name.strip() == "model"] or [model or ""]
+    return on_text(config, asked[-1]) if asked[-1] and wants_text(config, asked[-1]) else config
 
 
 def _short_settings(options: Train, config: RunConfig) -> Iterator[str]:

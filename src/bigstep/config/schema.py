@@ -159,8 +159,8 @@ class RunConfig:
     """Arithmetic of forward and backward, one of {precisions}; bf16 and fp16 keep float32 weights."""
     compile: bool = False
     """Let torch compile the model: a minute at the start, for faster steps on a GPU."""
-    kernels: Literal["auto", "plain"] = "auto"
-    """auto: fused kernels and whole-step graphs on a GPU, where they can be used; plain: torch alone."""
+    kernels: Literal["auto", "graphs", "plain"] = "auto"
+    """On a GPU, auto: fused kernels and whole-step graphs; graphs: these for your own model too; plain: torch alone."""
     exact: bool = False
     """The same bits on any number of ranks: sums of integers, one thread a forward; --exact sets all of it."""
     seed: Seed = 0

@@ -151,7 +151,8 @@ def build(
     threads = Threads(torch.get_num_threads() if ranks.device.type == "cpu" else 0)
     state.register(**method.parts(), data=Identity("The data set", data.fingerprint()), threads=threads)
     rates = Rates(config, sampler, learner.optimizer, learning_rate(config.lr, config.batch, config.plan))
-    evaluator = Evaluator(test_feed, own.loss or _loss(test_feed), ranks, precision, own.metrics)
+    classes = 0 if own.model is None else _most_rows(model)
+    evaluator = Evaluator(test_feed, own.loss or _loss(test_feed), ranks, precision, own.metrics, classes)
     model.train()
     return Run(config, ranks, learner, method, state, sampler, rates, train_feed, evaluator, kernels, growth)
 
@@ -211,7 +212,8 @@ def _model(config: RunConfig, ranks: Ranks, precision: Precision, own: Own, feed
     if config.norm.zero_gamma:
         zero_gamma(model)
     model.to(ranks.device, precision.weights)
-    ranks.require_same(weights_hash(model), "The initial weights")
+    if ranks.size > 1:  # a hash of 124 million weights on a GPU takes a second
+        ranks.require_same(weights_hash(model), "The initial weights")
     return model
 
 
@@ -222,7 +224,7 @@ def _prepare_for_device(
     samples, kernels = 1, None
     if ranks.device.type == "cuda":
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub lacks this form
-        samples = _joined_samples(model, ranks.device, _bytes_per_sample(model, config, feed))
+        samples = _joined_samples(model, ranks.device, _bytes_per_sample(model, config, feed, own=own))
         kernels = fuse(model, config, own=own)
     elif feed.length and _keeps_samples_apart(model):
         samples = max(1, CPU_TOKENS_PER_FORWARD // feed.length)
@@ -234,13 +236,19 @@ def _keeps_samples_apart(model: nn.Module) -> bool:
     return isinstance(model, GPT | LSTM) and not any(isinstance(module, nn.Dropout) for module in model.modules())
 
 
-def _bytes_per_sample(model: nn.Module, config: RunConfig, feed: Feed) -> float:
+def _bytes_per_sample(model: nn.Module, config: RunConfig, feed: Feed, *, own: bool) -> float:
     """Estimate the memory of a forward and backward for one sample, rather too much than too little."""
     if feed.length:
         parameters = sum(parameter.numel() for parameter in model.parameters())
-        return feed.length * (GPU_BYTES_PER_PARAMETER * parameters + GPU_BYTES_PER_SCORE * feed.num_classes)
+        scores = _most_rows(model) if own else feed.num_classes
+        return feed.length * (GPU_BYTES_PER_PARAMETER * parameters + GPU_BYTES_PER_SCORE * scores)
     largest = max([feed.image_size, *(size.image_size for size in config.data.sizes)])
     return float(GPU_BYTES_PER_PIXEL * largest**2)
+
+
+def _most_rows(model: nn.Module) -> int:
+    """The scores that a model of one's own gives, at most: data that may be large would have to be read for more."""
+    return max((len(parameter) for parameter in model.parameters() if parameter.ndim == 2), default=0)
 
 
 def _joined_samples(model: nn.Module, device: torch.device, bytes_per_sample: float) -> int:

@@ -29,12 +29,14 @@ class Evaluator:
     ranks: Ranks
     precision: Precision
     metrics: Mapping[str, Metric] = field(default_factory=dict)
+    classes: int = 0
+    """Scores that the model gives a token, at most; 0 asks the data, which may have to be read for it."""
 
     @property
     def _samples_per_forward(self) -> int:
         """As many as keep a device busy, unless the scores of all their tokens would fill its memory."""
         device, length = self.ranks.device.type, self.feed.length
-        scores = length * self.feed.num_classes if length else 1
+        scores = length * (self.classes or self.feed.num_classes) if length else 1
         return max(1, min(_SAMPLES_PER_FORWARD[device], _SCORES_PER_FORWARD[device] // scores))
 
     @torch.no_grad()

@@ -48,7 +48,7 @@ def why_plain(config: RunConfig, own: bool) -> str | None:
     """Return why the layers of a run on a GPU must be torch's own, or None."""
     if config.compile:
         return "torch compiles the model"
-    return why_open(config, own)
+    return why_open(config, own) or ("a model of your own keeps its layers" if own else None)
 
 
 def why_open(config: RunConfig, own: bool) -> str | None:
@@ -57,6 +57,6 @@ def why_open(config: RunConfig, own: bool) -> str | None:
         return "kernels is plain"
     if config.precision == "float64":
         return "the kernels have no float64"
-    if own:
-        return "a model of your own stays as it is (bigstep.gpu.optimize would change it)"
+    if own and config.kernels != "graphs":  # Python that a graph would leave out may be part of it
+        return "a model of your own stays as it is (kernels=graphs would make each step one CUDA graph)"
     return None

@@ -114,6 +114,12 @@ def run(order: Order, ranks: Ranks, observers: Iterable[Observer] = (), own: Own
             ) from error
 
 
+def _noise_watch(config: RunConfig) -> NoiseWatch:
+    """Let the advice on batches say under which rules it is a guide only."""
+    proportional = config.optimizer.batch_rule == "linear"
+    return NoiseWatch(config.epochs, "" if proportional else config.optimizer.name)
+
+
 def _keep_folder(order: Order, ranks: Ranks, stack: contextlib.ExitStack) -> None:
     """Lock the folder on rank 0; all ranks leave with its sentence if another run has it."""
     refusal: str | None = None
@@ -189,7 +195,7 @@ def _carry_out(
     stop: StopRequest,
     heartbeat: Heartbeat,
 ) -> dict[str, Any]:
-    ranks, state, noise = built.ranks, built.state, NoiseWatch(order.config.epochs)
+    ranks, state, noise = built.ranks, built.state, _noise_watch(order.config)
     state.register(**noise.parts())
     if saved is not None:
         _restore(built, saved, order.folder / "checkpoints")

@@ -98,6 +98,7 @@ def cli_result(
         "asked": target or None,
         "law": _law_facts(law),
         "best": _facts(best),
+        "asks": _asks(workload, machine, best),
         "ranking": [_facts(choice) for choice in choices],
         "why": explain(workload, machine, best),
         "sure": confidence(),
@@ -211,6 +212,20 @@ def _facts(choice: Choice) -> dict[str, Any]:
         "split_ms": {name: seconds * 1e3 for name, seconds in prediction.split.items()},
         "megabytes_sent": prediction.bytes_sent / 1e6,
         "rounds": prediction.rounds,
+    }
+
+
+def _asks(workload: Workload, cluster: Cluster, best: Choice) -> dict[str, Any]:
+    """What the model asks of one device: arithmetic, bytes that are exchanged, and memory, at the best choice."""
+    rule, local = best.prediction.scheme.optimizer or workload.optimizer, best.prediction.local_batch
+    parts = workload.memory_parts(local, rule)
+    return {
+        "parameters": workload.parameters,
+        "gflop_a_sample": workload.step_flops / 1e9,
+        "gradient_mb": 4 * workload.parameters / 1e6,
+        "optimizer": rule,
+        "memory_gb": {name: size / 1e9 for name, size in parts.items()},
+        "device_gb": cluster.device.memory_byte / 1e9,
     }
 
 

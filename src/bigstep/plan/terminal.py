@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["crossover_sentence", "render", "spoken_goal", "spoken_minutes"]
+__all__ = ["asks_sentence", "crossover_sentence", "render", "spoken_goal", "spoken_minutes"]
 
 
 def render(result: dict[str, Any], console: Console | None = None, *, limit: int = 8) -> None:
@@ -40,6 +40,7 @@ def _render_plan(result: dict[str, Any], console: Console, limit: int) -> None:
     _set_apart(console, _choices(Table(box=None, pad_edge=False), result["ranking"][:limit], with_gpus=False))
     for sentence in result["why"]:
         console.print(sentence)
+    console.print(asks_sentence(result["asks"]))
     console.print(crossover_sentence(result))
     _render_ways(result, console)
     if law := result["law"]:
@@ -53,6 +54,17 @@ def _render_plan(result: dict[str, Any], console: Console, limit: int) -> None:
         console.print(f"[yellow]Note: {warning}.[/yellow]")
     if result["sweep"]:
         console.print(_choices(Table(box=None, pad_edge=False, title="sweep"), result["sweep"], with_gpus=True))
+
+
+def asks_sentence(asks: dict[str, Any]) -> str:
+    """Say what the model asks of a device."""
+    memory = asks["memory_gb"]
+    return (
+        f"Asked of a device: {asks['gflop_a_sample']:,.1f} GFLOP a sample, {asks['gradient_mb']:,.0f} MB of gradient a "
+        f"step, at least {sum(memory.values()):,.1f} of {asks['device_gb']:,.0f} GB: weights {memory['weights']:.2f}, "
+        f"gradients {memory['gradients']:.2f}, states of {asks['optimizer']} {memory['optimizer']:.2f}, what waits for "
+        f"the backward pass {memory['activations']:.2f}."
+    )
 
 
 def _set_apart(console: Console, table: Any) -> None:

@@ -122,8 +122,22 @@ class Workload:
         >>> [round(gpt.memory_byte(0, rule) / 1e9, 2) for rule in ("adamw", "sgd")]
         [1.99, 1.49]
         """
-        held = 8 + OPTIMIZERS[optimizer or self.optimizer].state_bytes
-        return float(held) * self.parameters + 4.0 * local_batch * self.outputs
+        return sum(self.memory_parts(local_batch, optimizer).values())
+
+    def memory_parts(self, local_batch: float, optimizer: str = "") -> dict[str, float]:
+        """What `memory_byte` adds up, by name.
+
+        >>> parts = Workload.load("gpt-124m").memory_parts(0, "lamb")
+        >>> round(parts["optimizer"] / parts["weights"], 1)
+        2.0
+        """
+        states = OPTIMIZERS[optimizer or self.optimizer].state_bytes
+        return {
+            "weights": 4.0 * self.parameters,
+            "gradients": 4.0 * self.parameters,
+            "optimizer": float(states) * self.parameters,
+            "activations": 4.0 * local_batch * self.outputs,
+        }
 
     @classmethod
     @functools.cache

@@ -264,7 +264,14 @@ class TensorItems(OwnItems):
 
     def targets(self, indices: Tensor) -> Tensor | None:
         """Count the targets of each sequence that are not padding."""
-        return (self.y[indices] != PADDING).flatten(1).sum(1) if self.has_many_targets else None
+        if not self.has_many_targets:
+            return None
+        return self._on_device[indices] if self.y.is_cuda else (self.y[indices] != PADDING).flatten(1).sum(1)
+
+    @cached_property
+    def _on_device(self) -> Tensor:
+        """The counts of tensors that a user has put on the device, brought to the host once and not in every step."""
+        return (self.y != PADDING).flatten(1).sum(1).cpu()
 
     def fingerprint(self) -> str:
         """Hash the shapes and some of the samples."""

@@ -106,11 +106,12 @@ class NoiseScale:
         self._signal, self._noise = float(state["signal"]), float(state["noise"])
 
 
-def advice(noise_scale: float | None, workers: int, local_batch: int) -> str | None:
+def advice(noise_scale: float | None, workers: int, local_batch: int, rule: str = "") -> str | None:
     """Say what batch would do, where this one lies far beyond the noise scale; None where it does not.
 
     At four noise scales a run takes 1.25 times the fewest possible steps and five times the fewest samples. Twice that
-    batch saves a tenth of the steps and takes nine times the fewest samples.
+    batch saves a tenth of the steps and takes nine times the fewest samples. The model behind this takes a step to be
+    the rate times the gradient; `rule` names one of which that is not true, so that the sentence can say so.
 
     >>> print(advice(500.0, workers=256, local_batch=32))
     The batch of 8,192 lies 16 times beyond the gradient noise scale of about 500: by its model 512 (workers.count=16) \
@@ -128,20 +129,21 @@ would get as far with 12 % of the samples in 1.9 times the steps.
     fewer = count * local_batch
     samples = (1 + fewer / scale) / (1 + batch / scale)
     steps = (1 + scale / fewer) / (1 + scale / batch)
+    guide = f" A guide only: that model takes a step to be the rate times the gradient, and {rule}'s is not."
     return (
         f"The batch of {batch:,} lies {batch / scale:,.0f} times beyond the gradient noise scale of about "
         f"{scale:,.0f}: by its model {fewer:,} (workers.count={count}) would get as far with {100 * samples:.0f} % of "
-        f"the samples in {steps:.1f} times the steps."
+        f"the samples in {steps:.1f} times the steps.{guide if rule else ''}"
     )
 
 
 class NoiseWatch(Observer):
     """Takes each measurement, puts the noise scale into the rows, and says if the batch lies far beyond it."""
 
-    def __init__(self, epochs: float):
-        """`epochs` of the whole run."""
+    def __init__(self, epochs: float, rule: str = ""):
+        """`epochs` of the whole run, and the optimizer where its steps are not in proportion to the gradient."""
         self.scale = NoiseScale()
-        self._epochs = epochs
+        self._epochs, self._rule = epochs, rule
 
     def flushed(self, flush: Flush) -> Iterable[Note]:
         """Take what was measured; give advice once during the run, and at its end.
@@ -158,7 +160,7 @@ class NoiseWatch(Observer):
         unasked = scale.told or row["epoch"] < self._epochs / 4
         if not scale.settled or (unasked and not flush.final):
             return
-        sentence = advice(scale.value, flush.step.workers, flush.step.local_batch)
+        sentence = advice(scale.value, flush.step.workers, flush.step.local_batch, self._rule)
         if sentence is not None:
             scale.told = True
             yield Note(sentence, {"step": row["step"], "noise_scale": scale.value})
