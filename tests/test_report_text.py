@@ -11,6 +11,7 @@ import pytest
 from bigstep.records import RunWriter
 from bigstep.report.charts import charts_of
 from bigstep.report.gather import gather
+from bigstep.report.html import _tiles
 from bigstep.report.measure import ACCURACY, BITS_PER_BYTE, LOSS
 from bigstep.report.study import Study, study_of
 from bigstep.report.table import rows_of, standings_of, to_markdown
@@ -131,3 +132,16 @@ def test_images_beside_text_are_compared_by_accuracy_and_tokens_of_one_s_own_by_
     images = study_of(gather([write_run(tmp_path / "images")]))
     assert images.measure is ACCURACY
     assert images.title == "plain (mini): 88.00 % in 20 s"
+
+
+def test_top5_of_images_is_told_and_text_has_none(tmp_path: Path) -> None:
+    images = write_run(tmp_path / "images")
+    rows = (images / "metrics.jsonl").read_text().splitlines()
+    told = [{**row, "top5": 0.9875} if row["kind"] == "eval" else row for row in map(json.loads, rows)]
+    (images / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in told))
+    study = study_of(gather([images]))
+    assert rows_of(study)[0]["top5"] == 0.9875
+    assert _tiles(study)[0]["detail"] == "after 4 epochs, top-5 98.75 %"
+    text = study_of(gather([write_text_run(tmp_path / "text")]))
+    assert rows_of(text)[0]["top5"] is None
+    assert "top-5" not in _tiles(text)[0]["detail"]

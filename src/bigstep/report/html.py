@@ -106,6 +106,8 @@ def _tiles(study: Study) -> list[Mapping[str, str]]:
         after = f"after {plural(run.epochs or 0, 'epoch')}"
         if run.perplexity is not None:
             after += f", perplexity {run.perplexity:.2f}"
+        if run.top5 is not None and measure.key == "accuracy":
+            after += f", top-5 {measure.cell(run.top5)}"
         tiles = [
             (measure.name, measure.cell(best.median), after),
             ("time", duration(run.seconds), f"{duration(fastest)} to {goal}" if fastest is not None else ""),

@@ -84,6 +84,11 @@ class Outcome:
         return number(self.evaluations[-1].get("eval_loss")) if self.evaluations else None
 
     @property
+    def top5(self) -> float | None:
+        """Share of images whose class was among the five highest scores of the last evaluation."""
+        return number(self.evaluations[-1].get("top5")) if self.evaluations else None
+
+    @property
     def tokens_per_s(self) -> float | None:
         """Speed in tokens, for sequences."""
         return self.images_per_s * self.length if self.images_per_s and self.length else None

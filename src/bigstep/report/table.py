@@ -36,6 +36,7 @@ def rows_of(study: Study) -> list[dict[str, Any]]:
                     "status": outcome.status,
                     "accuracy": outcome.accuracy,
                     "accuracy_last5": outcome.accuracy_last5,
+                    "top5": outcome.top5,
                     "bits_per_byte": outcome.bits_per_byte,
                     "perplexity": outcome.perplexity,
                     "loss": outcome.loss,
