@@ -142,9 +142,13 @@ def test_whoever_restarts_ranks_names_the_islands_and_looks_at_meetings(tmp_path
     dead.wait()
     living = subprocess.Popen([sys.executable, "-c", ""])
     living.wait()
-    four = RankProcesses([living, living, living, dead], tmp_path)
+    four = RankProcesses([living, living, living, dead], tmp_path).killed()
+    assert four == [3]
     sentence = "Rank 3 with island 6, 7 was lost; going on with 3 of 4 ranks from the last meeting."
     assert _shrink(four, 4, islands=8) == (3, sentence)
+    assert _shrink(four, 4, islands=8, apart=True)[1].endswith(
+        "going on with 3 of 4 ranks from where the others stand."
+    )
     assert _shrink(four, 4, islands=2)[0] == 2, "two islands do not fit on three ranks"
     assert _shrink(four, 4, islands=1) == (3, "Rank 3 was lost; going on with 3 of 4 ranks from the last checkpoint.")
     (tmp_path / "meetings" / "0-1").mkdir(parents=True)

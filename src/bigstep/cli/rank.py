@@ -43,6 +43,7 @@ def train_as_rank(job: Job) -> None:
             facts=job.facts,
             profile=job.profile,
             said=job.said,
+            survivors=job.survivors,
         )
         if not ranks.first:
             run(order, ranks)

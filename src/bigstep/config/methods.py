@@ -53,6 +53,9 @@ class IslandsConfig:
     """The epoch until which all workers are one island (post-local SGD)."""
     drop: Fraction = 0.0
     """Share of meetings that an island misses, to see what a bad network costs."""
+    wait: NotNegative = 60.0
+    """Seconds that the islands of an elastic run have to stay where they are when a rank is lost; later ones count as
+    lost too, and with 0 all go back to the last meeting."""
 
     def __post_init__(self) -> None:
         check_ranges(self, "islands")

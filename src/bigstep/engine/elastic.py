@@ -3,8 +3,8 @@
 The workers of a run are spread over whatever ranks there are, so a change of ranks changes nothing but the order of
 floating-point sums. When a rank is lost, the others are ended (they wait in a collective that cannot complete) and
 the run goes on from its last checkpoint on the ranks that are left; once that has produced a checkpoint of its own,
-it is saved and goes on with all ranks again. Islands keep a state of their own at every meeting, and then go on from
-the last one.
+it is saved and goes on with all ranks again. Islands of the other ranks stay where they are when one is lost
+(`engine/survivors.py`); where that cannot be, all go on from what they kept of the last meeting.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from __future__ import annotations
 import dataclasses
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from bigstep.engine.islands_of import fitting_ranks, islands_of_rank
+from bigstep.engine.islands_of import APART, fitting_ranks, islands_of_rank
 from bigstep.engine.job import Job
-from bigstep.engine.launch import RankProcesses, started
+from bigstep.engine.launch import started
 from bigstep.errors import RunError
 
 __all__ = ["launch_elastic"]
@@ -27,9 +28,9 @@ _MOST_FUTILE_STARTS = 3
 
 def launch_elastic(procs: int, job: Job) -> int:
     """Run a job as `procs` ranks, and keep it going while ranks are lost."""
-    folder, ranks, futile = job.folder, procs, 0
+    folder, ranks, futile, reached = job.folder, procs, 0, ""
     while True:
-        saved = _newest(folder)
+        saved, apart = _newest(folder), ""
         with started(ranks, job) as running:
             # with a rank missing, go on only until there is something new to lose
             running.watch(until=lambda: ranks < procs and _newest(folder) > saved)  # noqa: B023 - watched right here
@@ -53,35 +54,42 @@ def launch_elastic(procs: int, job: Job) -> int:
                 ranks = procs
                 _say(f"The lost ranks are back; going on with {procs}.")
             else:
-                ranks, sentence = _shrink(running, ranks, job.config.islands.count)
+                lost, islands = running.killed(), job.config.islands
+                if islands.count > 1 and not job.config.exact:
+                    running.wait(islands.wait, grace_s=islands.wait)  # the others notice, and keep what they hold
+                    apart = _newest(folder, APART)
+                ranks, sentence = _shrink(lost, ranks, islands.count, apart=bool(apart))
                 _say(sentence)
                 said = (sentence,)
-        futile = 0 if _newest(folder) > saved else futile + 1
+                if running.stop_number:
+                    return running.stopped()
+        futile = 0 if max(_newest(folder), apart) > max(saved, reached) else futile + 1
+        reached = max(reached, apart)
         if futile == _MOST_FUTILE_STARTS:
             raise RunError(
                 f"Ranks were lost {futile} times without a new checkpoint in between; lower checkpoint.seconds or look "
                 "for what kills them (often the memory limit), then go on with --resume."
             )
-        job = dataclasses.replace(job, resume=True, said=said)
+        job = dataclasses.replace(job, resume=True, said=said, survivors=bool(apart))
 
 
-def _shrink(running: RankProcesses, ranks: int, islands: int) -> tuple[int, str]:
-    """Return how many ranks go on, and who was lost."""
-    lost = running.killed()
+def _shrink(lost: Sequence[int], ranks: int, islands: int, *, apart: bool = False) -> tuple[int, str]:
+    """Return how many ranks go on, and who was lost; `apart` if the other islands have kept where they stand."""
     left = fitting_ranks(islands, max(1, ranks - len(lost))) if islands > 1 else max(1, ranks - len(lost))
-    who, since = f"Rank {', '.join(map(str, lost))}", "checkpoint"
+    who, since = f"Rank {', '.join(map(str, lost))}", "from the last checkpoint"
     if islands > 1:
         gone = sorted({number for rank in lost for number in islands_of_rank(islands, rank, ranks)})
         who += f" with island {', '.join(map(str, gone))}"
-        since = "meeting"
-    return left, f"{who} was lost; going on with {left} of {ranks} ranks from the last {since}."
+        since = "from where the others stand" if apart else "from the last meeting"
+    return left, f"{who} was lost; going on with {left} of {ranks} ranks {since}."
 
 
 def _say(sentence: str) -> None:
     print(f"bigstep: {sentence}", file=sys.stderr)
 
 
-def _newest(folder: Path) -> str:
+def _newest(folder: Path, *places: str) -> str:
     """The name of the newest checkpoint, or of what islands kept of a meeting; names sort by step."""
-    kept = (*folder.glob("checkpoints/step-*.ckpt"), *folder.glob("meetings/*/step-*.ckpt"))
+    places = places or ("checkpoints/step-*.ckpt", "meetings/*/step-*.ckpt")
+    kept = (path for place in places for path in folder.glob(place))
     return max((path.name for path in kept), default="")

@@ -1,8 +1,11 @@
-"""Which islands a rank hosts; without torch, since whoever watches ranks asks it too."""
+"""Which islands a rank hosts, and where it keeps them; without torch, since whoever watches ranks asks it too."""
 
 from __future__ import annotations
 
-__all__ = ["fitting_ranks", "islands_of_rank"]
+__all__ = ["APART", "fitting_ranks", "islands_of_rank"]
+
+APART = "meetings/*/apart/step-*.ckpt"
+"""Where ranks keep their islands when another is lost, in the run folder."""
 
 
 def islands_of_rank(islands: int, rank: int, ranks: int) -> range:

@@ -41,6 +41,8 @@ class Job:
     """Shards and replicas that they bring."""
     said: tuple[str, ...] = ()
     """What the launcher has to say about this start, for the records."""
+    survivors: bool = False
+    """A rank was lost, and this goes on with what the others hold."""
     report: bool = True
     as_json: bool = False
 

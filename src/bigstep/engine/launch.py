@@ -120,13 +120,25 @@ class RankProcesses:
             raise error
         return status
 
-    def wait(self, seconds: float, processes: Sequence[subprocess.Popen[bytes]] | None = None) -> None:
-        """Wait for ranks to end, at most so long; once a signal has ended one, the others may wait for it in vain."""
+    def wait(
+        self,
+        seconds: float,
+        processes: Sequence[subprocess.Popen[bytes]] | None = None,
+        *,
+        grace_s: float = _GRACE_S,
+    ) -> None:
+        """Wait for ranks to end, at most so long; once a signal has ended one, the others may wait for it in vain.
+
+        Args:
+            seconds: How long.
+            processes: For which of them; None for all.
+            grace_s: How long where a signal has ended one.
+        """
         deadline, awaited = time.monotonic() + seconds, self.processes if processes is None else processes
         lost = False
         while any(process.poll() is None for process in awaited) and time.monotonic() < deadline:
             if not lost and self.killed():
-                lost, deadline = True, min(deadline, time.monotonic() + _GRACE_S)
+                lost, deadline = True, min(deadline, time.monotonic() + grace_s)
             time.sleep(0.02)  # polling children, not synchronising with them
 
 

@@ -23,7 +23,7 @@ from bigstep.engine.ranks import Ranks
 from bigstep.engine.state import Carried, State
 from bigstep.errors import DataError
 
-__all__ = ["MeetingKeeper", "find_meeting", "forget_meetings"]
+__all__ = ["MeetingKeeper", "find_meeting", "forget_meetings", "meetings_kept"]
 
 _KEEP = 3
 """Meetings that stay on disk: a rank begins to write one when the others are at most two behind."""
@@ -57,17 +57,22 @@ class MeetingKeeper:
     """
 
     def __init__(self, folder: Path, state: State, method: Islands, problem: Callable[[str], None]):
-        mine = _folder(folder) / f"{method.hosted[0]}-{method.hosted[-1] + 1}"
+        self.folder = _folder(folder) / f"{method.hosted[0]}-{method.hosted[-1] + 1}"
+        """Where the islands of this rank are kept."""
         self._state, self._method = state, method
         self._instead: dict[str, Carried] = {"model": OwnBuffers(method), "islands": OwnShare(method)}
         # not synced: a process that is killed leaves it whole, and a machine that is lost takes it along anyway
-        self._writer = BackgroundWriter(mine, _KEEP, problem, sync=False)
+        self._writer = BackgroundWriter(self.folder, _KEEP, problem, sync=False)
 
     def __call__(self) -> None:
         """Keep what this rank holds; all ranks of an island take part, the first of them writes."""
-        share = self._state.capture(self._instead)
+        share = self.capture()
         if self._method.first_of_island:
             self._writer.submit(self._state.position.step, share)
+
+    def capture(self) -> dict[str, Any]:
+        """Collect what this rank holds; all ranks of an island take part."""
+        return self._state.capture(self._instead)
 
     def close(self) -> None:
         """Wait for the last file."""
@@ -79,9 +84,12 @@ def forget_meetings(folder: Path, *, behind: int = -1) -> None:
 
     At the end of a run that is all of it; a run that goes on from a step has yet to come to those behind it.
     """
-    for kept in _kept_here(folder, behind):
+    for kept in meetings_kept(folder, behind):
         Path(kept.path).unlink(missing_ok=True)
-    for place in (*_listed(_folder(folder)), _folder(folder)):
+    apart = [place / "apart" for place in _listed(_folder(folder))]  # of an earlier loss: see engine/survivors.py
+    for path in (file for place in apart for file in _listed(place)):
+        path.unlink(missing_ok=True)
+    for place in (*apart, *_listed(_folder(folder)), _folder(folder)):
         with contextlib.suppress(OSError):  # somebody else's files are in it, or another rank was quicker
             place.rmdir()
 
@@ -98,7 +106,7 @@ def find_meeting(folder: Path, ranks: Ranks, islands: int, *, behind: int, whole
     """
     torn: set[str] = set()
     while True:
-        seen = ranks.gather([kept for kept in _kept_here(folder, behind) if kept.path not in torn])
+        seen = ranks.gather([kept for kept in meetings_kept(folder, behind) if kept.path not in torn])
         step = _choose_step({kept for each in seen for kept in each}, islands, whole=whole)
         if step is None:
             return None
@@ -191,7 +199,7 @@ def _listed(folder: Path) -> list[Path]:
         return []
 
 
-def _kept_here(folder: Path, behind: int) -> list[Kept]:
+def meetings_kept(folder: Path, behind: int = -1) -> list[Kept]:
     """List the files of this machine whose meetings lie behind a step."""
     found = []
     for path in (file for place in _listed(_folder(folder)) for file in _listed(place)):

@@ -33,6 +33,7 @@ from bigstep.engine.profile.profiler import StepProfiler
 from bigstep.engine.ranks import AgreedError, Ranks
 from bigstep.engine.rates import batch_plan
 from bigstep.engine.state import Threads
+from bigstep.engine.survivors import Survivor, join_survivors
 from bigstep.engine.weights import FILE as WEIGHTS_FILE
 from bigstep.engine.weights import save_weights
 from bigstep.errors import BigstepError, ConfigError, DataError, RunError
@@ -55,6 +56,8 @@ class Order:
     """Steps to profile."""
     said: tuple[str, ...] = ()
     """What whoever started this has to say, for the records."""
+    survivors: bool = False
+    """A rank was lost on this machine; the others may have kept their islands where they stood."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,12 +148,14 @@ def _saved_state(order: Order, ranks: Ranks) -> tuple[dict[str, Any] | None, lis
         return None, []
     state: dict[str, Any] | None = None
     remarks: list[str] = []
-    if ranks.first:
+    config = order.config
+    met, joined = None, False
+    if order.survivors and ranks.first and (apart := join_survivors(order.folder, config.islands)) is not None:
+        (state, remarks), joined = apart, True
+    elif ranks.first:
         state, problems = load_latest(order.folder / "checkpoints")
         remarks = [f"{problem} The one before it is used." for problem in problems]
-    config = order.config
-    met = None
-    if config.checkpoint.meetings and config.islands.count > 1:
+    if config.checkpoint.meetings and config.islands.count > 1 and not ranks.from_first(joined):
         behind = ranks.from_first(_step_of(state))
         met = find_meeting(order.folder, ranks, config.islands.count, behind=behind, whole=config.exact)
     if met is not None:
@@ -209,6 +214,9 @@ def _carry_out(
                 checkpoints.submit(state.position.step, captured)
 
         keep = _keeper(order, built, audience)
+        survivor = None if keep is None or order.config.exact else Survivor(keep, built)
+        if survivor is not None:
+            audience = Audience([*audience.observers, survivor])
         try:
             # for whoever watches; the records know it
             watching.noted(_announcement(order, ranks, built.describe(own)))
@@ -230,6 +238,12 @@ def _carry_out(
                 writer.update(stopped=str(stopped))
             if not checkpoints.wait():
                 raise StoppedError(stopped.number, stopped.step, saved=False) from None
+            raise
+        except AgreedError:
+            raise
+        except Exception:
+            if survivor is not None:  # a rank may be lost, and then these islands are not
+                survivor.keep()
             raise
         finally:
             audience.close()

@@ -13,6 +13,9 @@ from bigstep.engine.methods.synchronous import Synchronous
 
 __all__ = ["Island", "Part", "part_of"]
 
+_REMEMBERED = 64
+"""Steps whose losses an island remembers: more than there are between three flushes of the meter."""
+
 
 @dataclass
 class Island:
@@ -24,6 +27,13 @@ class Island:
     optimizer_state: defaultdict[Tensor, Any] = field(default_factory=lambda: defaultdict(dict))
     samples: int = 0
     """Seen since the last meeting."""
+    losses: dict[int, Tensor] = field(default_factory=dict)
+    """Its part of the loss of the last steps, by their number: what nobody has recorded yet if a rank is lost."""
+
+    def remember(self, taken: int, loss: Tensor) -> None:
+        """Take note of what a step gave."""
+        self.losses[taken] = loss
+        self.losses.pop(taken - _REMEMBERED, None)
 
 
 @dataclass(frozen=True)

@@ -85,6 +85,16 @@ class Islands:
         """By fragment, the mean that is on its way and the step that it is used at."""
         self.present: list[bool] = []
         """Which islands were at the last meeting."""
+        self.taken = 0
+        """Steps of the run that these islands have computed."""
+        self.ahead: dict[int, int] = {}
+        """By island, the steps that it has computed where the run stands behind it, since a rank was lost."""
+        self.unheard: list[int] = []
+        """Islands whose losses of these steps are lost."""
+        self.met = (0, 0, 0)
+        """The last meeting that was held: its step, 1 for the last of a run, its fragment."""
+        self.sent: dict[int, Tensor] = {}
+        """By island, what its code would have missed in a meeting that could not be held."""
         self.skipped = Count()
         if mainland is None:
             self.part()
@@ -99,6 +109,11 @@ class Islands:
         """Whether this rank is the first of its island, and so writes for it."""
         return self.islands[0].method.ranks.first
 
+    @property
+    def hosts_whole_islands(self) -> bool:
+        """Whether no island of this rank has others too."""
+        return all(island.method.ranks.size == 1 for island in self.islands)
+
     # ---- steps
 
     def requests(self, steps: Iterable[Step]) -> Iterator[Request]:
@@ -109,6 +124,8 @@ class Islands:
                 yield from self.mainland.requests([step])
                 continue
             for number, forwards in self._forwards.items():
+                if self._has_taken(number, step):
+                    continue
                 yield from forwards.requests([part_of(step, number, self.config.count)], cut=lambda _: False)
 
     def step(self, step: Step, batches: Batches) -> Outcome:
@@ -126,16 +143,24 @@ class Islands:
             part = part_of(step, island.number, self.config.count)
             if part.size == 0:  # nothing is left of the epoch for it
                 continue
+            if self._has_taken(island.number, step):
+                loss += island.losses.get(step.position.step + 1, 0.0)
+                continue
             self.enter(island)
             island.method.first_worker = part.first_worker
             outcome = island.method.step(part, batches)
             island.samples += part.size
-            loss += on_grid(outcome.loss * (part.size / step.size))
+            own_loss = on_grid(outcome.loss * (part.size / step.size))
+            if self._keeps:
+                island.remember(step.position.step + 1, own_loss)
+            loss += own_loss
             data_s, exchange_s = data_s + outcome.data_s, exchange_s + outcome.exchange_s
             bytes_sent += outcome.bytes_sent
         self.steps += 1
+        self.taken = max(self.taken, step.position.step + 1)
         met = self._meet()
         bytes_sent += self._transport.bytes_sent - sent
+        loss *= self._missing(step)
         return Outcome(loss, data_s, exchange_s, bytes_sent, keep=self._keeps and (met or parting))
 
     def finish(self) -> None:
@@ -149,8 +174,17 @@ class Islands:
         assert self.outer is not None
         for number in range(len(self.outer.fragments)):
             self._arrive(number)
-            self._depart(number, everybody=True)
-            self._arrive(number, keep=0.0)
+            self._hold(number, last=True)
+
+    def _has_taken(self, island: int, step: Step) -> bool:
+        """Whether an island has computed a step before the run came to it: a rank was lost since, not this island."""
+        return step.position.step < self.ahead.get(island, 0)
+
+    def _missing(self, step: Step) -> float:
+        """What the loss of a step must be multiplied with, where that of some islands is not known any more."""
+        lost = [number for number in self.unheard if self._has_taken(number, step)]
+        known = step.size - sum(part_of(step, number, self.config.count).size for number in lost)
+        return step.size / known if known else 1.0
 
     def _begins_later(self, step: Step) -> bool:
         return self._sampler.epochs_at(step.position) < self.config.begin
@@ -167,11 +201,32 @@ class Islands:
                 self._arrive(number, keep=_BLEND if self.config.overlap else 0.0)
                 met = number == fragments - 1
             if (self.steps - number * every // fragments) % every == 0:
-                self._depart(number)
-                if not self.config.overlap:
-                    met = number == fragments - 1 and number in self.travelling
-                    self._arrive(number, keep=0.0)
+                if self.config.overlap:
+                    self._depart(number)
+                elif (self.steps, 0, number) <= self.met:  # held before a rank was lost
+                    met = number == fragments - 1
+                else:
+                    met = self._hold(number) and number == fragments - 1
         return met
+
+    def _hold(self, number: int, *, last: bool = False) -> bool:
+        """Hold a meeting at once and return whether anybody came; if it fails, the islands stand as before it."""
+        if last and (self.steps, 1, number) <= self.met:
+            return True
+        samples, owed = [island.samples for island in self.islands], self._transport.owed(number, copy=self._keeps)
+        try:
+            self._depart(number, everybody=last)
+            held = number in self.travelling
+            self._arrive(number)
+        except Exception:
+            self.travelling.pop(number, None)
+            self.sent = self._transport.owed(number, copy=True)
+            self._transport.take_back(number, owed)
+            for island, count in zip(self.islands, samples, strict=True):
+                island.samples = count
+            raise
+        self.met = self.steps, int(last), number
+        return held
 
     def _depart(self, number: int, *, everybody: bool = False) -> None:
         """Send off what the islands have moved in a fragment; `everybody` misses none."""

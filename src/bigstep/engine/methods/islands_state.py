@@ -43,6 +43,9 @@ class IslandsState:
             method.part()
         assert method.outer is not None
         method.steps, method.present = state["steps"], list(state["present"])
+        method.met = tuple(state.get("met", method.met))
+        method.ahead = {int(number): taken for number, taken in state.get("ahead", {}).items()}
+        method.unheard = list(state.get("unheard", []))
         method.outer.load_state_dict(state["outer"])
         for island in method.islands:
             self._load(island, state["islands"].get(str(island.number), {}))
@@ -58,6 +61,9 @@ class IslandsState:
             for weight, value in zip(island.weights, saved["weights"], strict=True):
                 weight.copy_(value)
             island.samples = saved["samples"]
+            island.losses = {
+                int(taken): torch.tensor(loss, dtype=torch.float64) for taken, loss in saved.get("losses", {}).items()
+            }
         else:
             for number in range(len(method.outer.fragments)):
                 method.outer.hand_out(number, island.weights)
@@ -79,7 +85,9 @@ class OwnShare(IslandsState):
         for island in method.islands:
             method.enter(island)
             carried = {name: part.state_dict() for name, part in island.method.parts().items() if name != "model"}
-            islands[str(island.number)] = {"weights": island.weights, "samples": island.samples, **carried}
+            losses = {str(taken): float(loss) for taken, loss in island.losses.items()}
+            own = {"weights": island.weights, "samples": island.samples, "losses": losses}
+            islands[str(island.number)] = {**own, **carried}
         travelling = {
             str(n): {"mean": m if isinstance(m, Tensor) else m.wait(), "at": at}
             for n, (m, at) in method.travelling.items()
@@ -90,6 +98,9 @@ class OwnShare(IslandsState):
             "outer": method.outer.state_dict(),
             "travelling": travelling,
             "present": method.present,
+            "met": list(method.met),
+            "ahead": {str(number): taken for number, taken in method.ahead.items()},
+            "unheard": method.unheard,
         }
 
 

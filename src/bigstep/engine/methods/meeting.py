@@ -153,6 +153,17 @@ class Transport:
             self._layouts[number] = lay_out(code, lengths, fill_settings({}), device)
         return self._layouts[number]
 
+    def owed(self, number: int, *, copy: bool) -> dict[int, Tensor]:
+        """Return what the codes of this rank's islands have missed in a fragment so far, or nothing unless `copy`."""
+        return {island: kept[number].clone() for island, kept in self._kept.items() if copy and number in kept}
+
+    def take_back(self, number: int, owed: Mapping[int, Tensor]) -> None:
+        """Forget what was written for a meeting that could not be held."""
+        for island, kept in self._kept.items():
+            kept.pop(number, None)
+            if island in owed:
+                kept[number] = owed[island]
+
     def close(self) -> None:
         """End the threads."""
         self._line.close()

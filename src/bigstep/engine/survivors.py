@@ -1,0 +1,169 @@
+"""Islands that go on when a rank is lost: each stays where it stands, and the lost one comes back with what was agreed.
+
+Between meetings islands need nobody, so the loss of one must cost the others nothing. A rank whose exchange fails keeps
+its islands as they are and ends; when the ranks are started again, they go on from there. Ranks do not stand at
+the same step then, since they meet the others only now and again. So the run goes back to the last step that everybody
+has recorded, and an island that was further takes no step until the run has come to it (`Islands.ahead`). The
+lost island takes these steps, from the agreed weights: that is all that the others wait for.
+
+A meeting may be held by some and fail on others. Whoever has held it knows what was agreed, and all had sent
+their part, so the others take it from there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from bigstep.config import IslandsConfig
+from bigstep.data.sampler import Position
+from bigstep.engine.build import Run
+from bigstep.engine.checkpoint import load_checkpoint, save_checkpoint
+from bigstep.engine.islands_of import APART
+from bigstep.engine.meetings import MeetingKeeper, meetings_kept
+from bigstep.engine.meter import Flush
+from bigstep.engine.methods.islands import Islands
+from bigstep.engine.methods.islands_state import join_shares
+from bigstep.engine.methods.outer import cut_into_fragments
+from bigstep.engine.observers.base import Observer
+from bigstep.errors import DataError
+from bigstep.records import read_run
+
+__all__ = ["Survivor", "join_survivors"]
+
+
+class Survivor(Observer):
+    """Keeps the islands of this rank where they stand; every rank has one.
+
+    Args:
+        keeper: Of this rank's meetings.
+        run: The run, where it begins or goes on.
+    """
+
+    def __init__(self, keeper: MeetingKeeper, run: Run):
+        assert isinstance(run.method, Islands)
+        self._keeper, self._method, self._sampler = keeper, run.method, run.sampler
+        self._recorded = deque([run.state.position], maxlen=2)
+        """Where rows were last told: the first of two is written for certain, the other maybe."""
+
+    def flushed(self, flush: Flush) -> tuple[()]:
+        """Hear that rows were told."""
+        self._recorded.append(self._sampler.after(flush.step))
+        return ()
+
+    def keep(self) -> None:
+        """Keep what this rank holds, where that asks nobody: whole islands, with nothing on its way between them."""
+        method = self._method
+        if method.mainland is not None or method.config.overlap or not method.hosts_whole_islands:
+            return
+        share = self._keeper.capture()
+        share["islands"] |= {
+            "taken": method.taken,
+            "recorded": [dataclasses.asdict(position) for position in self._recorded],
+            "sent": {str(island): owed for island, owed in method.sent.items()},
+        }
+        save_checkpoint(self._keeper.folder / "apart", method.taken, share, keep=1, sync=False)
+
+
+class Joined(NamedTuple):
+    """Where a run goes on without a lost rank."""
+
+    state: dict[str, Any]
+    """As a checkpoint would have it."""
+    remarks: list[str]
+
+
+def join_survivors(folder: Path, config: IslandsConfig) -> Joined | None:
+    """Put together what ranks have kept where they stood when another was lost; None if they have not.
+
+    Args:
+        folder: Of the run, which all its ranks share.
+        config: The islands of the run.
+    """
+    shares = [share for path in sorted(folder.glob(APART)) if (share := _load(path)) is not None]
+    begin = _last_recorded(folder, [share["islands"] for share in shares])
+    if begin is None:
+        return None
+    newest = max(shares, key=lambda share: share["islands"]["met"])
+    told = newest["islands"]
+    parted = told["taken"] - told["steps"]
+    if begin.step < parted:  # its steps were not those of islands
+        return None
+    for share in shares:
+        if share["islands"]["met"] < told["met"]:
+            _catch_up(share["islands"], told, config.fragments)
+    joined = join_shares([share["islands"] for share in shares])
+    met_at = parted + told["met"][0]
+    ahead = {number: share["islands"]["taken"] for share in shares for number in share["islands"]["islands"]}
+    lost = [number for number in range(config.count) if str(number) not in ahead]
+    donor = next(iter(joined["islands"].values()))["statistics"]
+    for number in lost:
+        kept, owed = _last_meeting(folder, number)
+        joined["islands"][str(number)] = {"statistics": donor, **kept}
+        joined["outer"]["kept"] |= {str(number): owed} if owed else {}
+    joined |= {
+        "steps": begin.step - parted,
+        "ahead": ahead | {str(number): met_at for number in lost},
+        "unheard": lost,
+    }
+    state = {**newest, "position": dataclasses.asdict(begin), "islands": joined}
+    return Joined(state, [_tell(lost, begin.step, met_at, max(ahead.values()))] if lost else [])
+
+
+def _tell(lost: Sequence[int], begin: int, met_at: int, reached: int) -> str:
+    who = f"Island {lost[0]}" if len(lost) == 1 else f"Islands {', '.join(map(str, lost))}"
+    steps = max(begin - met_at, 0)
+    return (
+        f"{who} came back at step {max(begin, met_at)} with the weights agreed on at step {met_at}; lost: {steps} "
+        f"step{'' if steps == 1 else 's'}. The others go on from step {reached} and have lost none."
+    )
+
+
+def _last_recorded(folder: Path, shares: Sequence[Mapping[str, Any]]) -> Position | None:
+    """Return the last place that all have told rows of and that the records have reached."""
+    if not shares:
+        return None
+    common = set.intersection(*({Position(**place) for place in share["recorded"]} for share in shares))
+    rows = read_run(folder).train
+    written = rows[-1]["step"] if rows else 0
+    return max((place for place in common if place.step <= written), key=lambda place: place.step, default=None)
+
+
+def _catch_up(share: dict[str, Any], told: Mapping[str, Any], fragments: int) -> None:
+    """Bring islands behind a meeting that others have held, to which these had sent what they moved."""
+    _, _, number = told["met"]
+    agreed = told["outer"]["agreed"][number]
+    for name, island in share["islands"].items():
+        indices = cut_into_fragments([weight.numel() for weight in island["weights"]], fragments)[number]
+        if told["present"][int(name)]:
+            pieces = agreed.split_with_sizes([island["weights"][index].numel() for index in indices])
+            for index, piece in zip(indices, pieces, strict=True):
+                island["weights"][index] = piece.view(island["weights"][index].shape).clone()
+        if number == len(told["outer"]["agreed"]) - 1:
+            island["samples"] = 0
+        if name in share["sent"]:
+            share["outer"]["kept"].setdefault(name, {})[str(number)] = share["sent"][name]
+
+
+def _last_meeting(folder: Path, number: int) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Return what a lost island had kept besides its weights, and what its code owes; both empty if nothing is left."""
+    kept = [each for each in meetings_kept(folder) if number in each.islands]
+    for each in sorted(kept, reverse=True, key=lambda each: each.step):
+        share = _load(Path(each.path))
+        if share is not None:
+            own = share["islands"]["islands"][str(number)]
+            without = {name: part for name, part in own.items() if name not in ("weights", "samples", "losses")}
+            return without, share["islands"]["outer"]["kept"].get(str(number), {})
+    return {}, {}
+
+
+def _load(path: Path) -> dict[str, Any] | None:
+    try:
+        return load_checkpoint(path)
+    except DataError:  # torn: it counts as lost
+        return None
