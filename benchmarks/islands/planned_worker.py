@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from worker import LENGTH, configure, network
+from worker import LENGTH, configure, joined, network
 
 from bigstep.config import IslandsConfig
 from bigstep.data.catalog import open_data
@@ -43,7 +43,6 @@ class Clock(Observer):
 
 def run(case: dict[str, Any], data: tuple[Any, Any]) -> list[float]:
     """Return the seconds of each period of H steps with its meetings, but for the first, which warms up."""
-    dist.barrier()
     for command in case["commands"][dist.get_rank()]:
         subprocess.run(command, check=True)
     dist.barrier()
@@ -58,12 +57,13 @@ def run(case: dict[str, Any], data: tuple[Any, Any]) -> list[float]:
 def main() -> None:
     """Run the cases of the argument in order."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
     pair = open_data("shakespeare", length=LENGTH)
     data = pair.train, pair.test.subset(torch.arange(JUDGED_ON))
-    seen = [run(case, data) for case in json.loads(Path(sys.argv[1]).read_text())]
+    seen = []
+    for number, case in enumerate(json.loads(Path(sys.argv[1]).read_text())):
+        with joined(number):
+            seen.append(run(case, data))
     print(json.dumps(seen))
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

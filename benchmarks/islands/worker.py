@@ -5,9 +5,14 @@ A job, as JSON in the first argument, names the methods and how many steps each 
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import gc
 import json
+import os
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -78,19 +83,40 @@ def take_steps(method: str, steps: int, evaluate_every: int, data: tuple[Any, An
     }
 
 
+@contextlib.contextmanager
+def joined(number: int) -> Iterator[None]:
+    """Be in a process group for one run: those that a run makes have threads, which end with the group.
+
+    Each wakes a hundred times a second, so that what fifty runs leave behind would slow down all that follow.
+    """
+    place = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
+    dist.init_process_group("gloo", store=dist.PrefixStore(f"run {number}", _store()), **place)
+    try:
+        yield
+    finally:
+        dist.barrier()
+        dist.destroy_process_group()
+        gc.collect()  # a run refers to itself, and to its groups
+
+
+@functools.cache
+def _store() -> dist.Store:
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    return dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), size, is_master=rank == 0)
+
+
 def main() -> None:
     """Do the job: every round takes every method once."""
     job = json.loads(sys.argv[1])
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
     pair = open_data("shakespeare", length=LENGTH)
     data = pair.train, pair.test.subset(torch.arange(JUDGED_ON))
     seen: dict[str, list[dict[str, Any]]] = {method: [] for method in job["steps"]}
-    for _ in range(job["rounds"]):
-        for method, steps in job["steps"].items():
-            seen[method].append(take_steps(method, steps, job["evaluate_every"], data))
+    for turn in range(job["rounds"]):
+        for number, (method, steps) in enumerate(job["steps"].items()):
+            with joined(turn * len(METHODS) + number):
+                seen[method].append(take_steps(method, steps, job["evaluate_every"], data))
     print(json.dumps(seen))
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
