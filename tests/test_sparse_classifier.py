@@ -167,6 +167,33 @@ def test_threads_are_started_where_they_pay() -> None:
     assert threads(100, n_threads=2) == 2  # who asks for two gets two
 
 
+@pytest.mark.parametrize("apart", [False, True])
+def test_threads_share_the_rows_of_a_preparation_and_change_none_of_it(
+    apart: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = as_rows(problem(n=999)[0])
+    taken: list[tuple[int, int]] = []
+    share = Threads.share
+
+    def noted(self: Threads, thread: int, count: int) -> tuple[int, int]:
+        taken.append(share(self, thread, count))
+        return taken[-1]
+
+    def prepare(count: int) -> Any:
+        with Threads(count) as threads:
+            counts = survey(rows, threads)
+            return counts, arrange(rows, counts, 1, threads, apart=apart)
+
+    counts, alone = prepare(1)
+    monkeypatch.setattr(Threads, "share", noted)
+    again, together = prepare(3)
+    # once to look at the rows and once to arrange them, each by all three
+    assert sorted(taken) == sorted([(0, 333), (333, 666), (666, 999)] * 2)
+    assert np.array_equal(counts, again)
+    for field in ("starts", "split", "indices", "values", "place"):
+        assert np.array_equal(getattr(alone, field), getattr(together, field)), field
+
+
 def test_twenty_partial_fits_equal_one_fit() -> None:
     X, y = problem(500, classes=3)
     whole = HogwildClassifier(mode="serial", epochs=4).fit(X, y)
