@@ -30,7 +30,9 @@ from bigstep.config import (
 from bigstep.config.edit import make_exact
 from bigstep.config.text import config_from_mapping
 from bigstep.data import DataPair
+from bigstep.engine import fusing
 from bigstep.engine.checkpoint import load_latest
+from bigstep.engine.exact import fixed_arithmetic
 from bigstep.errors import ConfigError
 from bigstep.models.gpt import GPT
 from bigstep.norm import ExactStatistics, WorkerStatistics
@@ -188,6 +190,20 @@ def test_a_forward_has_one_thread_and_the_program_keeps_its_own(
             assert saved["threads"] == 1, "it is recorded"
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_gpu_chooses_no_algorithm_by_the_clock_and_adds_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    cudnn = torch.backends.cudnn
+    monkeypatch.setattr(fusing, "why_not_triton", lambda _: None)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # is put back
+    before = cudnn.benchmark, cudnn.deterministic, torch.are_deterministic_algorithms_enabled()
+    with fixed_arithmetic(torch.device("cuda")):
+        fusing.fuse(torch.nn.Linear(2, 2), make_exact(PLAIN), own=False)
+        assert (cudnn.benchmark, cudnn.deterministic) == (False, True)
+        assert torch.are_deterministic_algorithms_enabled()
+        fusing.fuse(torch.nn.Linear(2, 2), PLAIN, own=False)
+        assert cudnn.benchmark, "a run that is not exact takes the fastest"
+    assert (cudnn.benchmark, cudnn.deterministic, torch.are_deterministic_algorithms_enabled()) == before
 
 
 def test_an_exact_run_that_goes_on_on_another_processor_says_so(

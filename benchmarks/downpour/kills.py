@@ -1,11 +1,12 @@
 """kill -9 of replicas and shards at random moments: training ends, the note names who, and little is lost.
 
-    python benchmarks/downpour/kills.py [--trials 20] [--seed 0] [--out FOLDER]
+    python benchmarks/downpour/kills.py [--trials 20] [--seed 0] [--append] [--out FOLDER]
 
 Each trial runs Downpour (2 shards, 3 replicas) on the embedded data for an epoch and kills a replica or a shard, in
 turn, after a random number of updates. Of a replica at most the step it was in may be lost; of a shard, what it has
-updated since its checkpoint, which is written every fifth of an epoch. Writes kills.json and kills.md; ends with status
-1 if a trial fails.
+updated since its checkpoint, which is written every fifth of an epoch. Writes kills.json and kills.md after every
+trial; --append leaves out those that are there, so that a series may be broken off. Ends with status 1 if a trial
+fails.
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ def trial(seed: int) -> dict[str, Any]:
     allowed = 1 if kind == "replica" else EVERY * updates_an_epoch + 3
     lost = result.facts["lost_updates"] if kind == "replica" else max(back, default=-1)
     return {
+        "seed": seed,
         "victim": f"{kind} {victim}",
         "after_updates": updates,
         "updates": result.facts["updates"],
@@ -111,17 +113,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--append", action="store_true", help="leave out trials that are there")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     options = parser.parse_args()
-    trials = []
-    for number in range(options.trials):
-        trials.append(trial(options.seed + number))
-        print(json.dumps(trials[-1]), flush=True)
-    held = sum(each["holds"] for each in trials)
-    results = {"trials": trials, "machine": describe_machine()}
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "kills.json").write_text(json.dumps(results, indent=1) + "\n")
-    (options.out / "kills.md").write_text(table(results))
+    path = options.out / "kills.json"
+    before = json.loads(path.read_text())["trials"] if options.append and path.exists() else []
+    trials = [each for each in before if "seed" in each]  # older ones do not say which they were
+    for seed in range(options.seed, options.seed + options.trials):
+        if seed in (each["seed"] for each in trials):
+            continue
+        trials.append(trial(seed))
+        print(json.dumps(trials[-1]), flush=True)
+        results = {"trials": trials, "machine": describe_machine()}
+        path.write_text(json.dumps(results, indent=1) + "\n")
+        path.with_suffix(".md").write_text(table(results))
+    held = sum(each["holds"] for each in trials)
     print(f"{held} of {len(trials)} trials: training ended, the note names who was killed, little was lost")
     sys.exit(held != len(trials))
 

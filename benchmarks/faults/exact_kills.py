@@ -1,12 +1,12 @@
 """SIGKILL at the worst moments of exact runs: each must end with the weights of an untouched run, bit for bit.
 
-    python benchmarks/faults/exact_kills.py                  # 100 kills, five a run, on 2 to 4 ranks
+    python benchmarks/faults/exact_kills.py                  # 100 kills, up to six a run, on 2 to 4 ranks
     python benchmarks/faults/exact_kills.py --stops 3        # and ranks that are stopped for a minute
 
-Five kinds of kills, in turn: a random rank at a random moment; the first rank; two ranks at once; whoever writes a
-checkpoint, while its temporary file is there; the launcher, whose run is then resumed on another number of ranks; and
+Six kinds of kills, in random order: a random rank at a random moment; the first rank; two ranks at once; whoever writes
+a checkpoint, while its temporary file is there; the launcher, whose run is then resumed on another number of ranks; and
 any of them at the very end. Every run ends with: one SHA-256, the losses of all steps equal in every bit, no step
-missing or twice, no torn file, no process left. Results of several calls with other seeds are put together by
+missing or twice, no torn file, no process and no temporary folder left. Results of several calls are put together by
 --append. Writes exact_kills.json and exact_kills.md; the exit status is 1 if any run went wrong.
 """
 
@@ -59,7 +59,9 @@ class Victim:
     def start(self, *more: str) -> None:
         """Start it on a random number of ranks."""
         self.ranks = self.chance.choice((2, 3, 4))
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self.temporary = self.folder.with_suffix(".tmp")
+        self.temporary.mkdir(exist_ok=True)
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(self.temporary)}
         with self.log.open("a") as log:
             self.process = subprocess.Popen(
                 command(self.folder, "--procs", str(self.ranks), "--elastic", *more),
@@ -171,8 +173,9 @@ def wrong(status: int, out: str, victim: Victim, whole: dict[str, Any]) -> str |
     for path in checkpoints(victim.folder):
         load_checkpoint(path)  # raises unless its checksum holds
     left = [path.name for path in victim.folder.rglob("*") if path.suffix == ".part"]
+    left += [path.name for path in victim.temporary.glob("*bigstep*")]
     if left:
-        return f"torn files were left: {left}"
+        return f"files were left: {left}"
     alive = [pid for pid in victim.seen if Path(f"/proc/{pid}/environ").exists() and _is_ours(pid)]
     return f"processes were left: {alive}" if alive else None
 
@@ -282,6 +285,7 @@ def main() -> int:
     chance, began, path = random.Random(options.seed), time.monotonic(), options.out / "exact_kills.json"
     before = json.loads(path.read_text()) if options.append and path.exists() else {"runs": [], "stops": []}
     runs, stops, done = before["runs"], before["stops"], 0
+    chance.seed(f"{options.seed}/{len(runs)}/{len(stops)}")  # none of those that are there again
     with tempfile.TemporaryDirectory(prefix="bigstep-kills-") as scratch:
         whole = run_whole(Path(scratch) / "whole")
         assert before.get("sha", whole["sha"]) == whole["sha"], "another release, or another machine"

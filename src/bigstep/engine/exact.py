@@ -31,12 +31,15 @@ def fixed_arithmetic(device: torch.device) -> Iterator[None]:
     """Let a forward give the same bits wherever it runs.
 
     One thread a forward, since torch cuts sums by the number of threads (more ranks use more cores); on a GPU, kernels
-    that add up in one order.
+    that add up in one order, and convolutions by cuDNN's rules: its algorithms are not chosen by the clock.
     """
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    cudnn = torch.backends.cudnn
+    by_clock, in_order = cudnn.benchmark, cudnn.deterministic
     if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses to be deterministic
         torch.use_deterministic_algorithms(True)
+        cudnn.benchmark, cudnn.deterministic = False, True
     else:
         torch.set_num_threads(1)
     try:
@@ -44,6 +47,7 @@ def fixed_arithmetic(device: torch.device) -> Iterator[None]:
     finally:
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(deterministic)
+        cudnn.benchmark, cudnn.deterministic = by_clock, in_order
 
 
 def say_moved(sessions: Sequence[Any]) -> str | None:

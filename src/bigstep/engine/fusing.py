@@ -36,8 +36,9 @@ def fuse(model: nn.Module, config: RunConfig, *, own: bool) -> Kernels:
     weight = next(model.parameters())
     if reason := why_plain(config, own) or why_not_triton(weight):
         return Kernels(reasons=[reason])
-    # cuDNN's first guess at an algorithm is often not its best, and shapes here are few
-    torch.backends.cudnn.benchmark = True
+    # cuDNN's first guess at an algorithm is often not its best, and shapes here are few; but what the clock chooses may
+    # be another in every process
+    torch.backends.cudnn.benchmark = not config.exact
     if not config.arithmetic.is_mixed:
         return Kernels(reasons=["batch norms are torch's own in float32"])
     report = optimize(model)

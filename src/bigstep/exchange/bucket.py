@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from bigstep.exchange.codecs.piles import Pile
+from bigstep.exchange.codecs.piles import Piles
 from bigstep.exchange.line import Steps
 from bigstep.exchange.residuals import Residuals
 
@@ -29,8 +29,10 @@ class Bucket:
     """How many backward passes ended before this one."""
     held: tuple[Tensor, ...] = ()
     """More parts of the sum, laid out as `flat`."""
-    piles: tuple[Pile, ...] = ()
-    """For each parameter, where parts are added one after another: those that this rank has added before `flat`."""
+    piles: Piles | None = None
+    """Where parts are added one after another: those that this rank has added before `flat`."""
+    places: tuple[int, ...] = ()
+    """Of the parameters among the piles."""
 
     @property
     def sizes(self) -> list[int]:

@@ -17,11 +17,11 @@ from torch.nn.parallel import DistributedDataParallel
 from bigstep.errors import ConfigError, RunError, require
 from bigstep.exchange.bucket import Bucket, Transport
 from bigstep.exchange.codecs.dense import Whole
-from bigstep.exchange.codecs.piles import Pile, add_parts
+from bigstep.exchange.codecs.piles import Piles, make_piles
 from bigstep.exchange.collectives import Ring
 from bigstep.exchange.double_buffer import DoubleBuffer
 from bigstep.exchange.gathered import Gathered
-from bigstep.exchange.piled import Piled
+from bigstep.exchange.piled import Piled, add_gradients
 from bigstep.exchange.runner import Runner
 from bigstep.exchange.summed import Summed
 from bigstep.exchange.world import World
@@ -32,7 +32,7 @@ from bigstep.tables.collectives import COLLECTIVES
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket
 
-__all__ = ["Exchange", "flat_gradient"]
+__all__ = ["Exchange"]
 
 
 class Exchange:
@@ -107,7 +107,7 @@ class Exchange:
         """Backward passes so far; they decide when the warm-up ends."""
         self.parts = parts
         self._prepare = prepare
-        self._piles: dict[str, Pile] = {}  # by parameter: what was added so far to the next exchange's sum
+        self._piles: Piles | None = None  # what was added so far to the next exchange's sum
         self._backward: list[Future[Tensor]] = []  # the buckets of the backward under way
         self._transports: list[Transport] = []  # that of the warm-up, that of the steps after it
         self._late = DoubleBuffer() if double_buffer else None
@@ -142,6 +142,10 @@ class Exchange:
                 f"Exchange.attach takes a DistributedDataParallel object, but got {type(ddp).__name__}: wrap the model."
             )
         self._names = {parameter: name for name, parameter in ddp.module.named_parameters()}
+        if self.parts:
+            trained = [parameter for parameter in self._names if parameter.requires_grad]
+            self._piled = {parameter: place for place, parameter in enumerate(trained)}
+            self._piles = make_piles([parameter.numel() for parameter in trained], self.parts, trained[0].device)
         if self.world is None:
             self._runner = Runner(next(iter(self._names)).device, self._explain)
             self.world = World.join(
@@ -225,9 +229,9 @@ class Exchange:
         adds the last part. Each part becomes integers by itself, so that it does not matter which rank had it.
         """
         require(self.parts > 0, "Only an Exchange with parts=N adds up parts: say how many there are in all.")
-        held = {name: p for p, name in self._names.items() if p.grad is not None}
-        add_parts([self._pile(name) for name in held], [flat_gradient(parameter) for parameter in held.values()])
-        torch._foreach_zero_([parameter.grad for parameter in held.values()])
+        assert self._piles is not None
+        add_gradients(self._piles, list(self._piled))
+        torch._foreach_zero_([parameter.grad for parameter in self._piled if parameter.grad is not None])
 
     def rescale(self, factor: float) -> None:
         """Multiply everything carried: for a loss scaler that changes its scale by this factor."""
@@ -266,12 +270,6 @@ class Exchange:
         if self.world is not None:
             self._runner.close()
 
-    def _pile(self, name: str) -> Pile:
-        if name not in self._piles:
-            size = next(parameter.numel() for parameter, other in self._names.items() if other == name)
-            self._piles[name] = Pile(size, self.parts)
-        return self._piles[name]
-
     def _attached(self) -> World:
         if self.world is None:
             raise ConfigError("This Exchange is not attached yet: call exchange.attach(ddp) first.")
@@ -305,7 +303,8 @@ class Exchange:
             names=names,
             shapes=tuple(parameter.shape for parameter in parameters),
             step=self.steps,
-            piles=tuple(map(self._pile, names)) if self.parts else (),
+            piles=self._piles,
+            places=tuple(self._piled[parameter] for parameter in parameters) if self.parts else (),
         )
         if self._kept is not None:
             self._kept.update(zip(parameters, bucket.flat.clone().split_with_sizes(bucket.sizes), strict=True))
@@ -345,12 +344,3 @@ class Exchange:
 def _shape_as(parameter: Tensor, flat: Tensor) -> Tensor:
     """See a piece of a bucket as the gradient it is: DDP lays them out as parameters, channels-last ones too."""
     return flat.as_strided(parameter.size(), parameter.stride())
-
-
-def flat_gradient(parameter: Tensor) -> Tensor:
-    """See the gradient of a parameter as one row, in the order in which the parameter's values lie in memory."""
-    gradient = parameter.grad
-    assert gradient is not None
-    if gradient.stride() != parameter.stride():
-        gradient = torch.empty_like(parameter, requires_grad=False).copy_(gradient)
-    return gradient.detach().as_strided((gradient.numel(),), (1,))

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from bigstep.exchange.bucket import Bucket
-from bigstep.exchange.codecs.piles import add_parts, find_levels, pairs_of
+from bigstep.exchange.codecs.piles import Piles
 from bigstep.exchange.collectives.phases import Collective, issue
 from bigstep.exchange.line import Steps
 from bigstep.exchange.residuals import Residuals
 from bigstep.exchange.world import World
 from bigstep.tables.collectives import collective_traffic
 
-__all__ = ["Piled"]
+__all__ = ["Piled", "add_gradients", "flat_gradient"]
 
 
 class Piled:
@@ -32,20 +35,32 @@ class Piled:
 
     def start(self, bucket: Bucket) -> Steps:
         """Put the sum over all parts of all ranks into the bucket."""
-        sizes, piles = bucket.sizes, bucket.piles
-        pieces = bucket.flat.split_with_sizes(sizes)
-        add_parts(piles, pieces)
-        levels = find_levels(piles, bucket.flat.device)
+        piles, places = bucket.piles, bucket.places
+        assert piles is not None
+        piles.add(bucket.flat, places)
+        levels = piles.levels(places)
         self.bytes_sent += collective_traffic("ring", levels.nbytes, self._ranks).bytes_sent
         yield [issue(dist.all_reduce(levels, op=dist.ReduceOp.MAX, group=self._agreement, async_op=True))]
-        agreed = [(high, -minus_low) for high, minus_low in levels.view(-1, 2).tolist()]
-        lengths = [size * pairs_of(*span) for size, span in zip(sizes, agreed, strict=True)]
-        wire = torch.empty(sum(lengths), dtype=torch.int64, device=bucket.flat.device)
-        rows = wire.split_with_sizes(lengths)
-        for pile, span, row in zip(piles, agreed, rows, strict=True):
-            pile.gather(*span, row)
+        agreed = levels.cpu()
+        wire = piles.gather(agreed, places)
         if wire.numel():
             self.bytes_sent += self._collective.bytes_sent(wire)
             yield from self._collective.start(wire)
-        for pile, span, row, piece in zip(piles, agreed, rows, pieces, strict=True):
-            pile.spread(*span, row, piece)
+        piles.spread(agreed, wire, bucket.flat, places)
+
+
+def add_gradients(piles: Piles, parameters: Sequence[Tensor]) -> None:
+    """Add what lies in `.grad` to the piles of some parameters, as one part."""
+    held = [place for place, parameter in enumerate(parameters) if parameter.grad is not None]
+    if held:
+        flat = torch.cat([flat_gradient(parameters[place]) for place in held])
+        piles.add(flat, None if len(held) == len(parameters) else held)
+
+
+def flat_gradient(parameter: Tensor) -> Tensor:
+    """See the gradient of a parameter as one row, in the order in which the parameter's values lie in memory."""
+    gradient = parameter.grad
+    assert gradient is not None
+    if gradient.stride() != parameter.stride():
+        gradient = torch.empty_like(parameter, requires_grad=False).copy_(gradient)
+    return gradient.detach().as_strided((gradient.numel(),), (1,))

@@ -6,6 +6,8 @@ ranks, are added up. A rank alone does the same arithmetic.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -18,8 +20,8 @@ from bigstep.engine.methods.eager import Eager
 from bigstep.engine.methods.parallel import Parallel
 from bigstep.engine.precision import Precision
 from bigstep.engine.ranks import Ranks
-from bigstep.exchange.codecs.piles import Pile, add_parts, take
-from bigstep.exchange.hook import flat_gradient
+from bigstep.exchange.codecs.piles import make_piles, take
+from bigstep.exchange.piled import add_gradients, flat_gradient
 from bigstep.gpu.loss_scale import LossScale
 
 __all__ = ["ExactEager"]
@@ -52,7 +54,8 @@ class ExactEager(Eager):
         clip: float = 0.0,
     ):
         super().__init__(learner, ranks, precision, scale, parallel, skip_nonfinite=skip_nonfinite, clip=clip)
-        self._piles = [Pile(parameter.numel(), parts) for parameter in learner.trained]  # of a rank alone
+        self._sizes = [parameter.numel() for parameter in learner.trained]
+        self._piles = make_piles(self._sizes, parts, ranks.device)  # of a rank alone
         self._factor = 1.0  # the exchange gives the sum of all parts
         self.gives_mean = False  # behind a step there is no gradient of this rank to measure noise with
 
@@ -60,10 +63,7 @@ class ExactEager(Eager):
         """Run a forward and a backward, and add up its gradient unless the exchange has just done so."""
         loss = super().add(inputs, target, weight, last=last, keep=keep)
         if self._parallel is None:
-            pairs = [
-                (pile, p) for pile, p in zip(self._piles, self._learner.trained, strict=True) if p.grad is not None
-            ]
-            add_parts([pile for pile, _ in pairs], [flat_gradient(parameter) for _, parameter in pairs])
+            add_gradients(self._piles, self._learner.trained)
             self._learner.optimizer.zero_grad()
         elif not last:
             self._parallel.exchange.hold()
@@ -72,7 +72,15 @@ class ExactEager(Eager):
     def complete(self, step: Step, inputs: Any) -> bool:
         """Take the sum of a rank alone; the rest is as for other passes."""
         if self._parallel is None:
-            for pile, parameter in zip(self._piles, self._learner.trained, strict=True):
+            trained = self._learner.trained
+            total = torch.empty(sum(self._sizes), dtype=_widest(trained), device=self._ranks.device)
+            take(self._piles, total)
+            for parameter, piece in zip(trained, total.split_with_sizes(self._sizes), strict=True):
                 parameter.grad = torch.empty_like(parameter)
-                take(pile, flat_gradient(parameter))
+                flat_gradient(parameter).copy_(piece)
         return super().complete(step, inputs)
+
+
+def _widest(tensors: Iterable[Tensor]) -> torch.dtype:
+    """A type that has all values of these tensors' types."""
+    return functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors), torch.float32)

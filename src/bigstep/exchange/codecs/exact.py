@@ -15,7 +15,9 @@ A parameter with a value that is not finite on any rank comes back as NaN, on al
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,20 +39,45 @@ class Exact:
 
     def measure(self, flat: Tensor, sizes: Sequence[int]) -> Tensor:
         """The exponent e of each parameter."""
-        return find_exponents(list(flat.split_with_sizes(list(sizes))))
+        if not _on_host(flat):
+            return find_exponents(list(flat.split_with_sizes(list(sizes))))
+        kernels = _kernels()
+        return torch.from_numpy(kernels.find_exponents(kernels.as_array(flat), np.array(sizes, np.int64)))
 
     def encode(self, flat: Tensor, sizes: Sequence[int], agreed: Tensor | None, rule: Sum) -> Tensor:
         """The integer q of each value."""
         assert agreed is not None
         power = make_power(_shift(agreed, rule), torch.float64)
-        return _scale(flat.double(), sizes, power).round_().long()
+        if not _on_host(flat):
+            return _scale(flat.double(), sizes, power).round_().long()
+        kernels, wire = _kernels(), torch.empty(flat.numel(), dtype=torch.int64)
+        kernels.encode(kernels.as_array(flat), np.array(sizes, np.int64), power.numpy(), wire.numpy())
+        return wire
 
     def decode(self, wire: Tensor, flat: Tensor, sizes: Sequence[int], agreed: Tensor | None, rule: Sum) -> None:
         """The sum, rounded to float64, scaled back and divided there."""
         assert agreed is not None
         power = make_power(-_shift(agreed, rule), torch.float64) / rule.divide_by
         power = power.masked_fill(agreed == NOT_FINITE, torch.nan)
-        flat.copy_(_scale(wire.double(), sizes, power))
+        if not _on_host(flat):
+            flat.copy_(_scale(wire.double(), sizes, power))
+            return
+        kernels = _kernels()
+        values = kernels.as_array(flat)
+        kernels.decode(wire.numpy(), np.array(sizes, np.int64), power.numpy(), values)
+        if flat.element_size() == 2:  # a half type, of which that was a copy
+            flat.copy_(torch.from_numpy(values))
+
+
+def _on_host(flat: Tensor) -> bool:
+    return not flat.is_cuda
+
+
+def _kernels() -> Any:
+    """Return the compiled functions of the host, which a GPU's run need not load."""
+    from bigstep.exchange.codecs import piles_numba
+
+    return piles_numba
 
 
 def _shift(agreed: Tensor, rule: Sum) -> Tensor:

@@ -18,113 +18,49 @@ So the sum has the same bits in any order and on any number of ranks, overflow i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from bigstep.exchange.codecs.powers import NOT_FINITE, find_exponents, spare_bits
-
-__all__ = ["Pile", "add_parts", "exact_sum_parts", "find_levels", "pairs_of", "take"]
-
-_BITS, _WIDTH = 58, 4
-_LEVELS = 16  # that are kept, from the highest: 64 binary digits
-_LEAST = -240  # the lowest whose scale float64 still has
-_BROKEN, _EMPTY = 10_000, -10_000  # levels of what is not finite, and of zeros
+__all__ = ["Piles", "exact_sum_parts", "make_piles", "take"]
 
 
-class Pile:
-    """The sum of one parameter's parts.
+class Piles(Protocol):
+    """The sums of some parameters' parts.
 
-    Args:
-        size: Values of the parameter.
-        parts: How many parts the sum has in all, on all ranks.
+    Everywhere `flat` holds values of the parameters `which` (their places among all, by default all of them), one
+    behind the other.
     """
 
-    def __init__(self, size: int, parts: int) -> None:
-        self._size, self._digits = size, _BITS - spare_bits(parts)
-        self._sums: dict[int, Tensor] = {}  # by level
-        self._broken = False
+    def add(self, flat: Tensor, which: Sequence[int] | None = None) -> None:
+        """Add a part of each parameter; it is not kept."""
 
-    def add(self, piece: Tensor, exponent: int) -> None:
-        """Add a flat part, all of whose |values| are below 2^exponent."""
-        if exponent == NOT_FINITE:
-            self._broken = True
-        if exponent in (NOT_FINITE, -NOT_FINITE):
-            return  # broken, or zeros
-        level = max(-(-exponent // _WIDTH), _LEAST)
-        if level <= max(self._sums, default=level) - _LEVELS:
-            return
-        factor = 2.0 ** (self._digits - _WIDTH * level)
-        if level in self._sums:
-            _accumulate(self._sums[level], piece, factor)
-        else:
-            self._sums[level] = torch.empty(self._size, dtype=torch.int64, device=piece.device)
-            _write(self._sums[level], piece, factor)
+    def levels(self, which: Sequence[int] | None = None) -> Tensor:
+        """Of each parameter the highest level, and minus the lowest: what all ranks need the maximum of."""
 
-    @property
-    def levels(self) -> tuple[int, int]:
-        """The highest level, and minus the lowest: what all ranks need the maximum of."""
-        if self._broken:
-            return _BROKEN, _EMPTY
-        return max(self._sums, default=_EMPTY), -min(self._sums, default=-_EMPTY)
+    def gather(self, agreed: Tensor, which: Sequence[int] | None = None) -> Tensor:
+        """Return the sums as they travel, given the `levels` of all ranks, on the host; forget the parts."""
 
-    def gather(self, high: int, low: int, wire: Tensor) -> None:
-        """Write the sum into `pairs_of(high, low)` rows of a wire, those of high levels first; forget the parts."""
-        for row, upper in enumerate(range(high, high - 2 * pairs_of(high, low), -2)):
-            piece = wire[row * self._size : (row + 1) * self._size]
-            above, below = self._sums.get(upper), self._sums.get(upper - 1)
-            if above is not None:
-                torch.mul(above, 2**_WIDTH, out=piece)
-                if below is not None:
-                    piece.add_(below)
-            elif below is not None:
-                piece.copy_(below)
-            else:
-                piece.zero_()
-        for each in self._sums.values():
-            if each.is_cuda:  # made on the stream of backward, read on that of the exchange
-                each.record_stream(torch.cuda.current_stream(each.device))
-        self._sums, self._broken = {}, False
-
-    def spread(self, high: int, low: int, wire: Tensor, out: Tensor) -> None:
+    def spread(self, agreed: Tensor, wire: Tensor, out: Tensor, which: Sequence[int] | None = None) -> None:
         """Turn what all ranks' `gather` gave in sum into values: each pair rounded to float64, low levels first."""
-        rows = pairs_of(high, low)
-        if rows == 0:
-            out.fill_(torch.nan if high == _BROKEN else 0.0)
-            return
-        total: Tensor | None = None
-        for row in reversed(range(rows)):
-            piece = wire[row * self._size : (row + 1) * self._size].double()
-            piece *= 2.0 ** (_WIDTH * (high - 2 * row - 1) - self._digits)
-            total = piece if total is None else total.add_(piece)
-        assert total is not None
-        out.copy_(total)
 
 
-def pairs_of(high: int, low: int) -> int:
-    """How many pairs of levels a parameter takes on the wire; none where there are only zeros, or no finite sum."""
-    if high in (_BROKEN, _EMPTY):
-        return 0
-    return (high - max(low, high - _LEVELS + 1)) // 2 + 1
+def make_piles(sizes: Sequence[int], parts: int, device: torch.device) -> Piles:
+    """Return empty piles.
 
+    Args:
+        sizes: Values of each parameter.
+        parts: How many parts a sum has in all, on all ranks.
+        device: Where the values are.
+    """
+    if device.type != "cpu":
+        from bigstep.exchange.codecs.piles_device import DevicePiles
 
-def find_levels(piles: Sequence[Pile], device: torch.device) -> Tensor:
-    """Return the `levels` of some piles, for a maximum over ranks."""
-    return torch.tensor([pile.levels for pile in piles], dtype=torch.int32, device=device).view(-1)
+        return DevicePiles(sizes, parts)
+    from bigstep.exchange.codecs.piles_host import HostPiles
 
-
-def add_parts(piles: Sequence[Pile], pieces: Sequence[Tensor]) -> None:
-    """Add a part to each pile; pieces are flat, and are not kept."""
-    if not pieces:
-        return
-    if pieces[0].is_cuda or pieces[0].dtype not in (torch.float32, torch.float64):
-        exponents = find_exponents(list(pieces)).tolist()  # one look at the device for all of them
-    else:
-        from bigstep.exchange.codecs.piles_numba import find_exponent
-
-        exponents = [find_exponent(piece.numpy()) for piece in pieces]
-    for pile, piece, exponent in zip(piles, pieces, exponents, strict=True):
-        pile.add(piece, exponent)
+    return HostPiles(sizes, parts)
 
 
 def exact_sum_parts(parts: Sequence[Tensor], sizes: Sequence[int] | None = None, *, count: int = 0) -> Tensor:
@@ -143,40 +79,15 @@ def exact_sum_parts(parts: Sequence[Tensor], sizes: Sequence[int] | None = None,
         (tensor([1.]), tensor([1.]), tensor([0.]))
     """
     sizes = [parts[0].numel()] if sizes is None else list(sizes)
-    piles = [Pile(size, count or len(parts)) for size in sizes]
+    piles = make_piles(sizes, count or len(parts), parts[0].device)
     for part in parts:
-        add_parts(piles, part.split_with_sizes(sizes))
+        piles.add(part)
     out = torch.empty_like(parts[0])
-    for pile, piece in zip(piles, out.split_with_sizes(sizes), strict=True):
-        take(pile, piece)
+    take(piles, out)
     return out
 
 
-def take(pile: Pile, out: Tensor) -> None:
-    """Write the sum of a rank that has all parts into a flat tensor, and forget the parts."""
-    high, minus_low = pile.levels
-    wire = torch.empty(pairs_of(high, -minus_low) * out.numel(), dtype=torch.int64, device=out.device)
-    pile.gather(high, -minus_low, wire)
-    pile.spread(high, -minus_low, wire, out)
-
-
-def _write(total: Tensor, piece: Tensor, factor: float) -> None:
-    if _by_numba(piece):
-        from bigstep.exchange.codecs.piles_numba import write
-
-        write(total.numpy(), piece.numpy(), factor)
-    else:
-        total.copy_(piece.double().mul_(factor).round_())
-
-
-def _accumulate(total: Tensor, piece: Tensor, factor: float) -> None:
-    if _by_numba(piece):
-        from bigstep.exchange.codecs.piles_numba import accumulate
-
-        accumulate(total.numpy(), piece.numpy(), factor)
-    else:
-        total += piece.double().mul_(factor).round_().long()
-
-
-def _by_numba(piece: Tensor) -> bool:
-    return not piece.is_cuda and piece.dtype in (torch.float32, torch.float64)
+def take(piles: Piles, out: Tensor) -> None:
+    """Write the sums of a rank that has all parts into a flat tensor, and forget the parts."""
+    levels = piles.levels().cpu()
+    piles.spread(levels, piles.gather(levels), out)

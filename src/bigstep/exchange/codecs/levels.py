@@ -1,0 +1,32 @@
+"""The levels on which piles of integers stand; see `piles`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+__all__ = ["BITS", "BROKEN", "EMPTY", "LEAST", "LEVELS", "WIDTH", "spans_of"]
+
+BITS, WIDTH = 58, 4
+"""Binary digits of a pile, and between two levels."""
+LEVELS = 16
+"""How many are kept, from the highest: 64 binary digits."""
+LEAST = -240
+"""The lowest whose scale float64 still has."""
+BROKEN, EMPTY = 10_000, -10_000
+"""Levels of what is not finite, and of zeros."""
+
+
+def spans_of(agreed: Any) -> tuple[Any, Any]:
+    """Return of each parameter the highest level, and how many pairs of levels it takes on the wire.
+
+    None where there are only zeros, or no finite sum:
+
+    >>> high, pairs = spans_of(np.array([3, -2, 5, -1, BROKEN, EMPTY, EMPTY, EMPTY]))
+    >>> high.tolist(), pairs.tolist()
+    ([3, 5, 10000, -10000], [1, 3, 0, 0])
+    """
+    high, minus_low = agreed.reshape(-1, 2).T.astype(np.int64)
+    pairs = (high - np.maximum(-minus_low, high - LEVELS + 1)) // 2 + 1
+    return high, np.where((high == BROKEN) | (high == EMPTY), 0, pairs)
