@@ -99,7 +99,7 @@ def test_piles_on_any_ranks_and_in_any_order_hold_identical_integers(
         shuffle.shuffle(parts)
         hosted = [HostPiles(SIZES, count) for _ in range(ranks)]
         for place, part in enumerate(parts):
-            hosted[place % ranks].add(part)
+            hosted[place % ranks].add(part.split_with_sizes(SIZES))
         agreed = torch.stack([piles.levels() for piles in hosted]).amax(0)
         wires = [piles.gather(agreed).tolist() for piles in hosted]
         sums, rows = [sum(values) for values in zip(*wires, strict=True)], []  # Python's integers
@@ -157,21 +157,34 @@ def test_numba_and_torch_give_the_same_piles(dtype: torch.dtype) -> None:
         parts = [kind(draw).to(dtype) for _ in range(6)]
         compiled, plain = HostPiles(SIZES, 9), DevicePiles(SIZES, 9)
         for part in parts:
-            compiled.add(part)
-            plain.add(part)
-        some = torch.cat([part.split_with_sizes(SIZES)[place] for part in parts[:1] for place in chosen])
-        for _ in range(3):  # some of the parameters by themselves, in another order
+            compiled.add(part.split_with_sizes(SIZES))
+            plain.add(part.split_with_sizes(SIZES))
+        for part in parts[:3]:  # some of the parameters by themselves, in another order
+            some = [part.split_with_sizes(SIZES)[place].clone() for place in chosen]
             compiled.add(some, chosen)
+            plain.add(some, chosen, clear=True)
+            assert not any(piece.any() for piece in some)
+            some = [part.split_with_sizes(SIZES)[place].clone() for place in chosen]
             plain.add(some, chosen)
+            compiled.add(some, chosen, clear=True)
+            assert not any(piece.any() for piece in some)
         for which in ([1, 2], chosen):
             levels = compiled.levels(which)
             assert torch.equal(levels, plain.levels(which))
             wire = compiled.gather(levels, which)
             assert torch.equal(wire, plain.gather(levels, which))
             outs = [torch.full((sum(SIZES[place] for place in which),), 7.0, dtype=dtype) for _ in range(2)]
-            compiled.spread(levels, wire, outs[0], which)
-            plain.spread(levels, wire, outs[1], which)
+            sizes = [SIZES[place] for place in which]
+            compiled.spread(levels, wire, outs[0].split_with_sizes(sizes), which)
+            plain.spread(levels, wire, outs[1].split_with_sizes(sizes), which)
             assert torch.equal(*(out.nan_to_num(nan=-1.0) for out in outs))
+        outs = []
+        for piles in (compiled, plain):
+            for part in parts:
+                piles.add(part.split_with_sizes(SIZES))
+            outs.append(torch.full((VALUES,), 7.0, dtype=dtype))
+            piles.take(outs[-1].split_with_sizes(SIZES))
+        assert torch.equal(*(out.nan_to_num(nan=-1.0) for out in outs))
         assert compiled.levels().tolist() == [EMPTY] * 8, "gathered is forgotten"
 
 
@@ -194,10 +207,10 @@ def test_numba_and_torch_write_the_same_codes(dtype: torch.dtype, monkeypatch: p
 def test_piles_take_the_memory_of_a_part_however_many_are_added() -> None:
     piles = HostPiles([1000], 4096)
     for worker in range(500):
-        piles.add(torch.randn(1000, generator=torch.Generator().manual_seed(worker)))
+        piles.add([torch.randn(1000, generator=torch.Generator().manual_seed(worker))])
     assert piles._sums.shape[0] <= 2  # largest values of 2.5 to 5: one level, or two
     for power in range(-900, 900, 3):  # every part on a level of its own: what is too low to count gives way
-        piles.add(torch.full((1000,), 2.0, dtype=torch.float64).pow(power))
+        piles.add([torch.full((1000,), 2.0, dtype=torch.float64).pow(power)])
     assert piles._sums.shape[0] <= LEVELS
 
 

@@ -94,6 +94,7 @@ def _found(result: Any, folder: str) -> dict[str, Any]:
         "sha": result.weights_sha256,
         "losses": [row["loss"] for row in rows],
         "evaluation": (result.facts["accuracy"], result.facts["eval_loss"]),
+        "noise": (load_latest(Path(folder) / "checkpoints")[0] or {}).get("noise"),
     }
 
 
@@ -108,6 +109,8 @@ def test_any_number_of_ranks_gives_one_hash(kind: str, world: Callable[[int], Wo
         assert {each["sha"] for each in together} == {alone["sha"]}, f"{ranks} ranks end with other weights"
         assert together[0]["losses"] == alone["losses"]
         assert {each["evaluation"] for each in together} == {alone["evaluation"]}
+        assert together[0]["noise"] == alone["noise"]
+        assert kind == "islands" or alone["noise"]["noise"] > 0
 
 
 def test_islands_that_span_ranks_give_the_hash_of_one_rank(world: Callable[[int], World], tmp_path: Path) -> None:

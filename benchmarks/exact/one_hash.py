@@ -80,7 +80,7 @@ def serve(rank: int, cases: list[tuple[str, str, int]], steps: int, scratch: str
         if size > 1:
             dist.init_process_group(
                 "gloo", init_method=f"file://{scratch}/{number}", rank=rank, world_size=size,
-                timeout=datetime.timedelta(seconds=120),
+                timeout=datetime.timedelta(seconds=1200),
             )  # fmt: skip
         config, began = configuration(name, collective), time.monotonic()
         result = fit(config, None, data_of(config), out=f"{scratch}/run-{number}", device="cpu", max_steps=steps)

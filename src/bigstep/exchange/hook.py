@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
@@ -230,8 +229,7 @@ class Exchange:
         """
         require(self.parts > 0, "Only an Exchange with parts=N adds up parts: say how many there are in all.")
         assert self._piles is not None
-        add_gradients(self._piles, list(self._piled))
-        torch._foreach_zero_([parameter.grad for parameter in self._piled if parameter.grad is not None])
+        add_gradients(self._piles, list(self._piled), clear=True)
 
     def rescale(self, factor: float) -> None:
         """Multiply everything carried: for a loss scaler that changes its scale by this factor."""

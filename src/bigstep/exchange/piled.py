@@ -16,7 +16,7 @@ from bigstep.exchange.residuals import Residuals
 from bigstep.exchange.world import World
 from bigstep.tables.collectives import collective_traffic
 
-__all__ = ["Piled", "add_gradients", "flat_gradient"]
+__all__ = ["Piled", "add_gradients"]
 
 
 class Piled:
@@ -35,9 +35,9 @@ class Piled:
 
     def start(self, bucket: Bucket) -> Steps:
         """Put the sum over all parts of all ranks into the bucket."""
-        piles, places = bucket.piles, bucket.places
+        piles, places, pieces = bucket.piles, bucket.places, bucket.flat.split_with_sizes(bucket.sizes)
         assert piles is not None
-        piles.add(bucket.flat, places)
+        piles.add(pieces, places)
         levels = piles.levels(places)
         self.bytes_sent += collective_traffic("ring", levels.nbytes, self._ranks).bytes_sent
         yield [issue(dist.all_reduce(levels, op=dist.ReduceOp.MAX, group=self._agreement, async_op=True))]
@@ -46,21 +46,24 @@ class Piled:
         if wire.numel():
             self.bytes_sent += self._collective.bytes_sent(wire)
             yield from self._collective.start(wire)
-        piles.spread(agreed, wire, bucket.flat, places)
+        piles.spread(agreed, wire, pieces, places)
 
 
-def add_gradients(piles: Piles, parameters: Sequence[Tensor]) -> None:
-    """Add what lies in `.grad` to the piles of some parameters, as one part."""
+def add_gradients(piles: Piles, parameters: Sequence[Tensor], *, clear: bool = False) -> None:
+    """Add what lies in `.grad` to the piles of some parameters, as one part; make it 0 if it is to be cleared."""
     held = [place for place, parameter in enumerate(parameters) if parameter.grad is not None]
     if held:
-        flat = torch.cat([flat_gradient(parameters[place]) for place in held])
-        piles.add(flat, None if len(held) == len(parameters) else held)
+        gradients = [_in_order(parameters[place]) for place in held]
+        piles.add(gradients, None if len(held) == len(parameters) else held, clear=clear)
 
 
-def flat_gradient(parameter: Tensor) -> Tensor:
-    """See the gradient of a parameter as one row, in the order in which the parameter's values lie in memory."""
+def _in_order(parameter: Tensor) -> Tensor:
+    """The gradient of a parameter, its values in the order in which the parameter's lie in memory.
+
+    Autograd and DDP lay gradients out so. One that somebody else has made becomes one that is.
+    """
     gradient = parameter.grad
     assert gradient is not None
     if gradient.stride() != parameter.stride():
-        gradient = torch.empty_like(parameter, requires_grad=False).copy_(gradient)
-    return gradient.detach().as_strided((gradient.numel(),), (1,))
+        gradient = parameter.grad = torch.empty_like(parameter, requires_grad=False).copy_(gradient)
+    return gradient

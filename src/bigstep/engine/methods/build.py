@@ -98,7 +98,7 @@ def _crew(setting: Setting, crew: Ranks, *, member: bool) -> Synchronous:
     if member:
         return _synchronous(setting, crew, hosts=setting.ranks)
     parts = _count_parts(config)
-    gives_mean = not parts and make_exchange(exchange).gives_the_mean
+    gives_mean = parts > 0 or make_exchange(exchange).gives_the_mean
     resting = Resting(crew.device, gives_mean=gives_mean)
     return Synchronous(setting.learner, resting, setting.forwards(setting.ranks), crew, config.seed)
 

@@ -6,22 +6,19 @@ ranks, are added up. A rank alone does the same arithmetic.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bigstep.data.sampler import Step
 from bigstep.engine.learner import Learner
 from bigstep.engine.measures import on_grid
 from bigstep.engine.methods.eager import Eager
 from bigstep.engine.methods.parallel import Parallel
 from bigstep.engine.precision import Precision
 from bigstep.engine.ranks import Ranks
-from bigstep.exchange.codecs.piles import make_piles, take
-from bigstep.exchange.piled import add_gradients, flat_gradient
+from bigstep.exchange.codecs.piles import make_piles
+from bigstep.exchange.piled import add_gradients
 from bigstep.gpu.loss_scale import LossScale
 
 __all__ = ["ExactEager"]
@@ -54,33 +51,35 @@ class ExactEager(Eager):
         clip: float = 0.0,
     ):
         super().__init__(learner, ranks, precision, scale, parallel, skip_nonfinite=skip_nonfinite, clip=clip)
-        self._sizes = [parameter.numel() for parameter in learner.trained]
-        self._piles = make_piles(self._sizes, parts, ranks.device)  # of a rank alone
+        sizes = [parameter.numel() for parameter in learner.trained]
+        self._piles = make_piles(sizes, parts, ranks.device)  # of a rank alone
         self._factor = 1.0  # the exchange gives the sum of all parts
-        self.gives_mean = False  # behind a step there is no gradient of this rank to measure noise with
+        self._open = False  # whether the gradient of the last forward still lies in `.grad` and is in no sum
+        self.gives_mean = True
 
     def add(self, inputs: Any, target: Any, weight: float, *, last: bool, keep: bool) -> Tensor:
-        """Run a forward and a backward, and add up its gradient unless the exchange has just done so."""
+        """Run a forward and a backward; its gradient stays to be looked at until the next, or has been exchanged."""
+        self._settle()
         loss = super().add(inputs, target, weight, last=last, keep=keep)
-        if self._parallel is None:
-            add_gradients(self._piles, self._learner.trained)
-            self._learner.optimizer.zero_grad()
-        elif not last:
-            self._parallel.exchange.hold()
+        self._open = not last or self._parallel is None
+        if last and self._parallel is None:
+            self._settle()
+            self._take()
         return on_grid(loss)
 
-    def complete(self, step: Step, inputs: Any) -> bool:
-        """Take the sum of a rank alone; the rest is as for other passes."""
-        if self._parallel is None:
-            trained = self._learner.trained
-            total = torch.empty(sum(self._sizes), dtype=_widest(trained), device=self._ranks.device)
-            take(self._piles, total)
-            for parameter, piece in zip(trained, total.split_with_sizes(self._sizes), strict=True):
-                parameter.grad = torch.empty_like(parameter)
-                flat_gradient(parameter).copy_(piece)
-        return super().complete(step, inputs)
+    def _settle(self) -> None:
+        """Add the gradient of the last forward to the sum, as a part of its own."""
+        if self._open and self._parallel is not None:
+            self._parallel.exchange.hold()
+        elif self._open:
+            add_gradients(self._piles, self._learner.trained)
+            for parameter in self._learner.trained:
+                parameter.grad = None
+        self._open = False
 
-
-def _widest(tensors: Iterable[Tensor]) -> torch.dtype:
-    """A type that has all values of these tensors' types."""
-    return functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors), torch.float32)
+    def _take(self) -> None:
+        """Leave the sum of a rank alone in `.grad`."""
+        gradients = [torch.empty_like(parameter) for parameter in self._learner.trained]
+        self._piles.take(gradients)
+        for parameter, gradient in zip(self._learner.trained, gradients, strict=True):
+            parameter.grad = gradient

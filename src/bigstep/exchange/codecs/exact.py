@@ -41,8 +41,7 @@ class Exact:
         """The exponent e of each parameter."""
         if not _on_host(flat):
             return find_exponents(list(flat.split_with_sizes(list(sizes))))
-        kernels = _kernels()
-        return torch.from_numpy(kernels.find_exponents(kernels.as_array(flat), np.array(sizes, np.int64)))
+        return torch.from_numpy(_kernels().find_exponents(_as_floats(flat), np.array(sizes, np.int64)))
 
     def encode(self, flat: Tensor, sizes: Sequence[int], agreed: Tensor | None, rule: Sum) -> Tensor:
         """The integer q of each value."""
@@ -50,8 +49,8 @@ class Exact:
         power = make_power(_shift(agreed, rule), torch.float64)
         if not _on_host(flat):
             return _scale(flat.double(), sizes, power).round_().long()
-        kernels, wire = _kernels(), torch.empty(flat.numel(), dtype=torch.int64)
-        kernels.encode(kernels.as_array(flat), np.array(sizes, np.int64), power.numpy(), wire.numpy())
+        wire = torch.empty(flat.numel(), dtype=torch.int64)
+        _kernels().encode(_as_floats(flat).numpy(), np.array(sizes, np.int64), power.numpy(), wire.numpy())
         return wire
 
     def decode(self, wire: Tensor, flat: Tensor, sizes: Sequence[int], agreed: Tensor | None, rule: Sum) -> None:
@@ -62,15 +61,19 @@ class Exact:
         if not _on_host(flat):
             flat.copy_(_scale(wire.double(), sizes, power))
             return
-        kernels = _kernels()
-        values = kernels.as_array(flat)
-        kernels.decode(wire.numpy(), np.array(sizes, np.int64), power.numpy(), values)
-        if flat.element_size() == 2:  # a half type, of which that was a copy
-            flat.copy_(torch.from_numpy(values))
+        values = _as_floats(flat)
+        _kernels().decode(wire.numpy(), np.array(sizes, np.int64), power.numpy(), values.numpy())
+        if values.dtype != flat.dtype:
+            flat.copy_(values)
 
 
 def _on_host(flat: Tensor) -> bool:
     return not flat.is_cuda
+
+
+def _as_floats(flat: Tensor) -> Tensor:
+    """Half types, which Numba does not know, as float32, which has all of their values."""
+    return (flat.float() if flat.element_size() == 2 else flat).detach()
 
 
 def _kernels() -> Any:

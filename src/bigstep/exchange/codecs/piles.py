@@ -23,18 +23,18 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["Piles", "exact_sum_parts", "make_piles", "take"]
+__all__ = ["Piles", "exact_sum_parts", "make_piles"]
 
 
 class Piles(Protocol):
     """The sums of some parameters' parts.
 
-    Everywhere `flat` holds values of the parameters `which` (their places among all, by default all of them), one
-    behind the other.
+    Everywhere `pieces` are values of the parameters `which` (their places among all, by default all of them): a tensor
+    each, without gaps in memory, whose values count in the order in which they lie there.
     """
 
-    def add(self, flat: Tensor, which: Sequence[int] | None = None) -> None:
-        """Add a part of each parameter; it is not kept."""
+    def add(self, pieces: Sequence[Tensor], which: Sequence[int] | None = None, *, clear: bool = False) -> None:
+        """Add a part of each parameter; it is not kept, and becomes 0 if it is to be cleared."""
 
     def levels(self, which: Sequence[int] | None = None) -> Tensor:
         """Of each parameter the highest level, and minus the lowest: what all ranks need the maximum of."""
@@ -42,8 +42,13 @@ class Piles(Protocol):
     def gather(self, agreed: Tensor, which: Sequence[int] | None = None) -> Tensor:
         """Return the sums as they travel, given the `levels` of all ranks, on the host; forget the parts."""
 
-    def spread(self, agreed: Tensor, wire: Tensor, out: Tensor, which: Sequence[int] | None = None) -> None:
+    def spread(
+        self, agreed: Tensor, wire: Tensor, pieces: Sequence[Tensor], which: Sequence[int] | None = None
+    ) -> None:
         """Turn what all ranks' `gather` gave in sum into values: each pair rounded to float64, low levels first."""
+
+    def take(self, pieces: Sequence[Tensor]) -> None:
+        """Write the sums of a rank that has all parts, as `gather` and `spread` would; forget the parts."""
 
 
 def make_piles(sizes: Sequence[int], parts: int, device: torch.device) -> Piles:
@@ -81,13 +86,7 @@ def exact_sum_parts(parts: Sequence[Tensor], sizes: Sequence[int] | None = None,
     sizes = [parts[0].numel()] if sizes is None else list(sizes)
     piles = make_piles(sizes, count or len(parts), parts[0].device)
     for part in parts:
-        piles.add(part)
+        piles.add(part.split_with_sizes(sizes))
     out = torch.empty_like(parts[0])
-    take(piles, out)
+    piles.take(out.split_with_sizes(sizes))
     return out
-
-
-def take(piles: Piles, out: Tensor) -> None:
-    """Write the sums of a rank that has all parts into a flat tensor, and forget the parts."""
-    levels = piles.levels().cpu()
-    piles.spread(levels, piles.gather(levels), out)

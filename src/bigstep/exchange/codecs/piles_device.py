@@ -35,9 +35,12 @@ class DevicePiles:
         self._sums: list[Tensor] = []
         self._device = torch.device("cpu")
 
-    def add(self, flat: Tensor, which: Sequence[int] | None = None) -> None:
+    def add(self, pieces: Sequence[Tensor], which: Sequence[int] | None = None, *, clear: bool = False) -> None:
         """Add a part of each parameter."""
         places, sizes = self._places(which)
+        flat = torch.cat([piece.as_strided((piece.numel(),), (1,)) for piece in pieces])
+        if clear:
+            torch._foreach_zero_(list(pieces))
         self._device = flat.device
         exponents = _find_exponents(flat, sizes).cpu().numpy()  # all that the host waits for
         self._broken[places[exponents == NOT_FINITE]] = True
@@ -78,20 +81,28 @@ class DevicePiles:
         self._broken[places] = False
         return wire
 
-    def spread(self, agreed: Tensor, wire: Tensor, out: Tensor, which: Sequence[int] | None = None) -> None:
+    def spread(
+        self, agreed: Tensor, wire: Tensor, pieces: Sequence[Tensor], which: Sequence[int] | None = None
+    ) -> None:
         """Turn them into values."""
         (_, sizes), (high, pairs) = self._places(which), spans_of(agreed.numpy())
+        flats = [piece.as_strided((piece.numel(),), (1,)) for piece in pieces]
         if (pairs == 1).all():  # as nearly always
             scale = self._by_value(np.ldexp(1.0, WIDTH * (high - 1) - self._digits), sizes)
-            out.copy_(wire.double().mul_(scale))
+            torch._foreach_copy_(flats, list(wire.double().mul_(scale).split_with_sizes(sizes)))
             return
         rows = wire.split_with_sizes([size * count for size, count in zip(sizes, pairs.tolist(), strict=True)])
-        for piece, row, top in zip(out.split_with_sizes(sizes), rows, high.tolist(), strict=True):
+        for piece, row, top in zip(flats, rows, high.tolist(), strict=True):
             total = torch.full_like(piece, torch.nan if top == BROKEN else 0.0, dtype=torch.float64)
             pair = row.view(-1, piece.numel()) if piece.numel() else row.view(0, 0)
             for place in reversed(range(len(pair))):
                 total += pair[place].double() * 2.0 ** (WIDTH * (top - 2 * place - 1) - self._digits)
             piece.copy_(total)
+
+    def take(self, pieces: Sequence[Tensor]) -> None:
+        """Write the sums of a rank that has all parts."""
+        levels = self.levels().cpu()
+        self.spread(levels, self.gather(levels), pieces)
 
     def _find_rows(self, places: Any, exponents: Any) -> tuple[Any, Any]:
         """Return in which row each part belongs (-1: in none) and what it is multiplied by; take free rows."""

@@ -3,46 +3,76 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
+from numba import carray, types
+from numba.extending import intrinsic
+from torch import Tensor
 
 from bigstep.exchange.codecs.levels import BROKEN, LEAST, LEVELS, WIDTH
 from bigstep.exchange.codecs.onebit_numba import compiled
 from bigstep.exchange.codecs.powers import NOT_FINITE
 
-__all__ = ["add", "as_array", "decode", "encode", "find_exponents", "gather", "spread"]
+__all__ = ["Where", "add", "decode", "encode", "find_exponents", "gather", "spread", "take"]
 
-_BITS: dict[Any, tuple[Any, int]] = {np.dtype(np.float32): (np.int32, 23), np.dtype(np.float64): (np.int64, 52)}
-
-
-def as_array(flat: Any) -> Any:
-    """A tensor of float32 or float64 as it is; one of half types as float32, which has all of their values."""
-    return (flat.float() if flat.element_size() == 2 else flat).detach().numpy()
+_BITS: dict[Any, tuple[Any, int, Any]] = {
+    torch.float32: (np.int32, 23, np.empty(0, np.float32)),
+    torch.float64: (np.int64, 52, np.empty(0, np.float64)),
+}
 
 
-def _bits_of(values: Any) -> tuple[Any, Any, int]:
-    """Floats as the integers that their digits are, the largest of them, and how many digits are behind the point."""
-    integer, digits = _BITS[values.dtype]
-    return values.view(integer), np.iinfo(integer).max, digits
-
-
-def find_exponents(values: Any, sizes: Any) -> Any:
+def find_exponents(flat: Tensor, sizes: Any) -> Any:
     """`bigstep.exchange.codecs.powers.find_exponents` of values that lie one behind the other."""
     out = np.empty(len(sizes), np.int32)
-    bits, mask, digits = _bits_of(values)
-    _find_exponents(bits, bits.dtype.type(mask), digits, sizes, out)
+    integer, digits, _ = _BITS[flat.dtype]
+    _find_exponents(flat.detach().numpy().view(integer), integer(np.iinfo(integer).max), digits, sizes, out)
     return out
 
 
-def add(values: Any, places: Any, offsets: Any, sums: Any, levels: Any, broken: Any, digits: int) -> int:
+@dataclass(frozen=True)
+class Where:
+    """Where tensors of one type lie: kernels take dozens of them at once, and an array of each would cost more."""
+
+    addresses: Any
+    like: Any
+    """An empty array of their type."""
+    bits: Any
+    """One of the integers that their digits are."""
+    point: int
+    """How many digits are behind the point."""
+
+    @classmethod
+    def of(cls, tensors: Sequence[Any]) -> Where:
+        """Hazard: the tensors must outlive what is done at their addresses."""
+        integer, digits, like = _BITS[tensors[0].dtype]
+        return cls(np.array([tensor.data_ptr() for tensor in tensors], np.int64), like, np.empty(0, integer), digits)
+
+
+def add(
+    where: Where, places: Any, offsets: Any, sums: Any, levels: Any, broken: Any, digits: int, begin: int, clear: bool
+) -> int:
     """Add values of some parameters to sums, on the levels where they belong.
 
     Returns:
         The first of the parameters that needs another row, before which all are added; -1 if none does.
     """
-    bits, mask, point = _bits_of(values)
-    return int(_add(values, bits, bits.dtype.type(mask), point, places, offsets, sums, levels, broken, digits))
+    mask = where.bits.dtype.type(np.iinfo(where.bits.dtype).max)
+    values = where.addresses, where.like, where.bits, mask, where.point
+    return int(_add(*values, places, offsets, sums, levels, broken, digits, begin, clear))
+
+
+@intrinsic
+def _pointer(_: Any, address: Any, like: Any) -> Any:
+    """An address as a pointer to what an array holds."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+    return types.CPointer(like.dtype)(address, like), generate
 
 
 @compiled()
@@ -77,14 +107,14 @@ def _find_exponents(bits: Any, mask: Any, point: int, sizes: Any, out: Any) -> N
 
 @compiled()
 def _add(
-    values: Any, bits: Any, mask: Any, point: int, places: Any, offsets: Any, sums: Any, levels: Any, broken: Any,
-    digits: int,
+    addresses: Any, like: Any, bits_like: Any, mask: Any, point: int, places: Any, offsets: Any, sums: Any, levels: Any,
+    broken: Any, digits: int, begin: int, clear: bool,
 ) -> int:  # fmt: skip
-    first = 0
-    for k in range(places.size):
+    for k in range(begin, places.size):
         p = places[k]
         size = offsets[p + 1] - offsets[p]
-        exponent = _exponent(bits[first : first + size], mask, point)
+        values = carray(_pointer(addresses[k], like), size)
+        exponent = _exponent(carray(_pointer(addresses[k], bits_like), size), mask, point)
         if exponent == NOT_FINITE:
             broken[p] = True
         elif exponent != -NOT_FINITE:
@@ -101,13 +131,14 @@ def _add(
                         free = r
                 if row < 0 and free < 0:
                     return k
-                part, factor = values[first : first + size], _power(digits - WIDTH * level)
+                factor = _power(digits - WIDTH * level)
                 if row >= 0:
-                    _accumulate(sums[row, offsets[p] : offsets[p + 1]], part, factor)
+                    _accumulate(sums[row, offsets[p] : offsets[p + 1]], values, factor)
                 else:
                     levels[free, p] = level
-                    _write(sums[free, offsets[p] : offsets[p + 1]], part, factor)
-        first += size
+                    _write(sums[free, offsets[p] : offsets[p + 1]], values, factor)
+        if clear:
+            values[:] = 0
     return -1
 
 
@@ -134,16 +165,34 @@ def gather(sums: Any, levels: Any, places: Any, offsets: Any, high: Any, pairs: 
     at = 0
     for k in range(places.size):
         p = places[k]
+        length = (offsets[p + 1] - offsets[p]) * pairs[k]
+        _gather_one(sums, levels[:, p], offsets[p], high[k], pairs[k], wire[at : at + length])
+        at += length
+
+
+@compiled()
+def take(
+    sums: Any, levels: Any, offsets: Any, high: Any, pairs: Any, digits: int, scratch: Any, addresses: Any, like: Any
+) -> None:
+    """Turn the sums of all parameters into values."""
+    for p in range(high.size):
         size = offsets[p + 1] - offsets[p]
-        for pair in range(pairs[k]):
-            above, below = -1, -1
-            for r in range(sums.shape[0]):
-                if levels[r, p] == high[k] - 2 * pair:
-                    above = r
-                elif levels[r, p] == high[k] - 2 * pair - 1:
-                    below = r
-            _pair(sums, above, below, offsets[p], wire[at : at + size])
-            at += size
+        wire = scratch[: size * pairs[p]]
+        _gather_one(sums, levels[:, p], offsets[p], high[p], pairs[p], wire)
+        _spread_one(wire, high[p], pairs[p], digits, carray(_pointer(addresses[p], like), size))
+
+
+@compiled()
+def _gather_one(sums: Any, levels: Any, first: int, high: int, pairs: int, wire: Any) -> None:
+    size = wire.size // max(pairs, 1)
+    for pair in range(pairs):
+        above, below = -1, -1
+        for r in range(sums.shape[0]):
+            if levels[r] == high - 2 * pair:
+                above = r
+            elif levels[r] == high - 2 * pair - 1:
+                below = r
+        _pair(sums, above, below, first, wire[pair * size : (pair + 1) * size])
 
 
 @compiled()
@@ -162,24 +211,29 @@ def _pair(sums: Any, above: int, below: int, first: int, out: Any) -> None:
 
 
 @compiled()
-def spread(wire: Any, sizes: Any, high: Any, pairs: Any, digits: int, out: Any) -> None:
+def spread(wire: Any, sizes: Any, high: Any, pairs: Any, digits: int, addresses: Any, like: Any) -> None:
     """Turn pairs of levels into values: each is rounded to float64, and low levels are added first."""
-    at, first = 0, 0
+    at = 0
     for k in range(sizes.size):
-        size, rows = sizes[k], pairs[k]
-        values = out[first : first + size]
-        if rows == 0:
-            values[:] = np.nan if high[k] == BROKEN else 0.0
-        elif rows == 1:  # as nearly always
-            _scale(wire[at : at + size], _power(WIDTH * (high[k] - 1) - digits), values)
-        else:
-            for i in range(size):
-                total = 0.0
-                for row in range(rows - 1, -1, -1):
-                    scale = _power(WIDTH * (high[k] - 2 * row - 1) - digits)
-                    total += np.float64(wire[at + row * size + i]) * scale
-                values[i] = total
-        at, first = at + rows * size, first + size
+        length = sizes[k] * pairs[k]
+        values = carray(_pointer(addresses[k], like), sizes[k])
+        _spread_one(wire[at : at + length], high[k], pairs[k], digits, values)
+        at += length
+
+
+@compiled()
+def _spread_one(wire: Any, high: int, pairs: int, digits: int, values: Any) -> None:
+    if pairs == 0:
+        values[:] = np.nan if high == BROKEN else 0.0
+    elif pairs == 1:  # as nearly always
+        _scale(wire, _power(WIDTH * (high - 1) - digits), values)
+    else:
+        for i in range(values.size):
+            total = 0.0
+            for row in range(pairs - 1, -1, -1):
+                scale = _power(WIDTH * (high - 2 * row - 1) - digits)
+                total += np.float64(wire[row * values.size + i]) * scale
+            values[i] = total
 
 
 @compiled()
