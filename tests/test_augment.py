@@ -8,7 +8,7 @@ import torch
 
 from bigstep.data.augment import Augment, random_crop, random_flip, resize, resized_crop_boxes, sample_uniform
 
-KINDS = ["none", "flip", "crop_flip", "resized_crop"]
+KINDS = ["none", "flip", "crop_flip", "crop_alternate", "resized_crop"]
 
 
 def splitmix64(z: int) -> int:

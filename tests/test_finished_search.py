@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import Future
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,24 +13,31 @@ import pytest
 from bigstep.config.text import apply_settings
 
 
-@pytest.fixture
-def converged(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+@pytest.fixture(autouse=True)
+def scripts(monkeypatch: pytest.MonkeyPatch) -> None:
     for folder in ("cifar10", "huge"):
         monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "benchmarks" / folder))
+
+
+@pytest.fixture
+def converged(scripts: None) -> ModuleType:
     import converged  # type: ignore[import-not-found]
 
     return converged
 
 
-def finish(parts: Any, score: Any) -> list[Any]:
-    """Carry out a part with scores in place of runs."""
-    planned, asked = [], next(parts)
-    try:
-        while True:
-            planned.append(asked)
-            asked = parts.send({"accuracy": score(asked)})
-    except StopIteration:
-        return planned
+def finish(lanes: Any, score: Any) -> list[Any]:
+    """Carry out the lanes of a part with scores in place of runs."""
+    planned = []
+    for lane in lanes:
+        asked = next(lane)
+        try:
+            while True:
+                planned.append(asked)
+                asked = lane.send({"accuracy": score(asked)})
+        except StopIteration:
+            continue
+    return planned
 
 
 def rate_in(planned: Any) -> float:
@@ -61,11 +70,12 @@ def test_the_rule_goes_through_both_searches(converged: ModuleType) -> None:
     rates = [converged.rate_of(rows, "sony", batch) for batch in (512, 2048, 8192, 16384, 25000)]
     assert rates == pytest.approx([1.0, 2.0, 2 ** (1 / 3) * 8 ** (2 / 3), 8.0, 8.0])
     assert converged.rate_of(rows, "lars", 512) is None
-    seen = [next(parts) for parts in (converged.converged(rows),)]
-    assert [(each.recipe, each.batch, each.settings[1]) for each in seen] == [("sony", 16384, "lr.base=8")]
+    first = next(next(converged.converged(rows)))
+    assert (first.recipe, first.batch, first.settings[1]) == ("sony", 16384, "lr.base=8")
 
 
 def test_every_run_that_is_planned_can_be_configured(converged: ModuleType) -> None:
+    import ours  # type: ignore[import-not-found]
     from runs import config_of, made_tiny  # type: ignore[import-not-found]
 
     rows = {
@@ -73,12 +83,82 @@ def test_every_run_that_is_planned_can_be_configured(converged: ModuleType) -> N
         for recipe in converged.MIDDLES
         for batch in converged.SEARCHED
     }
-    for part in (converged.converged, converged.ablation, converged.auto, converged.fast):
-        for planned in finish(part(rows), lambda planned: 0.9):
+    seen: dict[str, Any] = {}
+
+    def better_and_better(planned: Any) -> float:
+        rows[planned.called] = {"accuracy": 0.9 + 1e-4 * len(rows)}
+        return rows[planned.called]["accuracy"]
+
+    for part in (*ours.ORDER.values(), converged.converged, converged.ablation, converged.auto):
+        for planned in finish(part(rows), better_and_better):
             if planned.seed == 0:
-                config = config_of(planned.recipe, planned.batch, planned.settings, planned.epochs)
+                config = config_of(planned.recipe, planned.batch, planned.settings, planned.epochs, planned.preset)
                 largest = max(stage.count * stage.local_batch for stage in (config.workers, *config.stages))
                 grown = config.growth.most if config.plan == "auto" else 1
                 assert largest * grown == pytest.approx(planned.batch, rel=0.01), planned.name
                 assert made_tiny(config).recipe == config.recipe
                 assert apply_settings(config, ["seed=1"]).seed == 1
+                seen[planned.name] = config
+    proved = seen["converged leap 25000"]
+    assert [(stage.epoch, stage.count) for stage in proved.plan] == [(18, 390), (26, 781)], "what helped is kept"
+    assert (proved.optimizer.momentum, proved.loss.label_smoothing) == (0.6, 0.2)
+
+
+def test_a_search_is_read_from_the_book_again_and_is_not_over_before_its_last_run() -> None:
+    import ours
+
+    accuracies = {"rate 0.48": 0.93, "rate 0.96": 0.92, "momentum 0.6": 0.94}
+
+    def score(planned: Any) -> float:
+        return accuracies.get(planned.name.split(maxsplit=3)[3], 0.9)
+
+    planned = finish([ours._search("leap")], score)
+    rows = {each.called: {"accuracy": score(each)} for each in planned}
+    assert ours.settings_of(rows, "leap") == ("lr.base=0.48", "optimizer.momentum=0.6")
+    del rows[planned[-1].called]
+    assert ours.settings_of(rows, "leap") == ()
+
+
+class Pool:
+    """Takes the place of processes, in this one."""
+
+    def submit(self, function: Any, *arguments: Any, **named: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(function(*arguments, **named))
+        return future
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_lanes_share_a_crew_and_what_is_in_the_book_is_not_run_again(
+    alone: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import lanes  # type: ignore[import-not-found]
+    from runs import Book, Planned
+
+    ran: list[str] = []
+    answers: list[Any] = []
+
+    def trained(planned: Any, folder: str, *, tiny: bool) -> dict[str, Any]:
+        ran.append(planned.called)
+        return {"name": planned.called, "accuracy": 0.5, "steps": 1, "seconds": 1.0, "wall_s": 10.0}
+
+    def search(name: str) -> Any:
+        for number in range(3):
+            answer = yield Planned(f"{name} {number}", "leap", 512)
+            answers.append(answer)
+
+    monkeypatch.setattr(lanes, "trained", trained)
+    monkeypatch.setattr(lanes, "ProcessPoolExecutor", lambda *arguments, **named: Pool())
+    book = Book(tmp_path / "book.jsonl")
+    crew = lanes.Crew(book, "folder", 2, time.monotonic() + 1000, tiny=False)
+    assert crew.carry_out(iter([search("a"), search("b")]), alone=alone)
+    assert len(ran) == len(answers) == 6
+    assert all(row.get("shared", False) is not alone for row in book.rows.values())
+    again = lanes.Crew(Book(book.path), "folder", 2, time.monotonic() + 1000, tiny=False)
+    assert again.carry_out(iter([search("a"), search("c")]), alone=alone)
+    assert ran[6:] == ["c 0 seed 0", "c 1 seed 0", "c 2 seed 0"]
+    late = lanes.Crew(book, "folder", 2, time.monotonic() + 12, tiny=False)
+    late.walls = [10.0]
+    assert late.carry_out(iter([search("d")]), alone=alone), "a run of ten seconds ends in time"
+    late.until = time.monotonic() + 9
+    assert not late.carry_out(iter([search("e")]), alone=alone), "here it would not"

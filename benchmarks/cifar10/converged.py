@@ -1,8 +1,7 @@
 """The search finished: grids that grow until the best is inside, the table that follows from them, and the ablation.
 
-Parts, in the order of `python benchmarks/cifar10/run.py --data FOLDER --seconds 560` (a series cut short is usable):
+Parts, behind those of `ours.py`, which tunes and shows `leap` and `muon`:
 
-`ours`       the next two for `leap` and `muon` alone
 `widen`      each system's rates at 16,384 and 2,048 on held-out images; three around its middle, then one more beyond
              whichever end is the best, until the best lies inside or seven were tried
 `converged`  test images: all systems x batches x seeds, a whole seed before the next, with one rule for all: the rate
@@ -10,7 +9,6 @@ Parts, in the order of `python benchmarks/cifar10/run.py --data FOLDER --seconds
              rate of 16,384 beyond
 `ablation`   what each technique buys at 16,384, 512 and 8,192, of `leap` and of `sony`
 `auto`       plan: auto against the fixed plans of `leap` and `sony`
-`fast`       94 % at 2,048 with `muon`: the fewest epochs that held-out images allow, then twenty seeds
 """
 
 from __future__ import annotations
@@ -22,6 +20,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import ours
+from lanes import Lanes, singles
 from runs import LOCAL, VALIDATION, Parts, Planned
 
 from bigstep import recipes
@@ -34,35 +34,29 @@ SEARCHED = (16384, 2048)
 BATCHES = (16384, 512, 8192, 25000, 2048)
 """The ones that say most first."""
 MIDDLES = {
-    "leap": 0.24, "muon": 0.24, "sony": 3.0, "plain": 1.6, "fujitsu": 3.0, "google": 0.8, "fastai": 0.4, "lars": 3.0,
-    "pfn": 0.8, "fair": 0.8, "onebit": 0.06,
+    "sony": 3.0, "plain": 1.6, "fujitsu": 3.0, "google": 0.8, "fastai": 0.4, "lars": 3.0, "pfn": 0.8, "fair": 0.8,
+    "onebit": 0.06,
 }  # fmt: skip
 """The middle of each system's rates, most wanted first; `tencent` is `lars` on one rank."""
 
 Rows = Mapping[str, Mapping[str, Any]]
 
 
-OURS = ("leap", "muon")
+def widen(rows: Rows, systems: Sequence[str] = tuple(MIDDLES)) -> Lanes:
+    """Rates for every system at both batches; each is a lane."""
+    return (widen_one(recipe, batch) for batch in SEARCHED for recipe in systems)
 
 
-def ours(rows: Rows) -> Parts:
-    """Search and table of our own systems, before those of the others."""
-    yield from widen(rows, OURS)
-    yield from converged(rows, OURS)
-
-
-def widen(rows: Rows, systems: Sequence[str] = tuple(MIDDLES)) -> Parts:
-    """Rates for every system at both batches."""
-    for batch in SEARCHED:
-        for recipe in systems:
-            trials = widening(MIDDLES[recipe])
-            rate = next(trials)
-            while True:
-                row = yield _searched(recipe, batch, rate)
-                try:
-                    rate = trials.send(row["accuracy"])
-                except StopIteration:
-                    break
+def widen_one(recipe: str, batch: int) -> Parts:
+    """Rates of a system at a batch."""
+    trials = widening(MIDDLES[recipe])
+    rate = next(trials)
+    while True:
+        row = yield _searched(recipe, batch, rate)
+        try:
+            rate = trials.send(row["accuracy"])
+        except StopIteration:
+            return
 
 
 def _searched(recipe: str, batch: int, rate: float) -> Planned:
@@ -95,18 +89,22 @@ def rate_of(rows: Rows, recipe: str, batch: int) -> float | None:
 
 
 def _rated(rows: Rows, recipe: str, batch: int) -> tuple[str, ...]:
+    """Settings of a system at a batch: what was tuned of ours, the rate by the rule of two searches of the others."""
+    if recipe in ours.TRIALS:
+        return ours.at_batch(ours.settings_of(rows, recipe), batch)
     rate = rate_of(rows, recipe, batch)
     return () if rate is None else ("lr.scaling=none", f"lr.base={rate:.4g}")
 
 
-def converged(rows: Rows, systems: Sequence[str] = tuple(MIDDLES)) -> Parts:
+def converged(rows: Rows, systems: Sequence[str] = tuple(MIDDLES)) -> Lanes:
     """The table on test images; a system whose search is missing is left out."""
-    for seed in range(SEEDS):
-        for batch in BATCHES:
-            for recipe in systems:
-                settings = _rated(rows, recipe, batch)
-                if settings:
-                    yield Planned(f"converged {recipe} {batch}", recipe, batch, settings, seed=seed)
+    return singles(
+        Planned(f"converged {recipe} {batch}", recipe, batch, settings, seed=seed)
+        for seed in range(SEEDS)
+        for batch in BATCHES
+        for recipe in systems
+        if (settings := _rated(rows, recipe, batch))
+    )
 
 
 def without(recipe: str, batch: int, rows: Rows) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -123,42 +121,34 @@ def without(recipe: str, batch: int, rows: Rows) -> Iterator[tuple[str, tuple[st
     yield "last-batch statistics", ("norm.statistics=moving",)
 
 
-def ablation(rows: Rows) -> Parts:
+def ablation(rows: Rows) -> Lanes:
     """What each technique buys; whole systems are in the table."""
-    for seed in range(SEEDS):
-        for recipe in ("leap", "sony"):
-            for batch in (16384, 512, 8192):
-                for name, settings in without(recipe, batch, rows):
-                    chosen = (*_rated(rows, recipe, batch), *settings)
-                    yield Planned(f"ablation {recipe} {batch} without {name}", recipe, batch, chosen, seed=seed)
+    return singles(
+        Planned(
+            f"ablation {recipe} {batch} without {name}", recipe, batch,
+            (*_rated(rows, recipe, batch), *settings), seed=seed,
+        )
+        for seed in range(SEEDS)
+        for recipe in ("leap", "sony")
+        for batch in (16384, 512, 8192)
+        for name, settings in without(recipe, batch, rows)
+    )  # fmt: skip
 
 
-def auto(rows: Rows) -> Parts:
+def auto(rows: Rows) -> Lanes:
     """From a sixteenth of the batch on, doubled as the noise scale allows; the fixed plans are in the table."""
-    for seed in range(SEEDS):
-        for recipe in ("leap", "sony"):
-            for batch in (16384, 8192):
-                first = (f"workers.count={batch // LOCAL // 16}", f"workers.local_batch={LOCAL}")
-                growing = ("plan=auto", "growth.most=16", "growth.every=1", "growth.measured=5")
-                chosen = (*first, *growing, *_rated(rows, recipe, batch // 4))
-                yield Planned(f"auto {recipe} {batch}", recipe, batch, chosen, seed=seed)
+    growing = ("plan=auto", "growth.most=16", "growth.every=1", "growth.measured=5")
+
+    def chosen(recipe: str, batch: int) -> tuple[str, ...]:
+        tuned = tuple(each for each in _rated(rows, recipe, batch) if not each.startswith("plan="))
+        return (f"workers.count={batch // LOCAL // 16}", f"workers.local_batch={LOCAL}", *growing, *tuned)
+
+    return singles(
+        Planned(f"auto {recipe} {batch}", recipe, batch, chosen(recipe, batch), seed=seed)
+        for seed in range(SEEDS)
+        for recipe in ("leap", "sony")
+        for batch in (16384, 8192)
+    )
 
 
-EPOCHS = (10, 14, 18, 24)
-GOAL = 0.943
-"""Of held-out images: 94 % of the test images, and some left."""
-
-
-def fast(rows: Rows) -> Parts:
-    """Twenty seeds of the shortest run that reaches the goal on held-out images, or of the longest."""
-    settings = _rated(rows, "muon", 2048)
-    for epochs in EPOCHS:
-        name = f"fast muon 2048 held-out epochs {epochs}"
-        row = yield Planned(name, "muon", 2048, settings, epochs, holdout=VALIDATION)
-        if (row["accuracy"] or 0.0) >= GOAL:
-            break
-    for seed in range(20):
-        yield Planned(f"fast muon 2048 epochs {epochs}", "muon", 2048, settings, epochs, seed)
-
-
-ORDER = {"ours": ours, "widen": widen, "converged": converged, "ablation": ablation, "auto": auto, "fast": fast}
+ORDER = {"widen": widen, "converged": converged, "ablation": ablation, "auto": auto}

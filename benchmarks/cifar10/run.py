@@ -2,8 +2,10 @@
 
     PYTHONPATH=src python benchmarks/cifar10/run.py --data FOLDER --seconds 560
 
-goes on with what is missing of the finished search, its table and the ablation (`converged.py`), the most wanted runs
-first. `--rehearse` takes a second for each on a CPU, with a folder of a few images (`from_npm.py --keep 100`).
+goes on with what is missing, the most wanted runs first: CIFAR-10 in seconds and our own systems (`ours.py`), then the
+finished search of the others, its table and the ablation (`converged.py`). `--processes 3` runs as many at once, except
+where seconds count. `--rehearse` takes a second for each on a CPU, with a folder of a few images (`from_npm.py
+--keep 100`), into a book apart.
 
 The parts that the presets came from: `search` and `tune` (settings, on held-out images), `table` (systems x batches),
 `spread` (more seeds of one cell), `norms`, `curves`, `law` (epochs against batch), `reach` and `speed` (94 % at 2,048).
@@ -24,8 +26,10 @@ from pathlib import Path
 from typing import Any
 
 import converged
+import ours
 import torch
-from runs import BATCHES, VALIDATION, Book, Parts, Planned, config_of, made_tiny
+from lanes import Crew, Lanes, singles
+from runs import BATCHES, VALIDATION, Book, Parts, Planned
 
 from bigstep.recipes import SYNCHRONOUS
 
@@ -191,47 +195,43 @@ FIRST = {
 """What the presets came from."""
 
 
-def _alone(part: Callable[[], Parts]) -> Callable[[Mapping[str, Any]], Parts]:
-    return lambda rows: part()
+def _first(name: str, part: Callable[[], Parts]) -> Callable[[Mapping[str, Any]], Lanes]:
+    """The lanes of one of the first parts; only `tune` waits for its results."""
+    return lambda rows: iter([part()]) if name == "tune" else singles(part())
 
 
-PARTS = {**converged.ORDER, **{name: _alone(part) for name, part in FIRST.items()}}
-"""Name: the runs of a part, given the rows of the book."""
+ORDER = {**ours.ORDER, **converged.ORDER}
+PARTS = {**ORDER, **{name: _first(name, part) for name, part in FIRST.items()}}
+"""Name: the lanes of a part, given the rows of the book."""
+ALONE = ("timed", "speed")
+"""Parts whose seconds count."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; the first six by default")
+    parser.add_argument(
+        "parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; by default {', '.join(ORDER)}"
+    )
     parser.add_argument("--data", required=True, help="the folder of CIFAR-10's batches")
-    parser.add_argument("--book", type=Path, default=Path(__file__).parent / "results" / "runs.jsonl")
-    parser.add_argument("--seeds", type=int, nargs="*", help="these seeds alone")
-    parser.add_argument("--shared", action="store_true", help="others use the GPU too: the times do not count")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no run after this long")
-    parser.add_argument("--rehearse", action="store_true", help="a second of each run, on a CPU, into a book apart")
+    parser.add_argument("--book", type=Path, help="results/runs.jsonl by default")
+    parser.add_argument("--processes", type=int, default=1, help="runs at once on the GPU")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no run that would end after this")
+    parser.add_argument("--rehearse", action="store_true", help="a second of each run, on a CPU")
     options = parser.parse_args()
     unknown = [part for part in options.parts if part not in PARTS]
     if unknown:
         parser.error(f"there is no part {unknown[0]}; choose from {', '.join(PARTS)}")
     if not options.rehearse and not torch.cuda.is_available():
         raise SystemExit("This benchmark needs a GPU; on a CPU a single run takes hours.")
-    book, begin = Book(options.book, shared=options.shared), time.perf_counter()
-    for part in options.parts or converged.ORDER:
-        runs = PARTS[part](book.rows)
-        planned = next(runs, None)
-        while planned is not None:
-            if time.perf_counter() - begin > options.seconds:
-                print(f"Stopped in {part}: the time is up.")
-                return
-            if options.seeds is not None and planned.seed not in options.seeds:
-                planned = next(runs, None)
-                continue
-            config = config_of(planned.recipe, planned.batch, planned.settings, planned.epochs)
-            config = made_tiny(config) if options.rehearse else config
-            row = book.run(planned, config, options.data)
-            try:
-                planned = runs.send(row)
-            except StopIteration:
-                planned = None
+    home = Path(__file__).parent / "results"
+    book = Book(options.book or home / ("rehearsal.jsonl" if options.rehearse else "runs.jsonl"))
+    until = time.monotonic() + options.seconds
+    crew = Crew(book, options.data, options.processes, until, tiny=options.rehearse)
+    for part in options.parts or ORDER:
+        if not crew.carry_out(PARTS[part](book.rows), alone=part in ALONE):
+            print(f"Stopped in {part}: the time is up; the same command goes on from here.")
+            break
+    print(crew.close())
 
 
 if __name__ == "__main__":

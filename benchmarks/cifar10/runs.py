@@ -47,12 +47,19 @@ def images(folder: str, holdout: float) -> tuple[Any, Any]:
     return moved(pair.train), moved(pair.test)
 
 
-def config_of(recipe: str, batch: int, settings: tuple[str, ...] = (), epochs: float | None = None) -> RunConfig:
-    """The preset at a batch, that of the largest stage of its plan, from workers of 32 samples; settings come last."""
-    preset = recipes.load(recipe, "cifar10")
+def config_of(
+    recipe: str, batch: int, settings: tuple[str, ...] = (), epochs: float | None = None, preset_name: str = "cifar10"
+) -> RunConfig:
+    """The preset at a batch, that of the largest stage of its plan; settings come last.
+
+    In `cifar10` the workers of the largest stage have 32 samples, elsewhere what they have.
+    """
+    preset = recipes.load(recipe, preset_name)
     stages = [preset.workers, *preset.stages]
-    count = batch / LOCAL * preset.workers.count / max(stage.count for stage in stages)
-    share = LOCAL * preset.workers.local_batch / max(stage.local_batch for stage in stages)
+    largest = max(stage.local_batch for stage in stages)
+    local = LOCAL if preset_name == "cifar10" else largest
+    count = batch / local * preset.workers.count / max(stage.count for stage in stages)
+    share = local * preset.workers.local_batch / largest
     sizes = (f"workers.count={max(1, round(count))}", f"workers.local_batch={round(share)}")
     quiet = ("checkpoint.every=0", "checkpoint.seconds=0", "evaluate_every=1000")
     config = apply_settings(preset, (*sizes, *quiet))
@@ -70,6 +77,12 @@ class Planned(NamedTuple):
     epochs: float | None = None
     seed: int = 0
     holdout: float = 0.0
+    preset: str = "cifar10"
+
+    @property
+    def called(self) -> str:
+        """The name of its line in the book."""
+        return f"{self.name} seed {self.seed}"
 
 
 Parts = Generator[Planned, dict[str, Any], None]
@@ -83,57 +96,61 @@ def made_tiny(config: RunConfig) -> RunConfig:
     return dataclasses.replace(shrunk, model="small", precision="float32", growth=growth)
 
 
+def trained(planned: Planned, folder: str, *, tiny: bool = False) -> dict[str, Any]:
+    """Train once and return the line of the book; a run that fails or diverges is a result too."""
+    seed, name = planned.seed, planned.called
+    config = config_of(planned.recipe, planned.batch, planned.settings, planned.epochs, planned.preset)
+    config = dataclasses.replace(made_tiny(config) if tiny else config, seed=seed)
+    begin = time.perf_counter()
+    row: dict[str, Any] = {"name": name, "recipe": config.recipe, "seed": seed, "epochs": config.epochs}
+    row |= {"batch": planned.batch, "settings": planned.settings, "commit": commit(), "torch": torch.__version__}
+    row["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    try:
+        with tempfile.TemporaryDirectory() as out:
+            result = fit(config, data=images(folder, planned.holdout), out=out)
+            rows = read_run(Path(out)).rows
+        row |= {"accuracy": result.accuracy, "loss": result.loss, "steps": result.steps, "seconds": result.seconds}
+        if config.evaluate_every < config.epochs:
+            row["curve"] = [(each["epoch"], each["accuracy"]) for each in rows if each["kind"] == "eval"]
+            row["losses"] = [each["loss"] for each in rows if each["kind"] == "train"][::10]
+        row |= {key: result.facts[key] for key in ("noise_scale", "plan", "accuracy_views") if key in result.facts}
+        seen = [(each["step"], each["noise_scale"]) for each in rows if each.get("noise_scale") is not None]
+        row["noise"] = [(step, round(value)) for step, value in seen[:: max(1, len(seen) // 20)]]
+        row["images_per_s"] = result.facts["samples"] / result.seconds
+        if not math.isfinite(result.loss):
+            row["failure"] = "the loss is not finite"
+    except StoppedError:
+        raise SystemExit(f"Stopped in {name} by a signal; the same command goes on from here.") from None
+    except BigstepError as error:
+        row |= {"accuracy": None, "failure": str(error)}
+    row["wall_s"] = time.perf_counter() - begin
+    return row
+
+
 class Book:
     """Results by name, kept line by line."""
 
-    def __init__(self, path: Path, *, shared: bool = False) -> None:
-        self.path, self.shared = path, shared
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self.rows: dict[str, dict[str, Any]] = {}
         if path.exists():
             for line in path.read_text().splitlines():
                 row = json.loads(line)
                 self.rows[row["name"]] = row
 
-    def run(self, planned: Planned, config: RunConfig, folder: str) -> dict[str, Any]:
-        """Train once, or return what that gave before; a run that fails or diverges is a result too."""
-        seed, holdout, name = planned.seed, planned.holdout, f"{planned.name} seed {planned.seed}"
-        if name in self.rows:
-            return self.rows[name]
-        config = dataclasses.replace(config, seed=seed)
-        begin = time.perf_counter()
-        row: dict[str, Any] = {"name": name, "recipe": config.recipe, "seed": seed, "epochs": config.epochs}
-        row |= {"batch": planned.batch, "settings": planned.settings, "commit": commit(), "torch": torch.__version__}
-        row["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-        try:
-            with tempfile.TemporaryDirectory() as out:
-                result = fit(config, data=images(folder, holdout), out=out)
-                rows = read_run(Path(out)).rows
-            row |= {"accuracy": result.accuracy, "loss": result.loss, "steps": result.steps, "seconds": result.seconds}
-            if config.evaluate_every <= config.epochs:
-                row["curve"] = [(each["epoch"], each["accuracy"]) for each in rows if each["kind"] == "eval"]
-                row["losses"] = [each["loss"] for each in rows if each["kind"] == "train"][::10]
-            row["noise_scale"] = result.facts.get("noise_scale")
-            if "plan" in result.facts:
-                row["plan"] = result.facts["plan"]  # what was decided on the way
-            seen = [(each["step"], each["noise_scale"]) for each in rows if each.get("noise_scale") is not None]
-            row["noise"] = [(step, round(value)) for step, value in seen[:: max(1, len(seen) // 20)]]
-            row["images_per_s"] = result.facts["samples"] / result.seconds
-            if not math.isfinite(result.loss):
-                row["failure"] = "the loss is not finite"
-        except StoppedError:
-            raise SystemExit(f"Stopped in {name} by a signal; the same command goes on from here.") from None
-        except BigstepError as error:
-            row |= {"accuracy": None, "failure": str(error)}
-        row["wall_s"] = time.perf_counter() - begin
-        if self.shared:
-            row["shared"] = True  # the GPU, with other runs: its times say nothing
-        self.rows[name] = row
+    def add(self, row: dict[str, Any], *, shared: bool) -> None:
+        """Keep a line; `shared`: others used the GPU meanwhile, so that its times say nothing."""
+        if shared:
+            row["shared"] = True
+        self.rows[row["name"]] = row
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a") as file:
             file.write(json.dumps(row) + "\n")
-        shown = row.get("failure") or f"{100 * row['accuracy']:.2f} % in {row['steps']} steps, {row['seconds']:.2f} s"
-        print(f"{name}: {shown} ({row['wall_s']:.1f} s)", flush=True)
-        return row
+        views = f", {100 * row['accuracy_views']:.2f} % of views" if row.get("accuracy_views") is not None else ""
+        shown = row.get("failure") or (
+            f"{100 * row['accuracy']:.2f} %{views} in {row['steps']} steps, {row['seconds']:.2f} s"
+        )
+        print(f"{row['name']}: {shown} ({row['wall_s']:.1f} s)", flush=True)
 
 
 @functools.cache

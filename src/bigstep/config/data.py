@@ -39,8 +39,10 @@ class DataConfig:
     """Where the files lie; empty means the cache folder (and a download where the set allows it)."""
     image_size: WholeNotNegative = 0
     """Side of the images in pixels; 0 keeps the size of the set."""
-    augment: Literal["none", "flip", "crop_flip", "resized_crop"] = "none"
+    augment: Literal["none", "flip", "crop_flip", "crop_alternate", "resized_crop"] = "none"
     """Augmentation of training images, tied to (seed, epoch, sample), never to a rank."""
+    shift: WholeNotNegative = 4
+    """The largest shift of crop_flip and crop_alternate (which mirrors an image every other epoch), in pixels."""
     sizes: tuple[Resize, ...] = ()
     """Progressive resizing, as a list of {epoch, image_size, min_scale}; empty for a constant size."""
     rectangular: bool = False

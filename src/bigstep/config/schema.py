@@ -153,6 +153,10 @@ class RunConfig:
     """Checkpoints."""
     evaluate_every: Positive = 1.0
     """Epochs between evaluations; the last epoch is always evaluated."""
+    evaluate_views: Literal[1, 2, 6] = 1
+    """Beside one view of each test image: 2 adds its mirror image, 6 also shifts of both, as `accuracy_views`."""
+    measure_noise: bool = True
+    """Measure the gradient noise scale on the way; on one GPU a step in which it is measured runs without a graph."""
     nonfinite: Literal["stop", "skip"] = "stop"
     """What to do when a gradient is NaN or infinite: stop and name the layer, or skip the step and count it."""
     precision: str = "float32"
@@ -237,6 +241,7 @@ class RunConfig:
             "exchange.double_buffer": self.exchange.double_buffer,
             "optimizer.adagrad=before": bool(self.optimizer.before_exchange),
             "workers.count=1": self.workers.count == 1,
+            "measure_noise=false": not self.measure_noise,
         }
         for name, given in hindering.items():
             require(

@@ -14,7 +14,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - as everybody writes it
 from torch import Tensor
 
-__all__ = ["Augment", "normalise", "random_crop", "random_flip", "resize", "resized_crop_boxes", "sample_uniform"]
+__all__ = [
+    "Augment", "alternating_flip", "normalise", "random_crop", "random_flip", "resize", "resized_crop_boxes",
+    "sample_uniform",
+]  # fmt: skip
 
 _MASK = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: the step of splitmix64
@@ -74,8 +77,26 @@ def _mix_integer(z: int) -> int:
 
 def random_flip(images: Tensor, indices: Tensor, seed: int, epoch: int) -> Tensor:
     """Mirror each image, left for right, with probability one half."""
-    mirrored = sample_uniform(seed, epoch, indices, _FLIP) < 0.5
-    return torch.where(mirrored.view(-1, 1, 1, 1), images.flip(-1), images)
+    return _mirror(images, sample_uniform(seed, epoch, indices, _FLIP) < 0.5)
+
+
+def alternating_flip(images: Tensor, indices: Tensor, seed: int, epoch: int) -> Tensor:
+    """Mirror a random half of the images in even epochs and the other half in odd ones.
+
+    Two epochs show each image both ways; drawn anew each time, half of the images would be shown one way twice.
+
+    >>> image = torch.tensor([[[[0, 1]]]])
+    >>> [alternating_flip(image, torch.tensor([5]), seed=0, epoch=epoch)[0, 0, 0].tolist() for epoch in range(3)]
+    [[0, 1], [1, 0], [0, 1]]
+
+    Reference: Jordan, "94% on CIFAR-10 in 3.29 Seconds on a Single GPU", 2024, section 3.6.
+    """
+    first = sample_uniform(seed, 0, indices, _FLIP) < 0.5
+    return _mirror(images, first != bool(epoch % 2))
+
+
+def _mirror(images: Tensor, chosen: Tensor) -> Tensor:
+    return torch.where(chosen.view(-1, 1, 1, 1), images.flip(-1), images)
 
 
 def random_crop(images: Tensor, indices: Tensor, seed: int, epoch: int, pad: int = 4) -> Tensor:
@@ -197,14 +218,15 @@ class Augment:
     """Turn stored images into the network's input: augment, resize, normalise, in that order.
 
     Args:
-        kind: none; flip (left for right); crop_flip (shift by up to 4 pixels, then flip); resized_crop (random resized
-            crop and flip).
+        kind: none; flip (left for right); crop_flip (shift by some pixels, then flip); crop_alternate (shift, then flip
+            every other epoch); resized_crop (random resized crop and flip).
         seed: of the run.
         image_size: side of the result in pixels; 0 keeps the side of the images.
         mean: of each channel, images scaled to 0..1; empty leaves values in their range, and bytes as bytes.
         std: of each channel.
         dtype: of the result. The arithmetic is float64 for float64 and float32 otherwise.
         min_scale: smallest area of a resized crop, as a fraction of the image.
+        shift: the largest shift each way of the kinds that shift, in pixels.
 
     >>> flip = Augment(kind="flip", mean=(0.0,), std=(1.0,))
     >>> images = torch.tensor([[[[0, 255]]]], dtype=torch.uint8).expand(4, 1, 1, 2)
@@ -219,13 +241,16 @@ class Augment:
     std: tuple[float, ...] = ()
     dtype: torch.dtype = torch.float32
     min_scale: float = 0.08
+    shift: int = 4
 
     def __call__(self, images: Tensor, indices: Tensor, epoch: int) -> Tensor:
         """Augment images of NCHW; `indices` are the samples' positions in the data set, on the same device."""
-        if self.kind == "crop_flip":
-            images = random_crop(images, indices, self.seed, epoch)
+        if self.kind in ("crop_flip", "crop_alternate"):
+            images = random_crop(images, indices, self.seed, epoch, self.shift)
         if self.kind in ("flip", "crop_flip"):
             images = random_flip(images, indices, self.seed, epoch)
+        if self.kind == "crop_alternate":
+            images = alternating_flip(images, indices, self.seed, epoch)
         x = images.to(torch.float64 if self.dtype == torch.float64 else torch.float32)
         size = self.image_size or x.shape[-1]
         if self.kind == "resized_crop":

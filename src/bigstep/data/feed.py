@@ -27,7 +27,8 @@ class Feed:
         source: anything that `as_source` takes: a source, or a map-style data set of pairs (x, y).
         train: whether to augment.
         seed: of the run.
-        augment: none, flip, crop_flip or resized_crop; of a user's own data only images take one.
+        augment: none, flip, crop_flip, crop_alternate or resized_crop; of a user's own data only images take one.
+        shift: the largest shift of crop_flip and crop_alternate, in pixels.
         image_size: side of the images in pixels; 0 keeps the size of the set, and a folder has none of its own.
         device: where the batches go.
         dtype: of the images; a user's own are converted if they are floating.
@@ -52,6 +53,7 @@ class Feed:
         train: bool,
         seed: int = 0,
         augment: str = "none",
+        shift: int = 4,
         image_size: int = 0,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
@@ -64,6 +66,7 @@ class Feed:
             train=train,
             seed=seed,
             augment=augment,
+            shift=shift,
             image_size=image_size,
             device=self.device,
             dtype=dtype,

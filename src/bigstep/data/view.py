@@ -32,6 +32,7 @@ class View:
     augment: str = "none"
     image_size: int = 0
     min_scale: float = 0.08
+    shift: int = 4
     device: torch.device = torch.device("cpu")
     dtype: torch.dtype = torch.float32
     loaders: int = 0
@@ -52,6 +53,7 @@ class View:
             std=std,
             dtype=self.dtype,
             min_scale=self.min_scale,
+            shift=self.shift,
         )
 
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bigstep.config import RunConfig, require
 from bigstep.config.trust import names_code
 from bigstep.data.catalog import open_data
-from bigstep.data.feed import Feed
+from bigstep.data.feed import Feed, Request
 from bigstep.data.pair import DataPair
 from bigstep.data.sampler import Sampler
+from bigstep.data.sources.base import spread
 from bigstep.data.sources.given import as_pair
 from bigstep.engine.checkpoint import weights_hash
 from bigstep.engine.evaluate import Evaluation, Evaluator
@@ -30,7 +32,7 @@ from bigstep.engine.rates import Rates, batch_plan, learning_rate
 from bigstep.engine.state import Identity, State, Threads
 from bigstep.errors import ConfigError
 from bigstep.losses import CrossEntropy
-from bigstep.models import GPT, LSTM, build_model
+from bigstep.models import GPT, LSTM, SeesImages, build_model
 from bigstep.norm import WorkerStatistics, ghost_batch_norm, zero_gamma
 from bigstep.optim import parameter_groups
 from bigstep.schedules import BatchPlan
@@ -38,6 +40,8 @@ from bigstep.tables import load, load_own
 
 __all__ = ["Emulation", "Own", "Run", "build"]
 
+IMAGES_SEEN = 2000
+"""Training images that a network which begins from them is shown."""
 CPU_TOKENS_PER_FORWARD = 2048
 """Workers are joined into one forward up to this many tokens on a CPU: what a small GPT runs on stays in its caches."""
 GPU_SAMPLES_PER_FORWARD = 8192
@@ -152,7 +156,8 @@ def build(
     state.register(**method.parts(), data=Identity("The data set", data.fingerprint()), threads=threads)
     rates = Rates(config, sampler, learner.optimizer, learning_rate(config.lr, config.batch, config.plan))
     classes = 0 if own.model is None else _most_rows(model)
-    evaluator = Evaluator(test_feed, own.loss or _loss(test_feed), ranks, precision, own.metrics, classes)
+    loss, views = own.loss or _loss(test_feed), config.evaluate_views
+    evaluator = Evaluator(test_feed, loss, ranks, precision, own.metrics, classes, views)
     model.train()
     return Run(config, ranks, learner, method, state, sampler, rates, train_feed, evaluator, kernels, growth)
 
@@ -191,6 +196,7 @@ def _feeds(config: RunConfig, ranks: Ranks, precision: Precision, data: Any) -> 
             train=train,
             seed=config.seed,
             augment=where.augment if train else "none",
+            shift=where.shift,
             image_size=where.image_size,
             device=ranks.device,
             dtype=precision.weights,
@@ -209,12 +215,24 @@ def _model(config: RunConfig, ranks: Ranks, precision: Precision, own: Own, feed
         model = build_model(config.model, **feed.shape)
     if own.change is not None:
         model = own.change(model)
+    if isinstance(model, SeesImages):
+        if ranks.first:
+            model.see(_some_images(config, feed))
+        model.load_state_dict(ranks.from_first(model.state_dict() if ranks.first else None))
     if config.norm.zero_gamma:
         zero_gamma(model)
     model.to(ranks.device, precision.weights)
     if ranks.size > 1:  # a hash of 124 million weights on a GPU takes a second
         ranks.require_same(weights_hash(model), "The initial weights")
     return model
+
+
+def _some_images(config: RunConfig, feed: Feed) -> Tensor:
+    """Return some images of the training set as a network gets them, but not augmented."""
+    some = feed.source.subset(spread(len(feed), IMAGES_SEEN))
+    plain = Feed(some, train=False, image_size=config.data.image_size)
+    with contextlib.closing(plain):
+        return next(iter(plain([Request(0, torch.arange(len(plain)))])))[0]
 
 
 def _prepare_for_device(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -13,6 +13,7 @@ from bigstep.engine.measures import Evaluation, Metric, Totals
 from bigstep.engine.methods.base import Method
 from bigstep.engine.precision import Precision
 from bigstep.engine.ranks import Ranks
+from bigstep.engine.views import views_of
 
 __all__ = ["Evaluation", "Evaluator"]
 
@@ -31,6 +32,8 @@ class Evaluator:
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     classes: int = 0
     """Scores that the model gives a token, at most; 0 asks the data, which may have to be read for it."""
+    views: int = 1
+    """Of each image, whose outputs are averaged for a second figure; 1: there is none."""
 
     @property
     def _samples_per_forward(self) -> int:
@@ -44,13 +47,21 @@ class Evaluator:
         """Return what was reached; every rank must call this at the same point."""
         ranks, feed = self.ranks, self.feed
         batches = feed.evaluation_batches(self._samples_per_forward)[ranks.rank :: ranks.size]
-        totals = Totals(ranks.device, self.metrics)
+        totals, averaged = Totals(ranks.device, self.metrics), Totals(ranks.device)
         with method.evaluation() as model:
             for inputs, target in feed(Request(0, indices) for indices in batches):
                 with self.precision.autocast():
                     output = model(inputs)
                 totals.add(output, target, self.loss(output, target))
+                if self.views > 1:
+                    with self.precision.autocast():
+                        output = sum(weight * model(view).float() for weight, view in views_of(inputs, self.views))
+                    averaged.add(output, target, self.loss(output, target))
         for indices in batches:
             totals.add_bytes(feed.source.bytes(indices))
         ranks.sum_(totals.sums)
-        return totals.evaluation()
+        evaluation = totals.evaluation()
+        if self.views == 1:
+            return evaluation
+        ranks.sum_(averaged.sums)
+        return replace(evaluation, more={**evaluation.more, "accuracy_views": averaged.evaluation().accuracy or 0.0})

@@ -6,8 +6,9 @@ from torch import nn
 
 from bigstep.errors import ConfigError
 from bigstep.models.alexnet import AlexNet, alexnet
+from bigstep.models.conv8 import conv8
 from bigstep.models.gpt import GPT
-from bigstep.models.initial import he_initialise
+from bigstep.models.initial import SeesImages, he_initialise
 from bigstep.models.lstm import LSTM
 from bigstep.models.resnet import ResNet, resnet18, resnet34, resnet50
 from bigstep.models.small import Residual, mlp, resnet9, small
@@ -16,8 +17,8 @@ from bigstep.tables import load, models
 from bigstep.tables.models import FORMS, find_model
 
 __all__ = [
-    "GPT", "LSTM", "MODELS", "VGG", "AlexNet", "ResNet", "Residual", "alexnet", "build_model", "he_initialise", "mlp",
-    "resnet18", "resnet34", "resnet50", "resnet9", "small", "vgg16",
+    "GPT", "LSTM", "MODELS", "VGG", "AlexNet", "ResNet", "Residual", "SeesImages", "alexnet", "build_model", "conv8",
+    "he_initialise", "mlp", "resnet18", "resnet34", "resnet50", "resnet9", "small", "vgg16",
 ]  # fmt: skip
 
 MODELS = {name: load(entry.home) for name, entry in models.MODELS.items()}

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from torch import nn
+from typing import Protocol, runtime_checkable
 
-__all__ = ["he_initialise"]
+from torch import Tensor, nn
+
+__all__ = ["SeesImages", "he_initialise"]
+
+
+@runtime_checkable
+class SeesImages(Protocol):
+    """A network that begins from training images; it is shown some once, the same on every rank."""
+
+    def see(self, images: Tensor) -> None:
+        """Set what depends on the images, which are as the network gets them but not augmented."""
 
 
 def he_initialise(model: nn.Module) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from bigstep.errors import ConfigError
+from bigstep.gpu.tensor_lists import laid_out_like
 from bigstep.optim.multi_tensor import MultiTensorOptimizer, descend
 from bigstep.optim.orthogonal import EPS, A, B, C, orthogonalise_all
 
@@ -71,6 +72,7 @@ class Muon(MultiTensorOptimizer):
     sqrt(max(1, out / in)); decay is apart from the gradient for the rest too.
     """
 
+    _step_supports_amp_scaling = True  # torch's name: `found_inf` and `grad_scale` are read on the device
     process_group: dist.ProcessGroup | None = None
     """Ranks that share the work of a step; free to change between steps, on all of them alike."""
 
@@ -148,20 +150,21 @@ class Muon(MultiTensorOptimizer):
         steps = [torch.empty_like(param) for param in params]
         torch._foreach_copy_(steps, [_like(o, param) for o, param in zip(orthogonal, params, strict=True)])
         torch._foreach_mul_(steps, [max(1.0, m.shape[0] / m.shape[1]) ** 0.5 for m in matrices])
+        taken = self._taken()
         if group["renormalise"]:
             lengths = torch.stack(
                 torch._foreach_div(torch._foreach_norm(params), [m.shape[0] ** 0.5 for m in matrices])
             )
-            torch._foreach_mul_(params, torch.where(lengths > 0, 1 / lengths, 1.0).unbind())
-        _move(params, steps, group["lr"], group["weight_decay"])
+            torch._foreach_mul_(params, torch.where((lengths > 0) & (taken > 0), 1 / lengths, 1.0).unbind())
+        _move(params, steps, group["lr"] * taken, group["weight_decay"])
 
     def _update_rest(self, group: Mapping[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
-        lr, decay = group["rest_lr"] * group["lr"], group["weight_decay"]
+        lr, decay, taken = group["rest_lr"] * group["lr"], group["weight_decay"], self._taken()
         if group["rest"] == "sgd":
-            _move(params, self._momentum(group, params, grads), lr, decay)
+            _move(params, self._momentum(group, params, grads), lr * taken, decay)
             return
         averages, squares, steps = (list(each) for each in zip(*map(self._moments, params), strict=True))
-        torch._foreach_add_(steps, 1)
+        torch._foreach_add_(steps, [taken] * len(steps) if isinstance(taken, Tensor) else taken)
         torch._fused_adamw_(
             params,
             grads,
@@ -176,16 +179,53 @@ class Muon(MultiTensorOptimizer):
             eps=group["eps"],
             amsgrad=False,
             maximize=False,
+            grad_scale=getattr(self, "grad_scale", None),
+            found_inf=getattr(self, "found_inf", None),
         )
 
     def _momentum(self, group: Mapping[str, Any], params: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
-        """Update v and return n, which may be v itself."""
+        """Update v and return n, which may be v itself; of a step that is skipped v stays, and n is 0."""
         velocities = [velocity for param in params for velocity in self._zeros(param, "momentum_buffer")]
+        scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
+        if scale is not None or found_inf is not None:
+            return self._scaled_momentum(group, laid_out_like(velocities, grads), velocities, scale, found_inf)
         torch._foreach_mul_(velocities, group["momentum"])
         torch._foreach_add_(velocities, grads)
         if group["nesterov"]:
             return list(torch._foreach_add(grads, velocities, alpha=group["momentum"]))
         return velocities
+
+    def _scaled_momentum(
+        self,
+        group: Mapping[str, Any],
+        grads: list[Tensor],
+        velocities: list[Tensor],
+        scale: Tensor | None,
+        found_inf: Tensor | None,
+    ) -> list[Tensor]:
+        """The same from gradients that are scaled or not finite: torch's fused SGD, with zeros for weights."""
+        directions = [torch.empty_like(velocity) for velocity in velocities]
+        torch._foreach_zero_(directions)
+        torch._fused_sgd_(
+            directions,
+            grads,
+            velocities,
+            weight_decay=0.0,
+            momentum=group["momentum"],
+            lr=-1.0,  # 0 + n
+            dampening=0.0,
+            nesterov=group["nesterov"],
+            maximize=False,
+            is_first_step=False,
+            grad_scale=scale,
+            found_inf=found_inf,
+        )
+        return directions
+
+    def _taken(self) -> Tensor | float:
+        """1, or 0 for a step that is skipped, which the device alone knows."""
+        found_inf: Tensor | None = getattr(self, "found_inf", None)
+        return 1.0 if found_inf is None else 1.0 - found_inf
 
     def _moments(self, param: Tensor) -> list[Tensor]:
         return [*self._zeros(param, "exp_avg", "exp_avg_sq"), self._count(param)]

@@ -29,6 +29,9 @@ MODELS: dict[str, Model] = {
     "small": Model(about="a small residual network for 28 x 28 images", home="bigstep.models.small:small"),
     "mlp": Model(about="fully connected layers: many weights, little arithmetic", home="bigstep.models.small:mlp"),
     "resnet9": Model(about="nine layers for CIFAR-10", home="bigstep.models.small:resnet9"),
+    "conv8": Model(
+        about="eight layers for CIFAR-10 in seconds, the first whitens patches", home="bigstep.models.conv8:conv8"
+    ),
     "resnet18": Model(about="ResNet-18", home="bigstep.models.resnet:resnet18"),
     "resnet34": Model(about="ResNet-34", home="bigstep.models.resnet:resnet34"),
     "resnet50": Model(about="ResNet-50, which the large-batch papers trained", home="bigstep.models.resnet:resnet50"),

@@ -131,6 +131,7 @@ def _synchronous(setting: Setting, ranks: Ranks, *, measure: bool = True, hosts:
             passes = Eager(*common, skip_nonfinite=skip, clip=clip, share_update=share)
     weigh = config.optimizer.batch_rule == "linear"  # else the rate of an incomplete batch is: see Rates
     forwards = setting.forwards(hosts or ranks)
+    measure = measure and config.measure_noise
     return Synchronous(learner, passes, forwards, ranks, config.seed, measure=measure, weigh=weigh)
 
 
