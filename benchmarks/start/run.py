@@ -48,15 +48,18 @@ def main() -> None:
     """Cold once, warm several times."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, help="the folder of CIFAR-10's batches")
-    parser.add_argument("--recipe", default="fujitsu")
-    parser.add_argument("--workers", type=int, default=64)
-    parser.add_argument("--epochs", type=float, default=50)
+    parser.add_argument("--recipe", default="muon")
+    parser.add_argument("--preset", default="sprint")
+    parser.add_argument("--workers", type=int, help="the preset's by default")
+    parser.add_argument("--epochs", type=float, help="the preset's by default")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--limits", type=int, nargs="*", default=[10], help="the first is used for cold and warm")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "start.json")
     options = parser.parse_args()
-    size = ["--preset", "cifar10", "--workers", str(options.workers), "--epochs", str(options.epochs)]
-    arguments = [options.recipe, *size, "--data", options.data]
+    arguments = [options.recipe, "--preset", options.preset, "--data", options.data]
+    for name in ("workers", "epochs"):
+        if getattr(options, name) is not None:
+            arguments += [f"--{name}", str(getattr(options, name))]
     rows = []
     with tempfile.TemporaryDirectory() as cache:
         kinds = [("cold", options.limits[0])] + [("warm", options.limits[0])] * options.repeats
