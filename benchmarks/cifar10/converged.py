@@ -121,12 +121,19 @@ def without(recipe: str, batch: int, rows: Rows) -> Iterator[tuple[str, tuple[st
     yield "last-batch statistics", ("norm.statistics=moving",)
 
 
+def _changed(tuned: tuple[str, ...], settings: tuple[str, ...]) -> tuple[str, ...]:
+    """Tuned settings with some changed; those of an optimizer that is exchanged go with it."""
+    if any(each.startswith("optimizer.name=") for each in settings):
+        tuned = tuple(each for each in tuned if not each.startswith("optimizer."))
+    return (*tuned, *settings)
+
+
 def ablation(rows: Rows) -> Lanes:
     """What each technique buys; whole systems are in the table."""
     return singles(
         Planned(
             f"ablation {recipe} {batch} without {name}", recipe, batch,
-            (*_rated(rows, recipe, batch), *settings), seed=seed,
+            _changed(_rated(rows, recipe, batch), settings), seed=seed,
         )
         for seed in range(SEEDS)
         for recipe in ("leap", "sony")
