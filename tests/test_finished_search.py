@@ -112,7 +112,7 @@ def test_a_search_is_read_from_the_book_again_and_is_not_over_before_its_last_ru
     def score(planned: Any) -> float:
         return accuracies.get(planned.name.split(maxsplit=3)[3], 0.9)
 
-    planned = finish([ours._search("leap")], score)
+    planned = finish([ours.search_of("leap")], score)
     rows = {each.called: {"accuracy": score(each)} for each in planned}
     assert ours.settings_of(rows, "leap") == ("lr.base=0.48", "optimizer.momentum=0.6")
     del rows[planned[-1].called]
@@ -162,3 +162,19 @@ def test_lanes_share_a_crew_and_what_is_in_the_book_is_not_run_again(
     assert late.carry_out(iter([search("d")]), alone=alone), "a run of ten seconds ends in time"
     late.until = time.monotonic() + 9
     assert not late.carry_out(iter([search("e")]), alone=alone), "here it would not"
+
+
+def test_what_was_run_stands_in_the_tables() -> None:
+    import finished  # type: ignore[import-not-found]
+    import ours
+
+    settings = {"settings": ["lr.base=0.24"], "commit": "abc", "seconds": 3.0, "accuracy": 0.941, "steps": 384}
+    rows = [{**settings, "name": f"timed sprint epochs 16 seed {seed}", "accuracy_views": 0.95} for seed in range(2)]
+    rows += [{"name": each.called, "accuracy": 0.93} for each in finish([ours.search_of("leap")], lambda planned: 0.93)]
+    rows += [{**settings, "name": f"converged leap 16384 seed {seed}", "seed": seed} for seed in range(3)]
+    text = "\n".join(finished.tables(rows))
+    assert "one view: mean 94.10 %" in text
+    assert "six views: mean 95.00 %" in text
+    assert "median 3.00, 3.00 to 3.00 (n=2)" in text
+    assert "| leap | rate 0.24: 93.00, rate 0.12: 93.00" in text
+    assert "94.10 ± 0.00 (n=3)" in text

@@ -1,4 +1,4 @@
-"""Tables of the finished search, its table, the ablation and plan: auto, from the book of runs."""
+"""Tables of the fast preset, the finished search, its table, the ablation and plan: auto, from the book of runs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from converged import BATCHES, MIDDLES, SEARCHED, found, is_inside, rate_of
+from ours import TRIALS, kept_of, search_of
 
 Row = dict[str, Any]
 
@@ -16,6 +17,8 @@ def tables(rows: Sequence[Row]) -> list[str]:
     book = {row["name"]: row for row in rows}
     text: list[str] = []
     for title, lines in (
+        ("94 % in seconds: `muon --preset sprint`, batch 2,048, test images", _timed(book)),
+        ("`leap`, `muon` and `sprint` tuned on held-out images, one seed", _tuned(book)),
         ("The search finished: percent of held-out images by rate; open where the best is at an end", _search(book)),
         ("Test accuracy with the rates of the finished search", _converged(book)),
         ("Without one technique: points of test accuracy lost", _ablation(book)),
@@ -24,6 +27,40 @@ def tables(rows: Sequence[Row]) -> list[str]:
         if lines:
             text += ["", f"## {title}", "", *lines]
     return text
+
+
+def _timed(book: dict[str, Row]) -> list[str]:
+    """Twenty seeds: accuracy of one view and of six, and seconds."""
+    runs = [row for name, row in book.items() if name.startswith("timed sprint ") and row.get("accuracy")]
+    if not runs:
+        return []
+    name = runs[0]["name"].removeprefix("timed sprint ").rsplit(" seed ", 1)[0]
+    lines = [f"{name}; settings {' '.join(runs[0]['settings'])}; commit {runs[0]['commit']}", ""]
+    for key, title in (("accuracy", "one view"), ("accuracy_views", "six views")):
+        values = [100 * row[key] for row in runs if row.get(key) is not None]
+        reached = sum(value >= 94 for value in values)
+        lines.append(
+            f"- {title}: mean {statistics.mean(values):.2f} %, {min(values):.2f} to {max(values):.2f}, {reached} of "
+            f"{len(values)} at 94 % or more"
+        )
+    seconds = [row["seconds"] for row in runs]
+    spread = f"{min(seconds):.2f} to {max(seconds):.2f} (n={len(seconds)})"
+    return [*lines, f"- seconds of training and evaluation: median {statistics.median(seconds):.2f}, {spread}"]
+
+
+def _tuned(book: dict[str, Row]) -> list[str]:
+    lines = []
+    for system in (*TRIALS, "sprint"):
+        prefix = search_of(system).send(None).name.rsplit(" rate ", 1)[0]
+        runs = {name: row for name, row in book.items() if name.startswith(f"{prefix} ")}
+        if runs:
+            tried = ", ".join(
+                f"{name.removeprefix(prefix).rsplit(' seed ', 1)[0].strip()}: {100 * (row['accuracy'] or 0):.2f}"
+                for name, row in runs.items()
+            )
+            kept = kept_of(search_of(system), book)
+            lines.append(f"| {system} | {tried} | {'not over' if kept is None else ' '.join(kept)} |")
+    return ["| system | tried | kept |", "|---|---|---|", *lines] if lines else []
 
 
 def _search(book: dict[str, Row]) -> list[str]:
@@ -54,10 +91,10 @@ def _cell(values: Sequence[float]) -> str:
 
 def _converged(book: dict[str, Row]) -> list[str]:
     batches, lines = sorted(BATCHES), []
-    for recipe in MIDDLES:
+    for recipe in (*TRIALS, *MIDDLES):
         cells = [_cell(_of(book, f"converged {recipe} {batch}")) for batch in batches]
         if any(cells):
-            rates = [rate_of(book, recipe, batch) for batch in batches]
+            rates = [rate_of(book, recipe, batch) if recipe in MIDDLES else None for batch in batches]
             told = [
                 f"{cell}, rate {rate:.3g}" if cell and rate else cell for cell, rate in zip(cells, rates, strict=True)
             ]

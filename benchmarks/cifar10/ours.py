@@ -107,14 +107,17 @@ def kept_of(search: Search, rows: Rows) -> tuple[str, ...] | None:
     return None
 
 
-def _search(recipe: str) -> Search:
-    middle, changes = TRIALS[recipe]
-    return greedy(recipe, THREE_STEPS, middle, changes)
+def search_of(system: str) -> Search:
+    """The search for one of ours: `leap`, `muon`, or `sprint`."""
+    if system == "sprint":
+        return greedy("muon", FASTEST, 0.24, SPRINT, "sprint", most=4)
+    middle, changes = TRIALS[system]
+    return greedy(system, THREE_STEPS, middle, changes)
 
 
 def settings_of(rows: Rows, recipe: str) -> tuple[str, ...]:
     """What the search found for one of ours; the preset's own where it is not over."""
-    return kept_of(_search(recipe), rows) or ()
+    return kept_of(search_of(recipe), rows) or ()
 
 
 def at_batch(settings: tuple[str, ...], batch: int) -> tuple[str, ...]:
@@ -137,10 +140,6 @@ def at_batch(settings: tuple[str, ...], batch: int) -> tuple[str, ...]:
     return tuple(map(meant, settings))
 
 
-def _sprint_search() -> Search:
-    return greedy("muon", FASTEST, 0.24, SPRINT, "sprint", most=4)
-
-
 def _sprint_epochs(kept: tuple[str, ...]) -> Generator[Planned, Mapping[str, Any], float]:
     """Fewer epochs until the goal is missed, from the middle on."""
     for epochs in EPOCHS:
@@ -155,7 +154,7 @@ def sprint(rows: Rows) -> Lanes:
     """Settings of the fast preset, then its epochs."""
 
     def lane() -> Parts:
-        kept = yield from _sprint_search()
+        kept = yield from search_of("sprint")
         yield from _sprint_epochs(kept)
 
     yield lane()
@@ -163,7 +162,7 @@ def sprint(rows: Rows) -> Lanes:
 
 def timed(rows: Rows) -> Lanes:
     """Twenty seeds of it, six views beside one; the first, which compiles, is for nothing but that."""
-    kept = kept_of(_sprint_search(), rows) or ()
+    kept = kept_of(search_of("sprint"), rows) or ()
     epochs = 16.0
     search = _sprint_epochs(kept)
     try:
@@ -184,8 +183,8 @@ def tuned(rows: Rows) -> Lanes:
     """Both of ours, and the rates of the best published system beside them."""
     from converged import widen_one
 
-    yield _search("leap")  # type: ignore[misc]  # what a search returns is read from the book
-    yield _search("muon")  # type: ignore[misc]  # as above
+    yield search_of("leap")  # type: ignore[misc]  # what a search returns is read from the book
+    yield search_of("muon")  # type: ignore[misc]  # as above
     yield widen_one("sony", 16384)
 
 

@@ -109,20 +109,26 @@ def auto(book: Book) -> None:
 
 TEXT_BATCH, TEXT_EPOCHS = 256, 0.5
 """Sequences of 64 bytes; 31 steps where the batch is constant."""
-TEXTS: dict[str, tuple[str, float]] = {"leap": ("shakespeare", 0.02), "adamw": ("mini", 0.008), "lamb": ("mini", 0.02)}
-"""Preset and the middle of the rates."""
+TEXTS: dict[str, tuple[str, float, tuple[str, ...]]] = {
+    "leap": ("shakespeare", 0.02, ()),
+    "adamw": ("mini", 0.008, ()),
+    "lamb": ("mini", 0.02, ()),
+    "leap constant": ("shakespeare", 0.04, ("plan=[]", f"workers.count={TEXT_BATCH // 4}")),
+}
+"""Preset, the middle of the rates, and settings: the batch of leap grows, the last one has the steps of the others."""
 
 
 def text(book: Book) -> None:
     """One row of a sequence model: the last tenth of the training text judges, rates grow until the best is inside."""
-    for recipe, (preset, middle) in TEXTS.items():
+    for name, (preset, middle, changes) in TEXTS.items():
+        recipe = name.split()[0]
         trials = widening(middle, most=4)
         rate = next(trials)
         try:
             while True:
-                settings = (*rated(rate), "data.holdout=0.1")
+                settings = (*changes, *rated(rate), "data.holdout=0.1")
                 config = config_of(recipe, TEXT_BATCH, settings, TEXT_EPOCHS, preset)
-                row = book.run(f"text {recipe} {TEXT_BATCH} rate {rate:g}", config, device="cpu")
+                row = book.run(f"text {name} {TEXT_BATCH} rate {rate:g}", config, device="cpu")
                 rate = trials.send(None if "failure" in row else -row["bits_per_byte"])
         except StopIteration:
             continue
