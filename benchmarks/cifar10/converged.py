@@ -147,7 +147,7 @@ def auto(rows: Rows) -> Lanes:
     growing = ("plan=auto", "growth.most=16", "growth.every=1", "growth.measured=5")
 
     def chosen(recipe: str, batch: int) -> tuple[str, ...]:
-        tuned = tuple(each for each in _rated(rows, recipe, batch) if not each.startswith("plan="))
+        tuned = tuple(each for each in _rated(rows, recipe, batch // 4) if not each.startswith("plan="))
         return (f"workers.count={batch // LOCAL // 16}", f"workers.local_batch={LOCAL}", *growing, *tuned)
 
     return singles(
