@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from bigstep.config import DataConfig, ExchangeConfig, LrConfig, OptimizerConfig, RunConfig, WorkersConfig
+from bigstep.data import DataPair
 from bigstep.data.sampler import Position, Step
 from bigstep.engine.build import Own, build
 from bigstep.engine.methods.synchronous import Synchronous
@@ -22,6 +23,7 @@ from bigstep.engine.observers.progress import Progress
 from bigstep.engine.ranks import Ranks
 from bigstep.engine.run import _noise_watch
 from bigstep.errors import ConfigError
+from bigstep.models import GPT
 from bigstep.plan import cli_result
 from bigstep.plan.accuracy import CIFAR10_EPOCHS, CIFAR10_LARS, law_from_runs
 from bigstep.recipes import load
@@ -30,6 +32,7 @@ from bigstep.report.grid import runs_grid
 from bigstep.report.study import study_of
 from bigstep.report.table import rows_of
 from bigstep.train import fit
+from test_text import TEXT, windows
 from worlds import World
 
 WIDTH, SAMPLES = 64, 4096
@@ -240,6 +243,24 @@ def test_a_step_of_one_forward_is_cut_in_two(workers: int, first: int) -> None:
     small, big = (torch.cat([gradient.flatten() for gradient in half]) for half in halves)
     expected = [float(big.square().sum() + (small - big).square().sum()), first, float(big.square().sum()), workers * 4]
     assert measured == pytest.approx(expected, rel=1e-10)
+
+
+@pytest.mark.parametrize("batch, every", [(16, 400), (64, 100), (2048, 10)])
+def test_on_a_gpu_text_is_measured_more_often_than_images(batch: int, every: int) -> None:
+    """A text of ten million tokens in windows of 256 has 40,000 samples: one in 51,200 would be a single look."""
+    text = DataPair(windows(TEXT * 40, length=15), windows(TEXT[:400], length=15))
+    images = samples(0.5), samples(0.5)
+    gpu = Ranks(device=torch.device("cuda"))  # named, never used
+    for data, wanted in ((text, every), (images, max(10, 51_200 // batch))):
+        model = GPT(vocabulary=256, length=15, depth=1, width=8, heads=1) if data is text else TwoLayers()
+        run = build(
+            order(batch // 4), Ranks(), Own(model.double(), data if data is text else (data, data), mean_output)
+        )
+        assert isinstance(run.method, Synchronous)
+        forwards = dataclasses.replace(run.method.forwards, max_samples=8192)
+        method = Synchronous(run.learner, run.method.passes, forwards, gpu, seed=0)
+        steps = [Step(Position(0, 0, number), batch, batch // 4, 4) for number in (0, wanted - 1, wanted, 2 * wanted)]
+        assert [method.measures(step) for step in steps] == [True, False, True, True]
 
 
 def recorded(folder: Path, batch: int, epochs: float, scale: float | None) -> None:

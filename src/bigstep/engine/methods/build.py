@@ -35,6 +35,8 @@ from bigstep.tables.codecs import CODECS
 
 __all__ = ["Emulation", "Setting", "make_method"]
 
+_CUT_EVERY = {"images": 51_200, "sequences": 6_400}
+"""Samples between two measurements of the noise scale that cost a step its graph: of text a run sees far fewer."""
 _EXAMPLE = 8
 """Samples of a forward that is thrown away."""
 
@@ -75,6 +77,7 @@ class Setting:
             self.samples_per_forward,
             self.feed.source.targets,
             measured=self.config.growth.measured if self.config.plan == "auto" else 0,
+            cut_every=_CUT_EVERY["sequences" if self.feed.length else "images"],
         )
 
 

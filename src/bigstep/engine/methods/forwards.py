@@ -74,6 +74,8 @@ class Forwards:
         targets: How many targets each of some samples has; None where each has one.
         measured: Steps between two in which the noise scale is measured and the first worker has a forward by itself,
             on any number of ranks alike; 0 leaves both to whoever measures.
+        cut_every: Samples between two measurements at least, where a step is one forward on one rank on a GPU: it is
+            cut in two for it, and runs without a graph.
     """
 
     sampler: Sampler
@@ -81,6 +83,7 @@ class Forwards:
     max_samples: int
     targets: Callable[[Tensor], Tensor | None] = lambda indices: None
     measured: int = 0
+    cut_every: int = 51_200
 
     def of(self, step: Step, *, cut: bool = False) -> list[Forward]:
         """Return the forwards of a step; `cut` makes two of one, so that they can be compared."""

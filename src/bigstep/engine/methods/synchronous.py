@@ -29,8 +29,6 @@ __all__ = ["Gathered", "Pass", "Synchronous"]
 
 _MEASURE_EVERY = 10
 """Steps between two measurements of the noise scale: each costs a copy of the gradient and two norms."""
-_CUT_EVERY = 51_200
-"""Samples between two at least, where a step is one forward on one rank: it is cut in two and runs without a graph."""
 
 
 class Pass(Protocol):
@@ -209,7 +207,7 @@ class Synchronous:
             return step.position.step % self.forwards.measured == 0
         batch, every = step.workers * step.local_batch, _MEASURE_EVERY
         if self.ranks.size == 1 and self.ranks.device.type == "cuda" and batch <= self.forwards.max_samples:
-            every = max(every, _CUT_EVERY // batch)
+            every = max(every, self.forwards.cut_every // batch)
         return step.position.step % every == 0
 
     def _is_cut(self, step: Step) -> bool:
