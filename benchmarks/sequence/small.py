@@ -33,7 +33,7 @@ from bigstep.engine.ranks import Ranks, joined_ranks
 from bigstep.models import GPT, LSTM
 
 EPOCHS = 0.25
-BATCHES = (64, 256, 16)
+BATCHES = (64, 16, 4)
 """In the order in which they are worth having."""
 TEST_WINDOWS = 256
 """Of the test text, evenly over it: an evaluation of all would take as long as the training."""
@@ -46,7 +46,7 @@ class Small(Book):
     """The book of one kind of network."""
 
     faster = 4.0
-    local = 4
+    local = 2
 
     def __init__(self, path: Path, model: str, rules: str, ranks: Ranks) -> None:
         super().__init__(path, "", ranks, small=True)
