@@ -253,9 +253,7 @@ def test_on_a_gpu_text_is_measured_more_often_than_images(batch: int, every: int
     gpu = Ranks(device=torch.device("cuda"))  # named, never used
     for data, wanted in ((text, every), (images, max(10, 51_200 // batch))):
         model = GPT(vocabulary=256, length=15, depth=1, width=8, heads=1) if data is text else TwoLayers()
-        run = build(
-            order(batch // 4), Ranks(), Own(model.double(), data if data is text else (data, data), mean_output)
-        )
+        run = build(order(batch // 4), Ranks(), Own(model.double(), data, mean_output))
         assert isinstance(run.method, Synchronous)
         forwards = dataclasses.replace(run.method.forwards, max_samples=8192)
         method = Synchronous(run.learner, run.method.passes, forwards, gpu, seed=0)
