@@ -63,7 +63,8 @@ TRIALS: dict[str, tuple[float, Changes]] = {
 SPRINT: Changes = (
     ("biases 16 times", ("lr.groups=[{names: '*.bias', factor: 16}]",)),
     ("biases 4 times", ("lr.groups=[{names: '*.bias', factor: 4}]",)),
-    ("rest a third", ("optimizer.rest_lr=6",)),
+    ("rest twice as fast", ("optimizer.rest_lr=14",)),
+    ("rest half as fast", ("optimizer.rest_lr=3.5",)),
     ("momentum 0.8", ("optimizer.momentum=0.8",)),
     ("shift 4", ("data.shift=4",)),
     ("workers of 64", ("workers.count=32", "workers.local_batch=64")),
