@@ -33,7 +33,8 @@ Chosen
     its head learns at 0.67 x 2,000 on weights 28 times as large, which is 1.7 here, seven times the rate of the
     filters. That is near the most at which a Nesterov step on the head is stable, whether momentum is 0.85 as there or
     0.6 as here, so it is not raised for the smaller momentum. Twice its epochs, since one view has to do.
-    Rates and momentum are airbench's or near them, and were not searched.
+    mini: rates 0.05, 0.1 and 0.2, one seed, 3,000 images to train on and 9,000 to judge, a constant 1,024, 10 epochs:
+    56.4, 75.6 and 73.9 %. So 0.1. Other rates and momentum are airbench's or near them, and were not searched.
 
 Differs
     mini, cifar10: no whitening of the first layer, no identity, no alternating flips, no biases of their own rate.
