@@ -198,6 +198,16 @@ def test_a_rank_that_is_killed_takes_no_other_islands_with_it(tmp_path: Path) ->
     assert sorted(step for island, step in taken if island == 0) == list(range(int(told[1]) + 1, 10))
 
 
+def test_islands_whose_meetings_are_on_their_way_go_back_to_the_last_one(
+    world: Callable[[int], World], tmp_path: Path
+) -> None:
+    folder, settings = tmp_path / "run", ("islands.overlap=1",)
+    world(2).run(fail_as_ranks, str(folder), 1, (), 8, *settings)
+    assert not list(folder.glob("meetings/*/apart/*"))
+    same(world(2).run(go_on, str(folder), *settings)[0][0], plain(str(tmp_path / "whole"), *settings))
+    assert "Resumed at step 7." in read_run(folder).notes
+
+
 def test_without_a_launcher_that_saw_a_loss_a_run_goes_back_to_the_meeting(
     world: Callable[[int], World], tmp_path: Path
 ) -> None:

@@ -36,9 +36,11 @@ from bigstep.engine.islands_of import islands_of_rank
 from bigstep.records import describe_machine, read_run
 
 HERE = Path(__file__).parent
-ISLANDS, EVERY = 4, 5
+ISLANDS = 4
+EVERY = (5, 25)
+"""Steps between meetings, by turns: more often than rows are recorded, and less; exact runs take the first."""
 SETTINGS = [
-    "model=mlp", f"islands.count={ISLANDS}", f"islands.every={EVERY}", "workers.count=4", "workers.local_batch=16",
+    "model=mlp", f"islands.count={ISLANDS}", "workers.count=4", "workers.local_batch=16",
     "epochs=3", "precision=float64", "checkpoint.every=0", "checkpoint.seconds=0", "evaluate_every=10", "lr.base=0.02",
     "lr.scaling=none", "data.holdout=0.9",
 ]  # fmt: skip
@@ -46,9 +48,9 @@ WAYS = ("exact", "apart", "gone")
 RANKS = (2, 3, 4)
 
 
-def start(folder: Path, way: str, *more: str) -> subprocess.Popen[str]:
+def start(folder: Path, way: str, every: int, *more: str) -> subprocess.Popen[str]:
     """Start a run; what it prints on standard error goes beside its folder."""
-    settings = [part for setting in SETTINGS for part in ("--set", setting)]
+    settings = [part for setting in (*SETTINGS, f"islands.every={every}") for part in ("--set", setting)]
     program = [sys.executable, "-m", "bigstep", "train", "localsgd", "--device", "cpu", "--json", "--no-report"]
     command = [*program, "--out", str(folder), *settings, *(["--exact"] if way == "exact" else []), *more]
     with folder.with_suffix(".log").open("w") as errors:
@@ -58,7 +60,7 @@ def start(folder: Path, way: str, *more: str) -> subprocess.Popen[str]:
 
 def run_whole(folder: Path, way: str) -> dict[str, Any]:
     """Return what a run gives that nobody touches, on one rank."""
-    process = start(folder, way)
+    process = start(folder, way, EVERY[0])
     out, _ = process.communicate(timeout=300)
     assert process.returncode == 0, folder.with_suffix(".log").read_text()
     return {**json.loads(out), "losses": [row["loss"] for row in read_run(folder).train]}
@@ -115,17 +117,20 @@ def strike(
     return {"rank": rank, "of": len(ranks), "islands": islands, "kept": kept, "steps": steps_recorded(folder)}
 
 
-def kill_once(folder: Path, way: str, ranks: int, whole: dict[str, Any], chance: random.Random) -> dict[str, Any]:
+def kill_once(
+    folder: Path, way: str, every: int, ranks: int, whole: dict[str, Any], chance: random.Random
+) -> dict[str, Any]:
     """One elastic run with one kill."""
     began = time.monotonic()
-    process = start(folder, way, "--procs", str(ranks), "--elastic")
+    process = start(folder, way, every, "--procs", str(ranks), "--elastic")
     try:
         hit = strike(process, folder, way, len(whole["losses"]), chance)
         out, _ = process.communicate(timeout=240)
     finally:
         process.kill()
         process.wait()
-    seen: dict[str, Any] = {"way": way, "ranks": ranks, "kill": hit, "seconds": time.monotonic() - began}
+    seen: dict[str, Any] = {"way": way, "every": every, "ranks": ranks, "kill": hit}
+    seen["seconds"] = time.monotonic() - began
     if hit is None:
         return seen
     seen["notes"] = read_run(folder).notes
@@ -154,7 +159,7 @@ def wrong(status: int, out: str, seen: dict[str, Any], folder: Path, whole: dict
     if seen["way"] == "exact":
         same = result["weights_sha256"] == whole["weights_sha256"]
         return None if same else "the final weights differ from those of an untouched run"
-    if seen.get("lost", EVERY) > EVERY or seen["others"] < hit["steps"]:
+    if seen.get("lost", 0) > seen["every"] or seen["others"] < hit["steps"]:
         return f"the others went on from step {seen['others']}, though step {hit['steps']} was recorded"
     return None
 
@@ -167,22 +172,22 @@ def table(results: dict[str, Any]) -> str:
     lines = [
         "# Islands killed at random moments", "",
         f"{len(runs)} kills, one a run: {sum(run['fault'] is not None for run in runs)} went wrong. {ISLANDS} islands, "
-        f"H = {EVERY}, {len(results['whole']['apart']['losses'])} steps; at most {redone} recorded steps were done "
+        f"{len(results['whole']['apart']['losses'])} steps; at most {redone} recorded steps were done "
         "again, by the lost islands alone except in exact runs. *exact*: the bits of an untouched run; *apart*: the "
         "other islands stay where they are, and the lost ones come back with the agreed weights; *gone*: the same, and "
         f"what these had kept was taken away too. Loss at the end {min(ends):.4f} to {max(ends):.4f}, untouched "
         f"{results['whole']['apart']['eval_loss']:.4f}. "
         f"{machine['hardware']['processor']}, {machine['hardware']['cores']} cores with other work to do, torch "
         f"{machine['versions']['torch']}, commit {machine['commit']}. Made by `benchmarks/islands/kills.py`.", "",
-        "| way | ranks | killed | islands | had kept | recorded | came back at | steps lost | the others | result |",
-        "|---|--:|--:|---|--:|--:|--:|--:|--:|---|",
+        "| way | H | ranks | killed | islands | kept | recorded | came back at | steps lost | the others | result |",
+        "|---|--:|--:|--:|---|--:|--:|--:|--:|--:|---|",
     ]  # fmt: skip
     for run in runs:
         hit = run["kill"]
         islands = ", ".join(map(str, hit["islands"]))
         lines.append(
-            f"| {run['way']} | {run['ranks']} | {hit['rank']} | {islands} | {min(hit['kept'])} | {hit['steps']} | "
-            f"{run['from']} | {run.get('lost', 0)} | {run['others']} | {run['fault'] or 'right'} |"
+            f"| {run['way']} | {run['every']} | {run['ranks']} | {hit['rank']} | {islands} | {min(hit['kept'])} | "
+            f"{hit['steps']} | {run['from']} | {run.get('lost', 0)} | {run['others']} | {run['fault'] or 'right'} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -207,7 +212,8 @@ def main() -> int:
             tries = results["tries"]
             chance = random.Random(options.seed * 1000 + tries)
             way, ranks = WAYS[tries % len(WAYS)], RANKS[tries // len(WAYS) % len(RANKS)]
-            seen = kill_once(Path(scratch) / f"run-{tries}", way, ranks, results["whole"][way], chance)
+            every = EVERY[0] if way == "exact" else EVERY[tries % 2]
+            seen = kill_once(Path(scratch) / f"run-{tries}", way, every, ranks, results["whole"][way], chance)
             results["tries"] += 1
             if seen["kill"] is not None:  # else it was over before its moment came
                 results["runs"].append(seen)
