@@ -44,7 +44,8 @@ def sentences_of(cls: type) -> dict[str, str]:
         body = cast(ast.ClassDef, ast.parse(textwrap.dedent(inspect.getsource(parent))).body[0]).body
         for statement, follower in zip(body, body[1:], strict=False):
             if isinstance(statement, ast.AnnAssign) and isinstance(follower, ast.Expr):
-                sentence = str(cast(ast.Constant, follower.value).value)
+                # of one line, whatever it takes in the source: it is a comment of YAML and a cell of a table
+                sentence = " ".join(str(cast(ast.Constant, follower.value).value).split())
                 for table, names in NAMES.items():
                     sentence = sentence.replace(f"{{{table}}}", ", ".join(names))
                 sentences[cast(ast.Name, statement.target).id] = sentence
