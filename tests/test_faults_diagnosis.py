@@ -6,6 +6,8 @@ import dataclasses
 import os
 import random
 import signal
+import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from bigstep.config import CheckpointConfig, DataConfig, LrConfig, RunConfig, WorkersConfig
+from bigstep.engine.heartbeat import innermost
 from bigstep.engine.interruption import StoppedError
 from bigstep.errors import RunError
 from bigstep.records import read_run
@@ -103,6 +106,30 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_step(world: Callable[[int], 
     results = world(2).run(interrupt, signal.SIGTERM, 1, str(tmp_path))
     assert results[0] == results[1]
     assert results[0][0].startswith("Stopped by SIGTERM after step ")
+
+
+def test_a_thread_is_seen_where_it_stands_while_it_runs() -> None:
+    over, ready = threading.Event(), threading.Event()
+
+    def deep(depth: int) -> int:
+        return deep(depth - 1) + 1 if depth else len([None] * 100)
+
+    def work() -> None:
+        ready.set()
+        while not over.is_set():
+            deep(50)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    ready.wait()
+    try:
+        with tempfile.TemporaryFile() as scratch:
+            seen = [innermost(thread.ident or 0, scratch) for _ in range(300)]
+    finally:
+        over.set()
+        thread.join()
+    assert all(len(frames) == 2 for frames in seen)
+    assert any(frames[0].startswith("deep line ") for frames in seen)
 
 
 class Spin(nn.Module):

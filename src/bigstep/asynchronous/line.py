@@ -171,12 +171,12 @@ class Line:
 
     def _connect(self, deadline: float) -> socket.socket:
         """Knock where the shard says that it is, once it says so; raises OSError if it is gone again."""
-        while not self._store.check([f"shard/{self._shard}"]):
+        while (address := self._store.find(f"shard/{self._shard}")) is None:
             if time.monotonic() > deadline or self._given_up:
                 raise TimeoutError("it did not come back")
             time.sleep(LOOK_S)
         try:
-            return connect(Rendezvous(self._store.get(f"shard/{self._shard}"), self._secret), CONNECT_S)
+            return connect(Rendezvous(address, self._secret), CONNECT_S)
         except OSError:
             time.sleep(LOOK_S)  # it is being restarted, and the store is told in a moment
             raise

@@ -50,6 +50,9 @@ class Store(Protocol):
     def get(self, key: str) -> str:
         """Return a value; raises RunError if there is none."""
 
+    def find(self, key: str) -> str | None:
+        """Return a value, or None if there is none: for one that may go at any time."""
+
     def check(self, keys: list[str]) -> bool:
         """Whether all keys are there."""
 
@@ -81,9 +84,10 @@ class HostedStore:
 
     def get(self, key: str) -> str:
         """Return a value; raises RunError if there is none."""
-        return _given(key, self._find(key))
+        return _given(key, self.find(key))
 
-    def _find(self, key: str) -> str | None:
+    def find(self, key: str) -> str | None:
+        """Return a value, or None if there is none."""
         with self._lock:
             return self._values.get(key)
 
@@ -113,7 +117,7 @@ class HostedStore:
     def _serve(self, line: socket.socket) -> None:
         """Answer one process until it leaves."""
         operations: dict[str, Callable[..., Any]] = {
-            "add": self.add, "set": self.set, "get": self._find, "check": self.check, "delete_key": self.delete_key,
+            "add": self.add, "set": self.set, "get": self.find, "check": self.check, "delete_key": self.delete_key,
         }  # fmt: skip
         with line, contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
             while True:
@@ -135,7 +139,11 @@ class _RemoteStore:
         self._ask(type(None), "set", key, value)
 
     def get(self, key: str) -> str:
-        return _given(key, self._ask((str, type(None)), "get", key))
+        return _given(key, self.find(key))
+
+    def find(self, key: str) -> str | None:
+        found: str | None = self._ask((str, type(None)), "get", key)
+        return found
 
     def check(self, keys: list[str]) -> bool:
         return bool(self._ask(bool, "check", keys))

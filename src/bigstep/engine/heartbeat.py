@@ -8,19 +8,21 @@ its step is stuck where its stack says.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
-import sys
+import os
+import re
+import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Iterator
-from typing import Any
+from typing import IO, Any
 
 import torch.distributed as dist
 
 from bigstep.engine.ranks import Ranks
 
-__all__ = ["Heartbeat", "beating"]
+__all__ = ["Heartbeat", "beating", "innermost"]
 
 _SECONDS_BETWEEN_BEATS = 1.0
 _ASKING = "looking for missing ranks"
@@ -76,6 +78,33 @@ def _key(rank: int) -> str:
     return f"bigstep/heartbeat/{rank}"
 
 
+def innermost(thread: int, scratch: IO[bytes], most: int = 2) -> list[str]:
+    """Return where a thread of this process stands, the innermost frame first.
+
+    Hazard: frames of a thread that runs may be taken apart while they are walked (Python 3.11 then crashes), so this
+    is left to `faulthandler`, which walks all of them before any other thread goes on.
+
+    Args:
+        thread: As `threading.get_ident` names it.
+        scratch: A file that this may overwrite.
+        most: How many frames are told.
+    """
+    scratch.seek(0)
+    scratch.truncate()
+    faulthandler.dump_traceback(scratch, all_threads=True)
+    scratch.seek(0)
+    found = re.search(rf"^Thread 0x0*{thread:x}\b.*:\n((?:  File .*\n)*)", scratch.read().decode(), re.MULTILINE)
+    frames = re.findall(r", line (\S+) in (.*)", found[1]) if found else []
+    return [f"{name} line {line}" for line, name in frames[:most]]
+
+
+def _memory_file() -> IO[bytes]:
+    """A file that needs no room on a disk, where the system has such."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("heartbeat"), "w+b")
+    return tempfile.TemporaryFile()
+
+
 @contextlib.contextmanager
 def beating(ranks: Ranks) -> Iterator[Heartbeat]:
     """Beat in the background until the run ends."""
@@ -88,15 +117,15 @@ def beating(ranks: Ranks) -> Iterator[Heartbeat]:
 
     def beat() -> None:
         beats = 0
-        while not done.wait(_SECONDS_BETWEEN_BEATS if beats else 0.0):
-            beats += 1
-            frames = traceback.extract_stack(sys._current_frames().get(main))[-2:]
-            stack = " < ".join(f"{frame.name} line {frame.lineno}" for frame in reversed(frames))
-            sign = {"beats": beats, "step": heartbeat.step, "doing": heartbeat.doing, "stack": stack}
-            try:
-                _store().set(_key(ranks.rank), json.dumps(sign))
-            except (RuntimeError, OSError):
-                return  # the store went with its host; the collective will say so
+        with _memory_file() as scratch:
+            while not done.wait(_SECONDS_BETWEEN_BEATS if beats else 0.0):
+                beats += 1
+                stack = " < ".join(innermost(main, scratch))
+                sign = {"beats": beats, "step": heartbeat.step, "doing": heartbeat.doing, "stack": stack}
+                try:
+                    _store().set(_key(ranks.rank), json.dumps(sign))
+                except (RuntimeError, OSError):
+                    return  # the store went with its host; the collective will say so
 
     thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
     thread.start()
