@@ -15,11 +15,12 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from worlds import Pool, World
+from worlds import Pool, WarmContext, World
 
 if TYPE_CHECKING:
     from bigstep.check import Pool as CheckPool
@@ -57,6 +58,21 @@ def _pool() -> Iterator[Pool]:
 def world(_pool: Pool) -> Callable[[int], World]:
     """`world(4).run(function, *args)` runs `function(*args)` on four ranks and returns their four results."""
     return _pool.world
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _warm_processes() -> Iterator[None]:
+    """Checks and asynchronous runs in this process get theirs from the server that has imported torch."""
+    if "torch" not in sys.modules:  # a few files of tests that need none, run alone
+        yield
+        return
+    from bigstep.asynchronous import board, processes
+    from bigstep.check import pool
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (board, processes, pool):
+            patch.setattr(module, "multiprocessing", SimpleNamespace(get_context=lambda method: WarmContext()))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+from warm import Program
+
+Run = Program | subprocess.Popen[str]
 
 # float64, so that paths on different numbers of ranks can be compared to 1e-10; 75 steps, a checkpoint every 4 or so
 STEPS = 75
@@ -22,8 +27,13 @@ def arguments(folder: Path, *more: str) -> list[str]:
     return [*train, "--out", str(folder), *settings, *more]
 
 
-def start(folder: Path, *more: str, launcher: tuple[str, ...] = (), **options: object) -> subprocess.Popen[str]:
-    """Start a run; `launcher` stands between the interpreter and the program, as torchrun does."""
+def start(folder: Path, *more: str, cwd: Path | None = None) -> Program:
+    """Start a run whose ranks need not import torch."""
+    return Program(arguments(folder, *more)[2:], cwd=cwd, env=environment())
+
+
+def start_cold(folder: Path, *more: str, launcher: tuple[str, ...] = (), **options: object) -> subprocess.Popen[str]:
+    """Start a run as people do; `launcher` stands between the interpreter and the program, as torchrun does."""
     command = [sys.executable, *launcher, *arguments(folder, *more)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)  # type: ignore[call-overload, no-any-return]
 
@@ -33,7 +43,7 @@ def rows(folder: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def wait_for_rows(process: subprocess.Popen[str], folder: Path, count: int) -> None:
+def wait_for_rows(process: Run, folder: Path, count: int) -> None:
     """Return once a run has written so many rows; fail if it ends before."""
     deadline = time.monotonic() + 200
     while rows(folder) < count:
@@ -46,10 +56,12 @@ def rank_processes(launcher: int) -> dict[int, int]:
     """Process numbers by rank of the ranks that a launcher has running."""
     found = {}
     for child in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
-        environment = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
-        for entry in environment:
-            if entry.startswith(b"RANK="):
-                found[int(entry[5:])] = int(child)
+        with contextlib.suppress(OSError):  # one ended while it was looked at
+            name = Path(f"/proc/{child}/comm").read_text().strip()
+            entries = [f"RANK={name[5:]}".encode()] if name.startswith("rank-") else []
+            for entry in entries or Path(f"/proc/{child}/environ").read_bytes().split(b"\0"):
+                if entry.startswith(b"RANK="):
+                    found[int(entry[5:])] = int(child)
     return found
 
 

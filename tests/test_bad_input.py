@@ -203,7 +203,7 @@ def test_a_current_folder_that_is_gone_is_one_sentence(
 
 @pytest.mark.parametrize("stream", [1, 2])
 def test_a_closed_stream_is_no_traceback_and_no_file_takes_its_number(stream: int, tmp_path: Path) -> None:
-    train = "train --steps 1 --model mlp --set data.holdout=0.98 --workers 2 --out run --device cpu"
+    train = "train --steps 1 --model mlp --workers 2 --out run --device cpu"
     for words in ("recipes", train):
         done = subprocess.run(
             f"{shlex.join(program())} {words} {stream}>&-", shell=True, cwd=tmp_path, capture_output=True, text=True

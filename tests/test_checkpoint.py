@@ -78,9 +78,7 @@ def test_equal_weights_have_equal_hashes_and_one_bit_changes_them() -> None:
 
 
 def test_other_threads_after_a_resume_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = apply_settings(
-        load("plain"), ["model=mlp", "workers.count=2", "workers.local_batch=8", "data.holdout=0.98"]
-    )
+    config = apply_settings(load("plain"), ["model=mlp", "workers.count=2", "workers.local_batch=8"])
     monkeypatch.setenv("OMP_NUM_THREADS", "as they are")  # the user has decided
     threads = torch.get_num_threads()
     try:

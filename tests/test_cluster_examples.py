@@ -61,7 +61,7 @@ def test_a_slurm_job_goes_back_into_the_queue_only_after_a_signal_and_not_foreve
 def test_processes_of_mpirun_are_the_ranks_of_one_run(tmp_path: Path) -> None:
     command = [
         "mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", *program("train", "--device", "cpu", "--model"),
-        "mlp", "--workers", "4", "--batch", "32", "--set", "data.holdout=0.98", "--steps", "2", "--out", "run",
+        "mlp", "--workers", "4", "--batch", "32", "--steps", "2", "--out", "run",
         "--json", "--no-report",
     ]  # fmt: skip
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)

@@ -78,9 +78,9 @@ def test_embedded_set_is_balanced_and_has_the_statistics_that_it_claims() -> Non
 def test_embedded_set_opens_quickly() -> None:
     def seconds() -> float:
         embedded._decoded.cache_clear()
-        start = time.perf_counter()
+        start = time.process_time()  # of this process: the machine may be busy
         open_data("embedded")
-        return time.perf_counter() - start
+        return time.process_time() - start
 
     assert min(seconds() for _ in range(3)) < 0.6
 

@@ -14,6 +14,7 @@ import pytest
 from bigstep.doctor.examination import examine
 from bigstep.doctor.launch import Limits, run_world
 from bigstep.doctor.settings import Settings
+from warm import run_script
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples" / "doctor"
@@ -62,7 +63,7 @@ def test_losses_are_bit_identical_under_observation(tmp_path: Path, workers: int
     (tmp_path / "train.py").write_text(LOSSES)
     (tmp_path / "facts").mkdir()
     command = ["train.py", str(workers)]
-    plain = subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, check=True)
+    plain = run_script(tmp_path / "train.py", str(workers))
     place = str(tmp_path)
     facts = str(tmp_path / "facts")
     settings = Settings(facts=facts, root=place, original=place, own=place, steps=17, ranks=1, detail=10)
@@ -70,7 +71,7 @@ def test_losses_are_bit_identical_under_observation(tmp_path: Path, workers: int
     assert world.ended == "stopped"
     losses = world.output.split()
     assert len(losses) == 16, "the seventeenth is stopped before it is printed"
-    assert losses == plain.stdout.split()[:16]
+    assert losses == plain.split()[:16]
 
 
 def test_a_cause_is_named_with_its_line_and_the_exit_status_says_so() -> None:

@@ -24,11 +24,9 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 COMMANDS: dict[str, Any] = get_command(app).commands  # type: ignore[attr-defined]  # it is a group
-IMAGES = "--device cpu --steps 1 --model mlp --workers 2 --batch 16 --set data.holdout=0.98 --procs 1 --no-report"
+IMAGES = "--device cpu --steps 1 --model mlp --workers 2 --batch 16 --procs 1 --no-report"
 TEXT = "--device cpu --steps 1 --data tiny.txt --set data.length=16 --procs 1 --no-report"
-SUITE = (
-    "--recipes plain --set model=mlp --set workers.count=2 --set data.holdout=0.98 --epochs 0.1 --procs 1 --device cpu"
-)
+SUITE = "--recipes plain --set model=mlp --set workers.count=2 --epochs 0.002 --procs 1 --device cpu"
 
 Bigstep = Callable[..., tuple[int, str, str]]
 

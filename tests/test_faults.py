@@ -7,8 +7,6 @@ import os
 import random
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,20 +19,31 @@ from bigstep import recipes
 from bigstep.config.text import apply_settings
 from bigstep.records import read_run
 from bigstep.train import fit
-from programs import SETTINGS, STEPS, arguments, environment, rank_processes, sentences, start, wait_for_rows
+from programs import (
+    SETTINGS,
+    STEPS,
+    Run,
+    environment,
+    rank_processes,
+    sentences,
+    start,
+    start_cold,
+    wait_for_rows,
+)
+from warm import Program
 from worlds import World
 
 
-def finish(process: subprocess.Popen[str], seconds: float = 200) -> tuple[int, str, str]:
+def finish(process: Run, seconds: float = 200) -> tuple[int, str, str]:
     out, err = process.communicate(timeout=seconds)
     assert "Traceback" not in err, err
     return process.returncode, out, err
 
 
-def fit_whole(folder: Path, settings: list[str]) -> str:
-    """The run that nobody touches, on the ranks that call this."""
+def fit_whole(folder: Path, settings: list[str], resume: bool = False) -> str:
+    """The run that nobody touches, or what is left of one, on the ranks that call this."""
     config = apply_settings(recipes.load("plain", "mini"), settings)
-    return fit(config, out=folder, device="cpu").weights_sha256
+    return fit(config, out=folder, device="cpu", resume=resume).weights_sha256
 
 
 @pytest.mark.timeout(400)
@@ -53,9 +62,7 @@ def test_signals_to_the_launcher_save_and_the_resumed_run_has_the_same_bits(
         (said,) = sentences(err)
         assert said.startswith(f"bigstep: Stopped by {number.name} after step ")
         assert said.endswith("; its state is saved: go on with --resume.")
-    status, out, err = finish(start(folder, "--procs", "2", "--resume"))
-    assert status == 0, err
-    assert [json.loads(out)["weights_sha256"]] * 2 == whole
+    assert world(2).run(fit_whole, folder, SETTINGS, True) == whole
     losses = [(row["step"], row["loss"]) for row in read_run(folder).train]
     assert losses == [(row["step"], row["loss"]) for row in read_run(tmp_path / "whole").train]
 
@@ -94,7 +101,7 @@ class Ending:
     rank_is_left: bool
 
 
-def ending(process: subprocess.Popen[str], pid: int | None = None) -> Ending:
+def ending(process: Run, pid: int | None = None) -> Ending:
     began = time.monotonic()
     status, _, err = finish(process)
     seconds = time.monotonic() - began
@@ -154,19 +161,23 @@ def test_a_second_run_on_a_folder_gets_one_sentence_and_the_first_is_unharmed(tm
     wait_for_rows(first, folder, 5)
     first.send_signal(signal.SIGSTOP)  # so that it cannot end before the second has tried
     try:
-        second = subprocess.run(
-            [sys.executable, *arguments(folder, "--resume", "--procs", "2")],
-            capture_output=True, text=True, timeout=200,
-        )  # fmt: skip
+        status, _, err = finish(start(folder, "--resume", "--procs", "2"))
     finally:
         first.send_signal(signal.SIGCONT)
-    assert second.returncode == 2, second.stderr
-    assert sentences(second.stderr) == [
+    assert status == 2, err
+    assert sentences(err) == [
         f"bigstep: Another run is writing into {folder}; wait until it ends, or choose another folder with --out."
     ]
     status, out, err = finish(first)
     assert status == 0, err
     assert [row["step"] for row in read_run(folder).train] == list(range(1, json.loads(out)["steps"] + 1))
+
+
+def start_logged(folder: Path, log: Path, *more: str) -> Program:
+    """What the benchmark of kills starts, with its words in a file."""
+    import kills
+
+    return Program(kills.command(folder, *more)[3:], env=environment(), err=log)
 
 
 @pytest.mark.timeout(400)
@@ -176,6 +187,8 @@ def test_three_killed_ranks_do_not_stop_an_elastic_run_nor_change_its_path(
     monkeypatch.syspath_prepend(Path(__file__).parent.parent / "benchmarks" / "faults")
     import kills
 
+    monkeypatch.setattr(kills, "start", start_logged)
+    monkeypatch.setattr(kills, "ranks_of", rank_processes)
     fit_whole(tmp_path / "whole", kills.SETTINGS)
     whole = kills.Whole(tmp_path / "whole", seconds=0.0)
     run = kills.run_with_kills(tmp_path / "run", ranks=2, kills=3, whole=whole, chance=random.Random(0))
@@ -189,7 +202,7 @@ def test_torchrun_restarts_a_run_from_its_last_checkpoint(tmp_path: Path) -> Non
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "3")
     # else torchrun keeps its store through a restart, with the addresses of the ranks that died (docs/clusters.md)
     fresh_store = environment(TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
-    process = start(folder, "--resume", launcher=launcher, env=fresh_store)
+    process = start_cold(folder, "--resume", launcher=launcher, env=fresh_store)
     wait_for_rows(process, folder, 25)
     os.kill(rank_processes(process.pid)[1], signal.SIGKILL)
     out, err = process.communicate(timeout=200)

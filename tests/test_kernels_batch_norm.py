@@ -119,7 +119,7 @@ def test_kernels_agree_with_float64(shape, groups, dtype, branches) -> None:
 @interpreted
 @pytest.mark.usefixtures("kernels_run")
 @pytest.mark.parametrize("fork", [0, 1, 2])
-@pytest.mark.parametrize("shape,groups,dtype", [((2, 16, 9, 6), 1, torch.float32), ((4, 8, 8, 8), 2, torch.float16)])
+@pytest.mark.parametrize("shape,groups,dtype", [((1, 16, 9, 6), 1, torch.float32), ((2, 8, 6, 4), 2, torch.float16)])
 def test_pool_kernels_agree_with_float64(shape, groups, dtype, fork) -> None:
     def run(x: Tensor, norm: Norm, extra: Tensor, other: Norm) -> tuple[Tensor, ...]:
         outputs = fused_norm_pool(x, norm, fork=fork)

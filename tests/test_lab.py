@@ -78,18 +78,24 @@ def namespaces() -> str:
 def stream(lab: Lab, folder: Path, to: int, size: int) -> float:
     script = folder / "stream.py"
     script.write_text(STREAM)
-    result: list[Any] = lab.run(script, lab.addresses[to], str(size), str(to), timeout=30)
+    result: list[Any] = lab.run(script, lab.addresses[to], str(size), str(to), timeout=90)
     return float(result[to])
+
+
+def assert_speed(lab: Lab, folder: Path, to: int, size: int, least: float, most: float) -> None:
+    """A link never lets more through; that it lets so much through must show once, since the machine may be busy."""
+    seen: list[float] = []
+    while len(seen) < 4 and not (seen and seen[-1] > least):
+        seen.append(stream(lab, folder, to, size))
+    assert least < seen[-1] <= max(seen) < most, seen
 
 
 @pytest.mark.parametrize("uplink", ["own", "shared"])
 def test_links_are_as_fast_as_asked(tmp_path: Path, uplink: Any) -> None:
     with Lab(4, "200mbit", nodes=2, rate_between="20mbit", uplink=uplink) as lab:
-        inside = stream(lab, tmp_path, to=1, size=10_000_000)
-        between = stream(lab, tmp_path, to=2, size=1_500_000)
-    # headers cost 4-5 %; a burst of 128 KB passes unshaped at the beginning; the machine may be busy
-    assert 100e6 < inside < 215e6
-    assert 14e6 < between < 23e6
+        # headers cost 4-5 %; a burst of 128 KB passes unshaped at the beginning
+        assert_speed(lab, tmp_path, to=1, size=10_000_000, least=100e6, most=215e6)
+        assert_speed(lab, tmp_path, to=2, size=1_500_000, least=14e6, most=23e6)
 
 
 def test_shapers_do_not_cut_the_packets_that_the_kernel_sends_whole(tmp_path: Path) -> None:
@@ -105,15 +111,14 @@ def test_links_change_their_speed_while_hosts_are_at_work(tmp_path: Path, nodes:
     with Lab(2, "10mbit", nodes=nodes, rate_between="10mbit" if nodes > 1 else "") as lab:
         for command in (each for host in lab.commands_for("100mbit", "100mbit") for each in host):
             subprocess.run(command, check=True)
-        # headers cost 4-5 %, and the machine may be busy
-        assert 50e6 < stream(lab, tmp_path, to=1, size=6_000_000) < 108e6
+        assert_speed(lab, tmp_path, to=1, size=6_000_000, least=50e6, most=108e6)  # headers cost 4-5 %
 
 
 def test_collectives_put_the_bytes_of_the_wire_table_on_real_links(tmp_path: Path) -> None:
     script = tmp_path / "exchange.py"
     script.write_text(EXCHANGE)
     with Lab(4, "1gbit", nodes=2, rate_between="500mbit") as lab:
-        results = lab.run(script, timeout=50)
+        results = lab.run(script, timeout=100)
     for rank, found in enumerate(results):
         for collective, (on_the_link, counted) in found.items():
             # headers, acknowledgements of what is received, and a barrier's few hundred bytes

@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import shutil
-import socket
 import subprocess
 import tempfile
 import urllib.request
@@ -78,20 +78,14 @@ class Browser:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     assert DRIVER
     with (
         tempfile.TemporaryDirectory() as profile,
-        subprocess.Popen(
-            [DRIVER, f"--port={port}"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        ) as driver,
+        subprocess.Popen([DRIVER, "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as driver,
     ):
         assert driver.stdout
-        for line in driver.stdout:  # the driver says when it listens
-            if "started successfully" in line:
-                break
+        # the driver says where it listens
+        port = next(int(found[1]) for line in driver.stdout if (found := re.search(r"on port (\d+)\.", line)))
         session = None
         try:
             session = Browser(port, profile, os.environ.get("BIGSTEP_SCREENSHOTS", ""))

@@ -182,17 +182,26 @@ def test_the_model_of_a_preset_can_be_built(name: str, preset: str) -> None:
     assert build_model(config.model, classes=10, channels=channels, image_size=size) is not None
 
 
+def short_text(name: str, folder: Path) -> list[str]:
+    """Settings by which a recipe for text reads 20 kB: its own evaluation takes longer than a few steps."""
+    if find_model(recipes.load(name).model).input != "tokens":
+        return []
+    (folder / "short.txt").write_text("To be, or not to be, that is the question. " * 470)
+    return ["data.name=text", f"data.path={folder / 'short.txt'}"]
+
+
 @pytest.mark.parametrize("name", recipes.SYNCHRONOUS + recipes.HUGE + recipes.SEQUENCE)
-def test_mini_runs_two_steps_with_few_workers(name: str) -> None:
-    few = apply_settings(recipes.load(name), ["workers.count=3", "plan=[]"])
+def test_mini_runs_two_steps_with_few_workers(name: str, tmp_path: Path) -> None:
+    few = apply_settings(recipes.load(name), ["workers.count=3", "plan=[]", *short_text(name, tmp_path)])
     result = fit(few, max_steps=2, device="cpu")
     assert result.steps == 2
     assert math.isfinite(result.loss)
 
 
 @pytest.mark.parametrize("name", recipes.ISLANDS)
-def test_mini_with_islands_runs_until_they_have_met(name: str) -> None:
-    few = apply_settings(recipes.load(name), ["workers.count=4", "islands.begin=0", "islands.every=3"])
+def test_mini_with_islands_runs_until_they_have_met(name: str, tmp_path: Path) -> None:
+    settings = ["workers.count=4", "islands.begin=0", "islands.every=3", *short_text(name, tmp_path)]
+    few = apply_settings(recipes.load(name), settings)
     result = fit(few, max_steps=4, device="cpu")
     assert result.steps == 4
     assert math.isfinite(result.loss)

@@ -121,7 +121,7 @@ def train_here_steps(order: RunConfig, folder: str) -> dict[str, Any]:
 def test_the_small_network_on_embedded_images_takes_the_same_path(
     world: Callable[[int], World], tmp_path: Path
 ) -> None:
-    order = config(precision="float64")
+    order = config(precision="float64", data=DataConfig(augment="crop_flip"))
     alone = fit(order, out=tmp_path / "1", device="cpu", max_steps=8)
     together = world(2).run(fit_embedded, order, str(tmp_path / "2"), 8)
     one = [row["loss"] for row in read_run(tmp_path / "1").train]

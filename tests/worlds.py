@@ -7,29 +7,54 @@ the first n processes of the pool and gives them a Gloo group of their own.
 from __future__ import annotations
 
 import datetime
+import functools
+import itertools
 import multiprocessing
 import os
-import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any
 
 COLLECTIVE_TIMEOUT_S = 20
+PRELOADED = ["pytest", "torch._dynamo", "numba", "bigstep.train", "bigstep.check", "bigstep.asynchronous"]
 RUNS_IN_A_GROUP = 6
 """After so many, ranks join a new group: what runs have made inside the old one ends with it, and so do its threads,
 each of which wakes a hundred times a second."""
+
+
+_WORLDS = itertools.count()
 
 
 def forked_context() -> Any:
     """Multiprocessing whose processes are forked from a server that has imported what most of them need."""
     context = multiprocessing.get_context("forkserver")
     # importing these starts no threads and looks for no GPU, so that a fork is whole
-    context.set_forkserver_preload(["pytest", "torch._dynamo", "numba", "bigstep.train", "bigstep.check"])
+    context.set_forkserver_preload(PRELOADED)
     return context
+
+
+class WarmContext:
+    """Stands for `multiprocessing.get_context("spawn")`: its processes need not import torch, and are else the same.
+
+    What they get travels by pickle, their environment is that of whoever starts them, and they end with this process,
+    through the server between them. Processes that other programs of the tests start are spawned.
+    """
+
+    def Process(self, *, target: Callable[..., Any], args: tuple[Any, ...] = (), **more: Any) -> Any:  # noqa: N802
+        return forked_context().Process(target=_as_spawned, args=(dict(os.environ), os.getpid(), target, args), **more)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(forked_context(), name)
+
+
+def _as_spawned(environment: Mapping[str, str], parent: int, target: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    os.getppid = lambda: parent  # a process that ends with its parent asks who that is
+    target(*args)
 
 
 def _serve(connection: Connection) -> None:
@@ -53,12 +78,12 @@ def _serve(connection: Connection) -> None:
                 tidy(calls := calls + 1)
                 connection.send(("ok", None))
             elif message[0] == "join":
-                _, rank, size, store = message
+                _, rank, size, port, name = message
                 if dist.is_initialized():
                     dist.destroy_process_group()
                 dist.init_process_group(
                     "gloo",
-                    init_method=f"file://{store}",
+                    store=dist.PrefixStore(name, _store_at(port)),
                     rank=rank,
                     world_size=size,
                     timeout=datetime.timedelta(seconds=COLLECTIVE_TIMEOUT_S),
@@ -75,14 +100,20 @@ def _serve(connection: Connection) -> None:
         dist.destroy_process_group()
 
 
+@functools.cache
+def _store_at(port: int, *, hosted: bool = False) -> Any:
+    """Through it ranks find each other; unlike a file it wakes whoever waits for it."""
+    import torch.distributed as dist
+
+    return dist.TCPStore("127.0.0.1", port, is_master=hosted, wait_for_workers=False)
+
+
 @dataclass
 class Pool:
     """Rank processes, grown as wider worlds are asked for."""
 
     ranks: list[tuple[BaseProcess, Connection]] = field(default_factory=list)
     size: int = 0  # of the group that the first `size` processes are in now; 0 for none
-    folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="bigstep-worlds-")))
-    groups: int = 0
     runs: int = 0  # in the present group
 
     def world(self, size: int) -> World:
@@ -94,10 +125,10 @@ class Pool:
             theirs.close()
             self.ranks.append((process, ours))
         if self.size != size or self.runs >= RUNS_IN_A_GROUP:
-            joined, self.groups, self.runs = self.size, self.groups + 1, 0
-            store = str(self.folder / f"store-{self.groups}")
+            joined, self.runs = self.size, 0
+            place = (_store_at(0, hosted=True).port, f"world-{next(_WORLDS)}")
             self.size = size
-            World(self, size).call([("join", rank, size, store) for rank in range(size)], timeout=60)
+            World(self, size).call([("join", rank, size, *place) for rank in range(size)], timeout=60)
             for _, connection in self.ranks[size:joined]:
                 connection.send(("leave",))
                 connection.recv()
@@ -118,9 +149,6 @@ class Pool:
         for process, _ in self.ranks:
             process.join(timeout=10)
             process.kill()
-        for path in self.folder.glob("*"):
-            path.unlink()
-        self.folder.rmdir()
 
 
 @dataclass
@@ -140,18 +168,19 @@ class World:
 
     def call(self, messages: list[Any], timeout: float) -> list[Any]:
         self.pool.runs += 1
-        connections = [connection for _, connection in self.pool.ranks[: self.size]]
-        for connection, message in zip(connections, messages, strict=True):
+        members = self.pool.ranks[: self.size]
+        for (_, connection), message in zip(members, messages, strict=True):
             connection.send(message)
         results, errors = [], []
-        for rank, connection in enumerate(connections):
+        for rank, (process, connection) in enumerate(members):
             try:
                 if not connection.poll(timeout):
                     errors.append(f"rank {rank} did not answer within {timeout} s")
                     break
                 status, value = connection.recv()
             except (EOFError, ConnectionResetError):
-                status, value = "error", "the process died"
+                process.join(5)
+                status, value = "error", f"the process died with status {process.exitcode}"
             if status == "error":
                 errors.append(f"rank {rank}:\n{value}")
             results.append(value)

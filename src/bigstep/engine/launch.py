@@ -162,15 +162,7 @@ def started(procs: int, job: Job) -> Iterator[RankProcesses]:
 
 
 def _start(rank: int, procs: int, scratch: Path) -> subprocess.Popen[bytes]:
-    environment = os.environ | {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(procs),
-        "LOCAL_RANK": str(rank),
-        "LOCAL_WORLD_SIZE": str(procs),
-        "BIGSTEP_STORE": str(scratch / "store"),
-        JOB_VARIABLE: str(scratch / "job.json"),
-        _LAUNCHER_VARIABLE: str(os.getpid()),
-    }
+    environment = os.environ | rank_environment(rank, procs, scratch)
     command = program(*sys.argv[1:])  # the ranks read their job, and whoever lists processes what was typed
     # a process group of its own: Ctrl-C reaches a rank once, from the launcher, and not from the terminal as well
     if rank == 0:
@@ -179,6 +171,19 @@ def _start(rank: int, procs: int, scratch: Path) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0
         )
+
+
+def rank_environment(rank: int, procs: int, scratch: Path) -> dict[str, str]:
+    """Return what a rank is told by this process, its launcher."""
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(procs),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(procs),
+        "BIGSTEP_STORE": str(scratch / "store"),
+        JOB_VARIABLE: str(scratch / "job.json"),
+        _LAUNCHER_VARIABLE: str(os.getpid()),
+    }
 
 
 def die_with_launcher(launcher: int | str | None = None) -> None:
