@@ -1,0 +1,121 @@
+"""Crops of a batch of differently sized images: cut, resized with antialiasing, mirrored and normalised in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bigstep.gpu.backend import why_not_triton
+
+__all__ = ["Parts", "crop_batch", "crop_weights"]
+
+BLOCK = 256
+"""Output pixels of one program."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What is wanted of each image, on the CPU."""
+
+    boxes: Tensor
+    """float64 (N, 4): left, top, width and height in pixels; fractions are fine."""
+    bounds: Tensor
+    """int64 (N, 4): left, top, right and bottom of the pixels that may be looked at; a filter ends there."""
+    mirrored: Tensor
+    """bool (N,): left for right."""
+
+
+def crop_batch(
+    images: Sequence[Tensor],
+    parts: Parts,
+    out: Tensor,
+    mean: tuple[float, ...] = (0.0, 0.0, 0.0),
+    std: tuple[float, ...] = (1.0, 1.0, 1.0),
+) -> Tensor:
+    """Fill `out` with what `parts` asks of each image, resized by the triangle filter, as (x / 255 - mean) / std.
+
+    The filter is that of Pillow's and torch's antialiased bilinear resampling: it reaches over one output pixel to
+    either side, and over one input pixel where the image is enlarged. Sums are kept in float32, and nothing is rounded
+    to grey levels on the way.
+
+    Args:
+        images: uint8 of (3, height, width) each, with any strides, all on the device of `out`.
+        parts: boxes, bounds and mirrors, by image.
+        out: floating, (N, 3, height, width) with any strides.
+        mean: of each channel, images scaled to 0..1.
+        std: of each channel.
+
+    Returns:
+        `out`.
+
+    >>> grey = torch.tensor([0, 100, 200], dtype=torch.uint8).expand(3, 2, 3)
+    >>> parts = Parts(torch.tensor([[1.0, 0, 2, 2]]), torch.tensor([[0, 0, 3, 2]]), torch.tensor([True]))
+    >>> (crop_batch([grey], parts, torch.empty(1, 3, 2, 2)) * 255)[0, 0, 0]
+    tensor([200., 100.])
+    """
+    assert out.shape[0] == len(images) == len(parts.boxes), "one part for each image"
+    if not images:
+        return out
+    if why_not_triton(out) is not None or out.dtype == torch.float64:
+        return _twin(images, parts, out, mean, std)
+    from bigstep.gpu.crops_triton import crop_kernel
+
+    table = torch.tensor([[image.data_ptr(), image.stride(1), image.stride(2), image.stride(0)] for image in images])
+    edges = parts.bounds[:, [0, 2, 1, 3]]
+    places = _moved(torch.cat([table, edges, parts.mirrored.long().unsqueeze(1)], 1), out.device)
+    boxes = _moved(parts.boxes.to(torch.float32), out.device)
+    height, width = out.shape[2:]
+    scales = [1 / (255 * deviation) for deviation in std]
+    shifts = [-centre / deviation for centre, deviation in zip(mean, std, strict=True)]
+    crop_kernel[(-(-height * width // BLOCK), len(images))](
+        places, boxes, out, width, height, *out.stride(), *scales, *shifts, BLOCK=BLOCK, num_warps=4
+    )
+    return out
+
+
+def _moved(table: Tensor, device: torch.device) -> Tensor:
+    """Return a table on the device, from pinned memory: the host need not wait for a copy of any other."""
+    if device.type == "cuda":
+        table = table.contiguous().pin_memory()
+    return table.to(device, non_blocking=True).contiguous()
+
+
+def crop_weights(begin: float, length: float, count: int, low: int, high: int) -> Tensor:
+    """Return what each pixel in [low, high) gives to each of `count` places in [begin, begin + length): the definition.
+
+    w(i, x) = max(0, 1 - |x + 1/2 - c(i)| / r),  c(i) = begin + (i + 1/2) length / count,  r = max(length / count, 1),
+    divided by their sum over x.
+
+    Returns:
+        float64 (count, high - low); rows sum to one.
+
+    >>> crop_weights(0.0, 4.0, 2, 0, 4)
+    tensor([[0.4286, 0.4286, 0.1429, 0.0000],
+            [0.0000, 0.1429, 0.4286, 0.4286]], dtype=torch.float64)
+    """
+    step = length / count
+    centre = begin + (torch.arange(count, dtype=torch.float64).unsqueeze(1) + 0.5) * step
+    pixel = torch.arange(low, high, dtype=torch.float64) + 0.5
+    weight = (1 - (pixel - centre).abs() / max(step, 1.0)).clamp(min=0)
+    return weight / weight.sum(1, keepdim=True)
+
+
+def _twin(
+    images: Sequence[Tensor], parts: Parts, out: Tensor, mean: tuple[float, ...], std: tuple[float, ...]
+) -> Tensor:
+    """Do what the kernel does, image by image, in float64."""
+    centre, deviation = (torch.tensor(values, dtype=torch.float64).view(3, 1, 1) for values in (mean, std))
+    height, width = out.shape[2:]
+    for index, image in enumerate(images):
+        left, top, box_width, box_height = parts.boxes[index].tolist()
+        x0, y0, x1, y1 = (int(edge) for edge in parts.bounds[index])
+        across = crop_weights(left, box_width, width, x0, x1)
+        down = crop_weights(top, box_height, height, y0, y1)
+        if parts.mirrored[index]:
+            across = across.flip(0)
+        part = image[:, y0:y1, x0:x1].to("cpu", torch.float64)
+        out[index] = ((down @ part @ across.T / 255 - centre) / deviation).to(out.dtype)
+    return out
