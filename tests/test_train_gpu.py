@@ -46,7 +46,7 @@ def losses(folder) -> list[float]:
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16", "float32"])
-@pytest.mark.parametrize("recipe", ["plain", "sony", "pfn", "onebit", "fastai"])
+@pytest.mark.parametrize("recipe", ["plain", "sony", "pfn", "onebit", "fastai", "leap"])
 def test_graphs_follow_plain_torch(recipe, precision, tmp_path) -> None:
     data = images()
     for kernels in ("auto", "plain"):
@@ -61,6 +61,16 @@ def test_graphs_follow_plain_torch(recipe, precision, tmp_path) -> None:
     notes = "".join((tmp_path / "auto" / name).read_text() for name in ("run.json", "metrics.jsonl"))
     assert "a CUDA graph for each step" in notes
     assert ("fused modules" in notes) == (precision != "float32")
+
+
+def test_a_sprint_is_fused_graphed_and_learns(tmp_path) -> None:
+    small = ("workers.count=2", "workers.local_batch=48", "evaluate_views=6")
+    result = fit(apply_settings(load("muon", "sprint"), small), data=images(), out=tmp_path / "run", device="cuda")
+    notes = (tmp_path / "run" / "metrics.jsonl").read_text() + (tmp_path / "run" / "run.json").read_text()
+    assert "6 fused modules, a CUDA graph for each step" in notes
+    assert result.accuracy > 0.5  # one in ten by guessing; the classes differ by their brightness alone
+    assert result.facts["accuracy_views"] > 0.5
+    assert result.facts["skipped_steps"] == 0
 
 
 def test_parts_of_a_batch_give_what_the_whole_gives(tmp_path, monkeypatch) -> None:
