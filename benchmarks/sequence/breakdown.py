@@ -54,7 +54,8 @@ def breakdown(rival: Callable[[int], None], steps: int, device: torch.device) ->
         if on_gpu:
             torch.cuda.synchronize()
     wanted = DeviceType.CUDA if on_gpu else DeviceType.CPU
-    events = [event for event in profiled.events() or [] if event.device_type == wanted]
+    seen = [event for event in profiled.events() or [] if event.device_type == wanted]
+    events = [event for event in seen if not event.is_user_annotation]  # those span the kernels that they name
     if not events:
         return {"host_ms": host_ms}
     spans = [(event.time_range.start, event.time_range.end) for event in events]
