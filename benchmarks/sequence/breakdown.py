@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Protocol
 
 import torch
 from torch.autograd import DeviceType
@@ -40,14 +39,24 @@ def busy_us(spans: Iterable[tuple[float, float]]) -> float:
     return total
 
 
-def breakdown(rival: Callable[[int], None], steps: int, device: torch.device) -> dict[str, Any]:
+class Rival(Protocol):
+    """What takes steps, and knows how long the host was busy with all of them."""
+
+    host_s: float
+
+    def __call__(self, steps: int, /) -> None:
+        """Take some steps."""
+
+
+def breakdown(rival: Rival, steps: int, device: torch.device) -> dict[str, Any]:
     """Profile some steps of a rival that is warm; milliseconds of a step throughout.
 
     `host_ms` is measured without the profiler: what the host needs to launch a step. Near the time of a step it means
     that the host waits for the device, or holds it up: `idle_ms` tells which.
     """
-    on_gpu = device.type == "cuda"
-    host_ms = _host_ms(rival, steps, on_gpu)
+    on_gpu, before = device.type == "cuda", rival.host_s
+    rival(steps)
+    host_ms = 1e3 * (rival.host_s - before) / steps
     kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     with profile(activities=kinds) as profiled:
         rival(steps)
@@ -101,17 +110,6 @@ def tell(name: str, found: dict[str, Any]) -> None:
     print("  " + ", ".join(f"{group} {ms:.2f} ms" for group, ms in found.get("groups_ms", {}).items()))
     for row in found.get("top", []):
         print(f"  {row['ms']:8.3f} ms {row['calls_a_step']:7.1f} x  {row['name']}", flush=True)
-
-
-def _host_ms(rival: Callable[[int], None], steps: int, on_gpu: bool) -> float:
-    if on_gpu:
-        torch.cuda.synchronize()
-    started = time.perf_counter()
-    rival(steps)
-    launched = time.perf_counter() - started
-    if on_gpu:
-        torch.cuda.synchronize()
-    return 1e3 * launched / steps
 
 
 def _calls(profiled: Any, name: str) -> int:

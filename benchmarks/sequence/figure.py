@@ -38,7 +38,7 @@ def draw(panels: dict[str, Curves]) -> str:
     """Return the figure; both panels share their axes."""
     all_bits = [bits for curves in panels.values() for by in curves.values() for one in by.values() for bits in one]
     batches = sorted({batch for curves in panels.values() for by in curves.values() for batch in by})
-    low, high = math.floor(4 * min(all_bits)) / 4, math.ceil(4 * max(all_bits)) / 4
+    low, high = math.floor(2 * min(all_bits)) / 2, math.ceil(2 * max(all_bits)) / 2
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {PANEL * len(panels)} {HEIGHT}" '
         'font-family="sans-serif" font-size="14"><rect width="100%" height="100%" fill="#fff"/>'
@@ -58,9 +58,9 @@ def _panel(title: str, curves: Curves, shift: float, batches: list[int], span: t
         return TOP + (HEIGHT - TOP - BOTTOM) * (high - bits) / (high - low)
 
     parts = [_text(shift + LEFT, 22, f"{title}: bits per byte on held-out text", "start")]
-    for quarter in range(round(4 * low), round(4 * high) + 1, 2):
-        parts.append(_line(x(batches[0]), y(quarter / 4), x(batches[-1]), y(quarter / 4), "#e4e4e0"))
-        parts.append(_text(shift + LEFT - 8, y(quarter / 4) + 5, f"{quarter / 4:g}", "end"))
+    for half in range(round(2 * low), round(2 * high) + 1):
+        parts.append(_line(x(batches[0]), y(half / 2), x(batches[-1]), y(half / 2), "#e4e4e0"))
+        parts.append(_text(shift + LEFT - 8, y(half / 2) + 5, f"{half / 2:g}", "end"))
     for batch in batches:
         parts.append(_line(x(batch), TOP, x(batch), HEIGHT - BOTTOM, "#e4e4e0"))
         parts.append(_text(x(batch), HEIGHT - BOTTOM + 20, f"{batch:,}", "middle"))

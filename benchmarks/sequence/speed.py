@@ -102,8 +102,10 @@ class ByHand:
         self.batches, self.device, self.parameters = batches, device, list(model.parameters())
         self.loss: Any = torch.compile(WithLoss(model)) if compiled and device.type == "cuda" else WithLoss(model)
         self.optimizer = torch.optim.AdamW(self.parameters, 3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+        self.host_s = 0.0
 
     def __call__(self, steps: int) -> None:
+        started = time.perf_counter()
         for _ in range(steps):
             inputs, targets = next(self.batches)
             with torch.autocast(self.device.type, torch.bfloat16):
@@ -112,6 +114,7 @@ class ByHand:
             nn.utils.clip_grad_norm_(self.parameters, 1.0, foreach=True)
             self.optimizer.step()
             self.optimizer.zero_grad()
+        self.host_s += time.perf_counter() - started
 
 
 class Bigstep:
@@ -135,7 +138,15 @@ class Bigstep:
         pairs = Sentences(tokens) if items else pairs
         few = Subset(pairs, range(1))  # a run ends with an evaluation, and each repeat ends one
         self.run = build(config, Ranks(device=tokens.device), Own(own, (pairs, few)))
+        self.host_s, self._step, method = 0.0, self.run.method.step, self.run.method
+        method.step = self._timed  # type: ignore[method-assign]  # a run ends with an evaluation, which waits
         print(self.run.kernels, flush=True)
+
+    def _timed(self, *given: Any) -> Any:
+        started = time.perf_counter()
+        outcome = self._step(*given)
+        self.host_s += time.perf_counter() - started
+        return outcome
 
     def __call__(self, steps: int) -> None:
         train(self.run, Audience(), max_steps=self.run.state.position.step + steps)
