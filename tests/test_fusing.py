@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from bigstep.config import RunConfig
 from bigstep.config.text import apply_settings
-from bigstep.engine.fusing import Kernels, fuse, why_open, why_plain
+from bigstep.engine.fusing import Kernels, advise_precision, fuse, why_open, why_plain
 from bigstep.models import build_model
 from bigstep.recipes import load
 
@@ -49,3 +50,22 @@ def test_a_model_on_a_cpu_is_left_alone_with_a_reason() -> None:
 
 def test_the_note_names_what_runs() -> None:
     assert str(Kernels(["1", "5"], graphs=True)) == "On the GPU: 2 fused modules, a CUDA graph for each step."
+
+
+@pytest.mark.parametrize(
+    ("precision", "kind", "capability", "flag"),
+    [
+        ("float32", "cuda", (9, 0), "--set precision=fp16"),
+        ("float32", "cuda", (7, 0), "--set precision=fp16"),
+        ("float32", "cuda", (6, 1), None),
+        ("fp16", "cuda", (9, 0), None),
+        ("float32", "cpu", (9, 0), None),
+    ],
+)
+def test_float32_on_a_gpu_with_matrix_units_is_told_with_the_flag(
+    precision: str, kind: str, capability: tuple[int, int], flag: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    said = advise_precision(config(f"precision={precision}"), torch.device(kind))
+    assert (said is None) == (flag is None)
+    assert flag is None or (said is not None and said.endswith(f"{flag}.") and "lars" in said)

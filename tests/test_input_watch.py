@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from bigstep.config import DataConfig, LrConfig, RunConfig, WorkersConfig
-from bigstep.engine.meter import StepCost, seen_by_device
+from bigstep.data.waits import Waits
+from bigstep.engine.meter import StepCost, measured_on_device, seen_by_device
 from bigstep.engine.observers import watches
 from bigstep.engine.observers.watches import InputWatch
 from bigstep.records import read_run
@@ -34,6 +35,56 @@ def test_the_advice_fits_the_machine(loaders: int, cores: int, waited_s: float, 
     assert sentence is not None
     assert words in sentence
     assert watch.see([11.0], 12.0) is None  # once
+
+
+@pytest.mark.parametrize(
+    ("spent", "words"),
+    [
+        ({"disk": 9.0, "decode": 2.0, "copy": 0.1}, "the disk is what is slow"),
+        ({"disk": 1.0, "decode": 2.0, "copy": 3.0}, "copying to the device takes longer"),
+        ({"disk": 1.0, "decode": 2.0, "copy": 0.1}, "2 loaders are too few"),
+        ({}, "2 loaders are too few"),
+    ],
+)
+def test_the_part_that_takes_longest_is_named(spent: dict[str, float], words: str) -> None:
+    watch = InputWatch(2, 8, lambda: spent)
+    sentence = watch.see([6.0], 12.0)
+    assert sentence is not None
+    assert words in sentence
+
+
+class Moment:
+    """A CUDA event, by hand."""
+
+    def __init__(self, at_ms: float, reached: bool = True) -> None:
+        self.at_ms, self.reached = at_ms, reached
+
+    def elapsed_time(self, later: Moment) -> float:
+        return later.at_ms - self.at_ms
+
+    def query(self) -> bool:
+        return self.reached
+
+
+@pytest.mark.parametrize("device_ms", [2.0, 10.0, 30.0])
+def test_waits_are_measured_on_the_device_also_where_the_host_runs_ahead(device_ms: float) -> None:
+    """A thread brings a batch every 20 ms, and hands it over before the device has it; the host never waits itself."""
+    waits, steps = Waits(torch.device("cpu")), 20
+    costs, batches, device, idle = [], [], 0.0, 0.0
+    for step in range(steps):
+        ready = 20.0 * (step + 1)
+        waits.handed(Moment(device), Moment(ready))
+        idle += max(0.0, ready - device)
+        device = max(device, ready) + device_ms
+        costs.append(StepCost(0.0005, 0.0, 0.0))  # the host has queued the step and gone on
+        batches.append(len(waits))
+    waits.copied(Moment(0.0), Moment(4.0))
+    waits.copied(Moment(10.0), Moment(14.0, reached=False))
+    seen = measured_on_device(costs, device / 1e3, waits.take(), batches)
+    assert sum(cost.data_s for cost in seen) == pytest.approx(idle / 1e3)
+    assert all(cost.data_s > 0.009 for cost in seen[1:]) == (device_ms <= 10.0)
+    assert sum(cost.total_s for cost in seen) == pytest.approx(device / 1e3)
+    assert (waits.copy_s, len(waits)) == (pytest.approx(0.004), 0)
 
 
 def test_a_little_waiting_is_no_matter_and_memory_none_at_all() -> None:

@@ -58,7 +58,7 @@ def make_folder(root: Path, count: int) -> Path:
     for label in range(CLASSES):
         place = root / "train" / f"class{label}"
         place.mkdir(parents=True)
-        jobs += [(str(place / f"{n}.JPEG"), 1000 * label + n) for n in range(count // CLASSES)]
+        jobs += [(str(place / f"{n}.JPEG"), (count // CLASSES) * label + n) for n in range(count // CLASSES)]
     with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         list(pool.map(write, jobs, chunksize=8))
     (root / "val").symlink_to(root / "train", target_is_directory=True)

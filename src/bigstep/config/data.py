@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from bigstep.errors import require
+from bigstep.tables.decoders import DECODERS
 from bigstep.tables.vocabularies import VOCABULARIES
 from bigstep.validate import Count, Fraction, NotNegative, Range, WholeNotNegative, check_ranges, require_name
 
@@ -53,6 +54,8 @@ class DataConfig:
     """Fraction of the training set kept out of training and used for evaluation instead of the test set."""
     loaders: WholeNotNegative = 2
     """Processes that decode images of a folder, for each rank; sets held in memory need none."""
+    decoder: str = "auto"
+    """Who decodes image files: {decoders}; which part of an image is shown does not depend on it."""
     length: Count = 128
     """Tokens of a sequence of text."""
     vocabulary: str = "bytes"
@@ -61,6 +64,7 @@ class DataConfig:
     def __post_init__(self) -> None:
         check_ranges(self, "data")
         require_name(self.vocabulary.partition(":")[0], VOCABULARIES, "data.vocabulary")
+        require_name(self.decoder, DECODERS, "data.decoder")
         epochs = [size.epoch for size in self.sizes]
         require(
             epochs == sorted(set(epochs)),

@@ -18,7 +18,7 @@ __all__ = [
 
 T = TypeVar("T", WorkersConfig, Stage)
 
-FREE = ("data.path", "data.loaders", "checkpoint", "kernels")
+FREE = ("data.path", "data.loaders", "data.decoder", "checkpoint", "kernels")
 """Settings that decide where and how fast a run computes, but not its path; a resumed run may change them."""
 
 

@@ -16,6 +16,7 @@ from bigstep.config.text import in_one_line
 from bigstep.tables.codecs import CODECS
 from bigstep.tables.collectives import COLLECTIVES
 from bigstep.tables.datasets import DATASETS
+from bigstep.tables.decoders import DECODERS
 from bigstep.tables.methods import METHODS
 from bigstep.tables.models import FORMS, MODELS
 from bigstep.tables.optimizers import OPTIMIZERS, OptimizerConfig
@@ -36,7 +37,8 @@ sentences as comments, `--config FILE` reads it back, and `--set lr.base=0.2` ch
 
 `--epochs` stretches a run: schedule, batch plan, image sizes, the transition of the RMSprop warm-up, dense first steps,
 the beginning of islands and Downpour's warm start keep their places in it. A resumed run may change `data.path`,
-`data.loaders`, `checkpoint` and `kernels`, which do not decide its path; everything else must be as it was.
+`data.loaders`, `data.decoder`, `checkpoint` and `kernels`, which do not decide its path (another decoder changes the
+last bit of some pixels); everything else must be as it was.
 
 An epoch is a fraction of the data seen, so schedules in tokens need nothing of their own: a warm-up over the first 10
 of 500 million tokens ends at epoch 0.02.
@@ -51,6 +53,7 @@ KINDS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "lr.schedule": ("Shapes of a schedule's pieces", SHAPES),
     "model": ("Models", {**MODELS, **FORMS}),
     "data.name": ("Data sets", DATASETS),
+    "data.decoder": ("Decoders of image files", DECODERS),
     "data.vocabulary": ("Vocabularies of text", VOCABULARIES),
     "exchange.collective": ("Collectives", COLLECTIVES),
     "exchange.codec": ("Codecs", CODECS),

@@ -223,6 +223,11 @@ class RunConfig:
             codecs["islands.codec"] = self.islands.codec
         for name, codec in codecs.items():
             require(codec == "exact", f"exact is true, but {name}={codec} rounds on each rank: use {name}=exact.")
+        require(
+            self.data.decoder in ("auto", "pillow"),
+            f"exact is true, but the pixels of data.decoder={self.data.decoder} may differ between machines in their "
+            "last bit: use data.decoder=pillow.",
+        )
         hindering = {
             "exchange.double_buffer": self.exchange.double_buffer,
             "optimizer.adagrad=before": bool(self.optimizer.before_exchange),

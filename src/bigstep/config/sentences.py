@@ -11,6 +11,7 @@ from typing import cast
 from bigstep.tables.codecs import CODECS
 from bigstep.tables.collectives import RUNNABLE
 from bigstep.tables.datasets import DATASETS
+from bigstep.tables.decoders import DECODERS
 from bigstep.tables.methods import ASYNCHRONOUS
 from bigstep.tables.models import model_names
 from bigstep.tables.optimizers import OPTIMIZERS
@@ -27,6 +28,7 @@ NAMES: dict[str, Iterable[str]] = {
     "collectives": RUNNABLE,
     "codecs": CODECS,
     "datasets": DATASETS,
+    "decoders": DECODERS,
     "asynchronous": ASYNCHRONOUS,
 }
 """What stands for `{optimizers}` and the like in a sentence."""

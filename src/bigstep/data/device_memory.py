@@ -26,6 +26,7 @@ class DeviceMemory:
     """
 
     loaders = None
+    waits = None
 
     def __init__(self, view: View, prepare: Callable[[View], Take]) -> None:
         self._device, self._prepare = view.device, prepare

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from bigstep.data.sources.given import as_source
-from bigstep.data.view import Request, View
+from bigstep.data.view import Decoding, Request, View
+from bigstep.data.waits import Waits
 
 __all__ = ["Feed", "Request"]
 
@@ -34,6 +35,7 @@ class Feed:
         dtype: of the images; a user's own are converted if they are floating.
         loaders: processes that load files or a user's own data set; 0 loads in this one.
         rectangular: evaluate a folder on whole images, in the batches that `evaluation_batches` gives.
+        decoding: who decodes image files; `bigstep.data.decoders.choose.choose` chooses.
 
     >>> from bigstep.data import TensorImages
     >>> tiny = TensorImages(images=torch.full((4, 1, 2, 2), 255, dtype=torch.uint8), labels=torch.tensor([0, 1, 0, 1]),
@@ -59,6 +61,7 @@ class Feed:
         dtype: torch.dtype = torch.float32,
         loaders: int = 0,
         rectangular: bool = False,
+        decoding: Decoding = Decoding(),  # noqa: B008 - frozen
     ) -> None:
         self.source = as_source(source)
         self.device = torch.device(device)
@@ -72,6 +75,7 @@ class Feed:
             dtype=dtype,
             loaders=loaders,
             rectangular=rectangular,
+            decoding=decoding,
         )
         self._way = self.source.feed(self._view)
 
@@ -119,6 +123,21 @@ class Feed:
     def loaders(self) -> int | None:
         """Processes that load; None where the samples are in memory."""
         return self._way.loaders
+
+    @property
+    def waits(self) -> Waits | None:
+        """How long a GPU waited for each batch; None where the samples are in memory, or the device is a CPU."""
+        return self._way.waits if self.device.type == "cuda" else None
+
+    @property
+    def decoding(self) -> Decoding:
+        """Who decodes image files."""
+        return self._view.decoding
+
+    def spent(self) -> dict[str, float]:
+        """Return seconds that reading, decoding and copying took so far; empty where the samples are in memory."""
+        waits = self._way.waits
+        return {} if waits is None else waits.parts(self._way.loaders or 0)
 
     def evaluation_batches(self, batch: int) -> list[Tensor]:
         """Divide all samples into batches of at most `batch`, each sample in one: in order, or by shape if rectangular.

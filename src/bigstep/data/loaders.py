@@ -10,7 +10,7 @@ import contextlib
 import signal
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -19,15 +19,16 @@ from torch.utils.data import DataLoader
 
 from bigstep.data.device_memory import move_indices
 from bigstep.data.view import Request, View
+from bigstep.data.waits import Spent, Waits
 from bigstep.errors import DataError, RunError
 
-__all__ = ["Chunk", "Finish", "Job", "Jobs", "Loaders"]
+__all__ = ["Batch", "Chunk", "Finish", "Job", "Jobs", "Loaders"]
 
 _CHUNK = 64  # samples that a loader process sends at once: its share of /dev/shm stays small, and all share a batch
 _T = TypeVar("_T")
 
-Chunk = tuple[Tensor, Tensor] | str
-"""Inputs and targets, or the sentence of a DataError: torch would wrap a raised one in its own words."""
+Chunk = tuple[Any, Tensor] | tuple[Any, Tensor, Spent] | str
+"""Inputs, targets and their cost, or the sentence of a DataError: torch would wrap a raised one in its own words."""
 
 Finish = Callable[[Tensor, Tensor, int], Tensor]
 """(loaded inputs, indices, epoch) -> the network's input; all on the device."""
@@ -68,9 +69,11 @@ class Loaders:
         self._requests: Iterable[Request] = ()
         self._pending: deque[tuple[Request, int]] = deque()  # what the loaders are at: requests, and chunks of each
         self._turn = 0
+        self.waits = Waits(self._device)
         self._loader: DataLoader[Any] = DataLoader(
             jobs,  # type: ignore[arg-type]  # a job is no int, and torch does not ask for one
             batch_size=None,  # a job is a whole chunk already
+            collate_fn=_as_it_is,
             sampler=_Chunks(self),
             num_workers=view.loaders,
             pin_memory=self._device.type == "cuda",
@@ -90,14 +93,28 @@ class Loaders:
 
     def __call__(self, requests: Iterable[Request]) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield one batch for each request; loaders work ahead of what is consumed."""
+        with contextlib.closing(self._arriving(requests)) as batches:
+            while True:
+                asked = self.waits.now()
+                batch = next(batches, None)
+                if batch is None:
+                    return
+                if batch.ready is not None:  # what computes must wait for the copy, and the memory for what computes
+                    stream = torch.cuda.current_stream(self._device)
+                    stream.wait_event(batch.ready)
+                    for tensor in (batch.inputs, batch.targets, batch.indices):
+                        tensor.record_stream(stream)
+                self.waits.handed(asked, batch.ready)
+                yield self._complete(batch), batch.targets
+
+    def _arriving(self, requests: Iterable[Request]) -> Generator[Batch]:
+        """Yield batches on their way to the device, to a GPU one ahead."""
         batches = self._on_device(requests)
-        for batch in one_ahead(batches) if self._device.type == "cuda" else batches:
-            if batch.copied is not None:  # what computes must wait for the copy, and the memory for what computes
-                stream = torch.cuda.current_stream(self._device)
-                stream.wait_event(batch.copied)
-                for tensor in (batch.inputs, batch.targets, batch.indices):
-                    tensor.record_stream(stream)
-            yield self._finish(batch.inputs, batch.indices, batch.epoch), batch.targets
+        yield from one_ahead(batches) if self._device.type == "cuda" else batches
+
+    def _complete(self, batch: Batch) -> Tensor:
+        """Do what is left to do on the device."""
+        return self._finish(batch.inputs, batch.indices, batch.epoch)
 
     def close(self) -> None:
         """End the loader processes; a later call starts new ones."""
@@ -116,26 +133,30 @@ class Loaders:
             for part in parts:
                 yield Job(request.epoch, part.tolist(), look)
 
-    def _on_device(self, requests: Iterable[Request]) -> Iterator[_Batch]:
+    def _on_device(self, requests: Iterable[Request]) -> Iterator[Batch]:
         """Yield batches on their way to the device."""
         stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None  # type: ignore[no-untyped-call]  # untyped in torch
         for request, chunks in self._loaded(requests):
             with contextlib.nullcontext() if stream is None else torch.cuda.stream(stream):
+                begin = self.waits.now()
                 inputs, targets = (self._join([chunk[side] for chunk in chunks]) for side in (0, 1))
                 indices = move_indices(request.indices, self._device)
-                copied = None if stream is None else stream.record_event()
-            yield _Batch(request.epoch, inputs, targets, indices, copied)
+                ready = self.waits.now()
+            self.waits.copied(begin, ready)
+            yield Batch(request.epoch, inputs, targets, indices, ready)
 
-    def _loaded(self, requests: Iterable[Request]) -> Iterator[tuple[Request, list[tuple[Tensor, Tensor]]]]:
-        """Yield each request with the chunks of it, as the loaders have them ready."""
+    def _loaded(self, requests: Iterable[Request]) -> Iterator[tuple[Request, list[tuple[Any, Tensor]]]]:
+        """Start the loaders, and return each request with the chunks of it, as the loaders have them ready."""
         self._turn += 1
-        turn = self._turn
         self._requests = requests
         self._pending.clear()
         with warnings.catch_warnings():
             # Python 3.12 and later warn of any fork beside threads; a loader touches nothing that the threads hold
             warnings.filterwarnings("ignore", ".*fork.*", DeprecationWarning)
             chunks = iter(self._loader)
+        return self._gathered(chunks, self._turn)
+
+    def _gathered(self, chunks: Iterator[Any], turn: int) -> Iterator[tuple[Request, list[tuple[Any, Tensor]]]]:
         while True:
             assert turn == self._turn, "a feed serves one iteration at a time"
             first = self._next(chunks)
@@ -149,7 +170,7 @@ class Loaders:
         moved = [part.to(self._device, non_blocking=True) for part in parts]
         return moved[0] if len(moved) == 1 else torch.cat(moved)
 
-    def _next(self, chunks: Iterator[Any]) -> tuple[Tensor, Tensor] | None:
+    def _next(self, chunks: Iterator[Any]) -> tuple[Any, Tensor] | None:
         try:
             chunk = next(chunks, None)
         except RuntimeError as error:
@@ -161,17 +182,22 @@ class Loaders:
             ) from None
         if isinstance(chunk, str):
             raise DataError(chunk)
-        return chunk
+        if chunk is None:
+            return None
+        inputs, targets, *spent = chunk
+        for each in spent:
+            self.waits.loaded(each)
+        return inputs, targets
 
 
-class _Batch(NamedTuple):
-    """A batch that may still be on its way: it is there once `copied` has happened on the device."""
+class Batch(NamedTuple):
+    """A batch that may still be on its way: it is there once `ready` has happened on the device."""
 
     epoch: int
     inputs: Tensor
     targets: Tensor
     indices: Tensor
-    copied: torch.cuda.Event | None
+    ready: torch.cuda.Event | None
 
 
 class _Chunks:
@@ -198,6 +224,11 @@ def one_ahead(items: Iterable[_T]) -> Iterator[_T]:
         if len(waiting) > 1:
             yield waiting.pop(0)
     yield from waiting
+
+
+def _as_it_is(chunk: _T) -> _T:
+    """Keep torch from making tensors of arrays, each of which would take a file descriptor on its way."""
+    return chunk
 
 
 def _quiet_worker(_: int) -> None:

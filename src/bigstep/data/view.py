@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from bigstep.data.augment import Augment
+from bigstep.data.waits import Waits
 
-__all__ = ["Request", "View", "Way"]
+__all__ = ["Decoding", "Request", "View", "Way"]
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,20 @@ class Request:
     epoch: int
     indices: Tensor
     """int64 of one dimension, on the CPU."""
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """Who decodes in a run."""
+
+    name: str = "pillow"
+    """One of `bigstep.tables.decoders.DECODERS`, `auto` resolved."""
+    loaders_use: str = "pillow"
+    """What the loader processes use, where the device decodes the other part."""
+    share: float = 0.0
+    """The part of the chunks that the device decodes at first."""
+    why: str = ""
+    """One sentence for the first note of a run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +52,7 @@ class View:
     dtype: torch.dtype = torch.float32
     loaders: int = 0
     rectangular: bool = False
+    decoding: Decoding = Decoding()  # noqa: RUF009 - frozen
 
     @property
     def kind(self) -> str:
@@ -63,6 +79,10 @@ class Way(Protocol):
     @property
     def loaders(self) -> int | None:
         """Processes that load; None where the samples are in memory."""
+
+    @property
+    def waits(self) -> Waits | None:
+        """How long the device waited; None where the samples are in memory."""
 
     def see(self, view: View) -> None:
         """From the next call on, show the samples like this; the device, the seed and the loaders stay."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from bigstep.config import RunConfig, require
 from bigstep.config.trust import names_code
 from bigstep.data.catalog import open_data
+from bigstep.data.decoders.choose import choose
 from bigstep.data.feed import Feed, Request
 from bigstep.data.pair import DataPair
 from bigstep.data.sampler import Sampler
@@ -189,6 +190,12 @@ def _feeds(config: RunConfig, ranks: Ranks, precision: Precision, data: Any) -> 
         )
     else:
         pair = as_pair(data, where.holdout, config.seed)
+    proof = config.exact or precision.weights == torch.float64
+    decoding = choose(
+        where.decoder, pair.train, size=where.image_size, loaders=where.loaders, device=ranks.device, exact=proof
+    )
+    if decoding.why:  # all ranks measure, since they share cores; the first decides
+        decoding = ranks.from_first(decoding)
 
     def feed(source: Any, train: bool) -> Feed:
         return Feed(
@@ -202,6 +209,7 @@ def _feeds(config: RunConfig, ranks: Ranks, precision: Precision, data: Any) -> 
             dtype=precision.weights,
             loaders=where.loaders,
             rectangular=where.rectangular,
+            decoding=decoding,
         )
 
     return feed(pair.train, True), feed(pair.test, False)

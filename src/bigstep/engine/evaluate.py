@@ -48,6 +48,8 @@ class Evaluator:
         ranks, feed = self.ranks, self.feed
         batches = feed.evaluation_batches(self._samples_per_forward)[ranks.rank :: ranks.size]
         totals, averaged = Totals(ranks.device, self.metrics), Totals(ranks.device)
+        if feed.waits is not None:
+            feed.waits.forget()  # nobody asks how long an evaluation waited
         with method.evaluation() as model:
             for inputs, target in feed(Request(0, indices) for indices in batches):
                 with self.precision.autocast():

@@ -11,7 +11,7 @@ from bigstep.config import RunConfig
 from bigstep.gpu import optimize
 from bigstep.gpu.backend import why_not_triton
 
-__all__ = ["Kernels", "fuse", "why_open", "why_plain"]
+__all__ = ["Kernels", "advise_precision", "fuse", "why_open", "why_plain"]
 
 
 @dataclass
@@ -43,6 +43,16 @@ def fuse(model: nn.Module, config: RunConfig, *, own: bool) -> Kernels:
         return Kernels(reasons=["batch norms are torch's own in float32"])
     report = optimize(model)
     return Kernels(report.fused, reasons=[f"{name} is torch's own: {why}" for name, why in report.left.items()])
+
+
+def advise_precision(config: RunConfig, device: torch.device) -> str | None:
+    """Say that float32 leaves most of a modern GPU unused, with the flag that changes it; None where it does not."""
+    if device.type != "cuda" or config.precision != "float32" or torch.cuda.get_device_capability(device) < (7, 0):
+        return None
+    return (
+        f"Computing in float32, which {config.recipe} asks for, so the matrix units of this GPU stand idle. Mixed "
+        "precision is several times as fast (ResNet-50 on an H200: 9,000 images/s, not 2,000): --set precision=fp16."
+    )
 
 
 def why_plain(config: RunConfig, own: bool) -> str | None:

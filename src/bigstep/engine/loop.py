@@ -54,7 +54,7 @@ def train(
     state, sampler, method = run.state, run.sampler, run.method
     stop, heartbeat = stop or StopRequest(), heartbeat or Heartbeat(run.ranks)
     agenda = Agenda(run.config, sampler, max_steps, run.growth)
-    meter = Meter(run.ranks, state.seconds, run.train_feed.length)
+    meter = Meter(run.ranks, state.seconds, run.train_feed.length, run.train_feed.waits)
     evaluation, saved_at = None, meter.seconds
     for steps in agenda.stretches(state.position):
         run.begin_epoch(steps[0].position.epoch)

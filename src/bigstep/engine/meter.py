@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from bigstep.data.sampler import Step
+from bigstep.data.waits import Waits
 from bigstep.engine.methods.base import Outcome
 from bigstep.engine.ranks import Ranks
 
-__all__ = ["Flush", "Meter", "StepCost", "seen_by_device"]
+__all__ = ["Flush", "Meter", "StepCost", "measured_on_device", "seen_by_device"]
 
 _SECONDS_BETWEEN_FLUSHES = 0.5
 _MOST_STEPS_BETWEEN_FLUSHES = 20  # a straggler is named after two flushes, a signal heard after one
@@ -58,6 +59,28 @@ class Flush:
     """Whether the run ends with it."""
 
 
+def measured_on_device(
+    costs: list[StepCost], elapsed_s: float, waits: list[float], batches: list[int]
+) -> list[StepCost]:
+    """Return the costs of some steps with the waits for data that the device measured, batch by batch.
+
+    Args:
+        costs: As the host measured them.
+        elapsed_s: What the steps took until the device was done.
+        waits: Seconds for which the device waited for each batch.
+        batches: How many batches had been handed out when each step was done.
+
+    >>> costs = [StepCost(0.001, 0.0, 0.0)] * 2  # the host ran ahead and saw nothing
+    >>> [cost.data_s for cost in measured_on_device(costs, 0.1, [0.02, 0.01, 0.0], [2, 3])]
+    [0.03, 0.0]
+    """
+    begins = [0, *batches[:-1]]
+    waited = [sum(waits[begin:end]) for begin, end in zip(begins, batches, strict=True)]
+    return [
+        StepCost(elapsed_s / len(costs), data_s, cost.exchange_s) for cost, data_s in zip(costs, waited, strict=True)
+    ]
+
+
 def seen_by_device(costs: list[StepCost], elapsed_s: float, backlog_s: float) -> list[StepCost]:
     """Return the costs of some steps as a GPU saw them: the host runs ahead, and its waiting may have cost nothing.
 
@@ -82,13 +105,17 @@ def seen_by_device(costs: list[StepCost], elapsed_s: float, backlog_s: float) ->
 class Meter:
     """Collects training rows until they are due."""
 
-    def __init__(self, ranks: Ranks, seconds_before: float = 0.0, tokens: int = 0):
+    def __init__(self, ranks: Ranks, seconds_before: float = 0.0, tokens: int = 0, waits: Waits | None = None) -> None:
         """Args:
         ranks: Those of the run.
         seconds_before: What the run took before it was resumed.
         tokens: Of a sample; 0 where samples are no sequences.
+        waits: What a GPU measures of its waits for batches; None where nothing does.
         """
-        self._tokens = tokens
+        self._tokens, self._waits = tokens, waits
+        self._batches: list[int] = []
+        if waits is not None:
+            waits.forget()
         self._ranks = ranks
         self._losses: list[Tensor] = []
         self._rows: list[dict[str, Any]] = []
@@ -122,6 +149,7 @@ class Meter:
             self._noise[len(self._rows)] = outcome.noise
         self._losses.append(outcome.loss)
         self._costs.append(StepCost(total_s, outcome.data_s, outcome.exchange_s))
+        self._batches.append(0 if self._waits is None else len(self._waits))
         self._rows.append({"kind": "train", **row, "bytes_sent": outcome.bytes_sent})
 
     @contextlib.contextmanager
@@ -146,7 +174,11 @@ class Meter:
             launched = time.perf_counter()
             torch.cuda.synchronize(self._ranks.device)
             now = time.perf_counter()
-            self._costs = seen_by_device(self._costs, now - self._flushed - self._paused_s, now - launched)
+            elapsed_s = now - self._flushed - self._paused_s
+            if self._waits is None:
+                self._costs = seen_by_device(self._costs, elapsed_s, now - launched)
+            else:
+                self._costs = measured_on_device(self._costs, elapsed_s, self._waits.take(), self._batches)
         small[size + self._ranks.rank] = sum(cost.data_s for cost in self._costs)
         small[2 * size :] = torch.tensor(votes, dtype=torch.float64)
         losses = torch.stack(self._losses)
@@ -160,6 +192,7 @@ class Meter:
         wanted = _SECONDS_BETWEEN_FLUSHES / max(sum(compute_by_rank) / (steps * size), 1e-9)
         self._interval = int(min(max(wanted, 1), _MOST_STEPS_BETWEEN_FLUSHES))
         rows, self._rows, self._losses, self._costs, self._noise = self._rows, [], [], [], {}
+        self._batches = []
         self._flushed, self._paused_s = time.perf_counter(), 0.0
         return Flush(rows, noise, compute_by_rank, data_by_rank, agreed, elapsed_s, step, final)
 

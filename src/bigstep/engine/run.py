@@ -20,6 +20,7 @@ from bigstep.engine.build import Own, Run, build
 from bigstep.engine.checkpoint import load_latest, weights_hash
 from bigstep.engine.compiled import Preparation, facts_of, keep_compiled, shape_of
 from bigstep.engine.exact import fixed_arithmetic, say_moved
+from bigstep.engine.fusing import advise_precision
 from bigstep.engine.heartbeat import Heartbeat, beating
 from bigstep.engine.interruption import StoppedError, StopRequest, listening
 from bigstep.engine.loop import Ending, train
@@ -292,7 +293,7 @@ def _own_observers(order: Order, built: Run, noise: NoiseWatch, writer: RunWrite
     skips = config.nonfinite == "skip" or config.arithmetic.loss_scale > 0  # the loss scale skips such steps too
     watches: list[Observer] = [
         noise, LossWatch(skipped=skips), StragglerWatch(config.islands.count),
-        InputWatch(built.train_feed.loaders, cores_of_rank()),
+        InputWatch(built.train_feed.loaders, cores_of_rank(), built.train_feed.spent),
     ]  # fmt: skip
     if built.ranks.device.type == "cuda" and config.kernels == "auto":  # on every rank: each compiles
         watches.append(Preparation(keep_compiled(facts_of(built.ranks.device)), shape_of(config)))
@@ -310,8 +311,12 @@ def _own_observers(order: Order, built: Run, noise: NoiseWatch, writer: RunWrite
 def _announce(built: Run, audience: Audience, remarks: list[str], *, resumed: bool) -> None:
     if built.kernels is not None:
         audience.noted(str(built.kernels), kernels=dataclasses.asdict(built.kernels))
+    if (advice := advise_precision(built.config, built.ranks.device)) is not None:
+        audience.noted(advice)
     for remark in remarks:
         audience.noted(remark)
+    if why := built.train_feed.decoding.why:
+        audience.noted(why, decoder=built.train_feed.decoding.name)
     if resumed:
         step = built.state.position.step
         audience.noted(f"Resumed at step {step}." if step else "Nothing to resume: started anew.")

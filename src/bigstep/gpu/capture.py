@@ -44,7 +44,8 @@ class CudaGraphs:
         # cuBLAS keeps a workspace for each stream. One from outside could be freed while the graph still writes to it
         # (torch.compile's own graphs do that), so the graph takes a new one from its own pool and leaves it there.
         torch._C._cuda_clearCublasWorkspaces()
-        with torch.cuda.graph(graph, pool=self.pool):
+        # other threads go on: those that pin memory, or let the device decode, must not spoil the capture
+        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
             result = run()
         torch._C._cuda_clearCublasWorkspaces()
         return graph, result

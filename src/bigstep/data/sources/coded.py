@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -15,15 +14,20 @@ from PIL import Image
 from torch import Tensor
 
 from bigstep.data.augment import Augment, resized_crop_boxes
-from bigstep.data.decode import Box, centre_box, cut, cut_fast, whole_box
+from bigstep.data.decode import centre_box, cut, whole_box
+from bigstep.data.decoders import pillow
+from bigstep.data.decoders.base import Buffer, Crop, Decoder, Draw
+from bigstep.data.device_decoding import DeviceDecoding, Normal
 from bigstep.data.loaders import Chunk, Finish, Job, Loaders
 from bigstep.data.pixels import count_values, moments
 from bigstep.data.rectangles import rectangle_of, rectangular_batches
 from bigstep.data.sources.base import Source, spread
 from bigstep.data.view import Request, View, Way
 from bigstep.errors import ConfigError, DataError
+from bigstep.tables import load
+from bigstep.tables.decoders import DECODERS
 
-__all__ = ["CodedImages"]
+__all__ = ["CodedImages", "Look"]
 
 _SAMPLE = 500  # images that are decoded for statistics unless all are asked for
 _STATISTICS_SIZE = 64  # side at which they are decoded, in pixels
@@ -52,11 +56,15 @@ class CodedImages(Source):
             """Width and height of each image in pixels, (N, 2)."""
 
     @abstractmethod
-    def open(self, index: int) -> AbstractContextManager[Image.Image]:
+    def content(self, index: int) -> Buffer:
+        """Read what is stored of an image."""
+
+    @abstractmethod
+    def open(self, index: int, content: Buffer | None = None) -> AbstractContextManager[Image.Image]:
         """Open an image; what goes wrong with it inside the `with` block becomes a `DataError` that names it."""
 
     @abstractmethod
-    def size(self, index: int) -> tuple[int, int]:
+    def size(self, index: int, content: Buffer | None = None) -> tuple[int, int]:
         """Return width and height of an image in pixels."""
 
     @abstractmethod
@@ -73,9 +81,11 @@ class CodedImages(Source):
         return {"channels": self.channels, "image_size": image_size}
 
     def feed(self, view: View) -> Way:
-        """Decode and crop in loader processes, because the crop decides how much is decoded; the rest on the device."""
+        """Decode and crop in loader processes, because the crop decides how much is decoded; or on the device."""
         if not view.image_size:
             raise ConfigError(f"{self.name} has images of many sizes; set data.image_size, for example to 224.")
+        if DECODERS[view.decoding.name].on_device and view.kind in ("none", "flip", "resized_crop"):
+            return DeviceDecoding(view, CodedJobs(self, view.seed), Normal(self.mean, self.std), self.name)
 
         def prepare(view: View) -> Finish:
             kind = "flip" if view.kind == "resized_crop" else view.kind
@@ -131,31 +141,15 @@ class CodedImages(Source):
 
     def load_crops(self, indices: list[int], size: int) -> Tensor:
         """Decode for evaluation: the short side shrunk to size / 0.875, then the centre of size x size."""
-        return self._load(indices, (size, size), centre_box)
+        return pillow.load(self, indices, Look("centre", (size, size)).draw(indices, 0, 0))[0]
 
     def load_random_crops(self, indices: list[int], size: int, seed: int, epoch: int, min_scale: float) -> Tensor:
-        """Decode for training: a random resized crop of size x size that depends on (seed, epoch, index) alone.
-
-        Boxes are drawn for all images at once, from the sizes in their headers, and moved to whole pixels.
-        """
-        sizes = torch.tensor([self.size(index) for index in indices])
-        drawn = resized_crop_boxes(torch.tensor(indices), seed, epoch, sizes[:, 1], sizes[:, 0], min_scale)
-        out = torch.empty(len(indices), size, size, 3, dtype=torch.uint8)
-        for row, (left, top, width, height) in enumerate(drawn.T.tolist()):
-            with self.open(indices[row]) as image:
-                out[row] = cut_fast(image, (left, top, left + width, top + height), (size, size))
-        return out.permute(0, 3, 1, 2)
+        """Decode for training: a random resized crop of size x size that depends on (seed, epoch, index) alone."""
+        return pillow.load(self, indices, Look("random", (size, size), min_scale).draw(indices, seed, epoch))[0]
 
     def load_rectangles(self, indices: list[int], shape: tuple[int, int]) -> Tensor:
         """Decode whole images, trimmed only as far as the aspect ratio of `shape` (width, height) asks."""
-        return self._load(indices, shape, lambda width, height: whole_box(width, height, shape))
-
-    def _load(self, indices: list[int], shape: tuple[int, int], box: Callable[[int, int], Box]) -> Tensor:
-        out = np.empty((len(indices), shape[1], shape[0], 3), dtype=np.uint8)
-        for row, index in enumerate(indices):
-            with self.open(index) as image:
-                out[row] = cut(image, box(*image.size), shape)
-        return torch.from_numpy(out).permute(0, 3, 1, 2)
+        return pillow.load(self, indices, Look("whole", shape).draw(indices, 0, 0))[0]
 
 
 class Look(NamedTuple):
@@ -164,35 +158,57 @@ class Look(NamedTuple):
     crop: Literal["random", "centre", "whole"]
     shape: tuple[int, int]
     """Width and height in pixels."""
-    min_scale: float
+    min_scale: float = 0.08
+    decoder: str = "pillow"
+    """Who loads them."""
+
+    def draw(self, indices: list[int], seed: int, epoch: int) -> Draw:
+        """Return what says, from the sizes of these images, what is wanted of each.
+
+        Random boxes are drawn for all images at once, from the sizes in their headers, and moved to whole pixels.
+        """
+
+        def draw(sizes: list[tuple[int, int]]) -> list[Crop]:
+            if self.crop == "centre":
+                return [Crop(centre_box(*size), self.shape, snapped=False) for size in sizes]
+            if self.crop == "whole":
+                return [Crop(whole_box(*size, self.shape), self.shape, snapped=False) for size in sizes]
+            width, height = torch.tensor(sizes).T
+            boxes = resized_crop_boxes(torch.tensor(indices), seed, epoch, height, width, self.min_scale)
+            return [Crop((x, y, x + w, y + h), self.shape, snapped=True) for x, y, w, h in boxes.T.tolist()]
+
+        return draw
 
 
 class CodedJobs:
-    """Decode to uint8 images of one shape."""
+    """Decode to uint8 images of one shape, or read what the device decodes."""
 
     def __init__(self, source: CodedImages, seed: int) -> None:
         self.source, self.seed = source, seed
 
     def look(self, request: Request, view: View) -> Look:
         """Choose crop and shape; whole images of a request have one shape, that of the first."""
+        decoding = view.decoding
+        decoder = decoding.loaders_use if DECODERS[decoding.name].on_device else decoding.name
         if _is_whole(view):
             width, height = self.source.sizes[request.indices[0]].tolist()
-            return Look("whole", rectangle_of(width, height, view.image_size), view.min_scale)
+            return Look("whole", rectangle_of(width, height, view.image_size), view.min_scale, decoder)
         crop: Literal["random", "centre"] = "random" if view.kind == "resized_crop" else "centre"
-        return Look(crop, (view.image_size, view.image_size), view.min_scale)
+        return Look(crop, (view.image_size, view.image_size), view.min_scale, decoder)
 
     def __getitem__(self, job: Job) -> Chunk:
         look: Look = job.look
         try:
-            if look.crop == "random":
-                images = self.source.load_random_crops(job.indices, look.shape[0], self.seed, job.epoch, look.min_scale)
-            elif look.crop == "whole":
-                images = self.source.load_rectangles(job.indices, look.shape)
-            else:
-                images = self.source.load_crops(job.indices, look.shape[0])
+            decoder: Decoder = load(DECODERS[look.decoder].home)
+            images, spent = decoder(self.source, job.indices, look.draw(job.indices, self.seed, job.epoch))
         except DataError as error:
             return str(error)
-        return images, self.source.labels[job.indices]
+        return images, self.source.labels[job.indices], spent
+
+    def whole(self, index: int, content: Tensor) -> Tensor:
+        """Decode a whole image on the CPU, (3, height, width): what the device has refused."""
+        with self.source.open(index, content.numpy().data) as image:
+            return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
 
 
 def _is_whole(view: View) -> bool:

@@ -5,6 +5,7 @@ Files are found in sorted order, so a sample's index means the same file on ever
 
 from __future__ import annotations
 
+import io
 import os
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from bigstep.data.decode import image_sizes, open_image
+from bigstep.data.decoders.base import Buffer
 from bigstep.data.sources.base import digest, spread
 from bigstep.data.sources.coded import CodedImages
 from bigstep.errors import DataError
@@ -71,14 +73,27 @@ class FolderImages(CodedImages):
         """Return the file of a sample as a word."""
         return str(self.path(index))
 
-    def open(self, index: int) -> AbstractContextManager[Image.Image]:
-        """Open the file of a sample."""
-        return open_image(self.path(index))
+    def content(self, index: int) -> bytes:
+        """Read the file of a sample."""
+        path = os.path.join(self._root, os.fsdecode(self.files[index]))  # pathlib takes longer than to open the file
+        try:
+            with open(path, "rb", buffering=0) as file:
+                return file.read()
+        except OSError as error:
+            raise DataError(f"{path} cannot be decoded: {error.strerror}.") from None
 
-    def size(self, index: int) -> tuple[int, int]:
+    def open(self, index: int, content: Buffer | None = None) -> AbstractContextManager[Image.Image]:
+        """Open the file of a sample."""
+        return open_image(self.path(index), None if content is None else io.BytesIO(content))
+
+    def size(self, index: int, content: Buffer | None = None) -> tuple[int, int]:
         """Read width and height from the header of a file."""
-        with self.open(index) as image:
+        with self.open(index, content) as image:
             return image.size
+
+    @cached_property
+    def _root(self) -> str:
+        return str(self.root)
 
     def subset(self, indices: Tensor) -> FolderImages:
         """Keep the samples at `indices`, in that order."""

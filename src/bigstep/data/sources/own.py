@@ -177,7 +177,7 @@ class OwnItems(Source):
         chunk = OwnJobs(self, 0)[Job(0, indices, None)]
         if isinstance(chunk, str):
             raise DataError(chunk)
-        return chunk
+        return chunk[0], chunk[1]
 
     def _read_all(self) -> tuple[Tensor, ...]:
         count = len(self.items)

@@ -26,6 +26,7 @@ from PIL import Image
 from torch import Tensor
 
 from bigstep.data.decode import MAX_PIXELS, open_image
+from bigstep.data.decoders.base import Buffer
 from bigstep.data.names import INDEX, Wanted
 from bigstep.data.npy import map_npy
 from bigstep.data.pair import DataPair
@@ -88,7 +89,7 @@ class PackedImages(CodedImages):
         """Width and height of each image in pixels, (N, 2)."""
         return torch.from_numpy(np.stack([self.records["width"], self.records["height"]], 1).astype(np.int64))
 
-    def size(self, index: int) -> tuple[int, int]:
+    def size(self, index: int, content: Buffer | None = None) -> tuple[int, int]:
         """Return width and height as the index has them."""
         record = self.records[index]
         return int(record["width"]), int(record["height"])
@@ -98,14 +99,19 @@ class PackedImages(CodedImages):
         shard = self.shards[self.records[index]["shard"]]
         return f"{self.root / shard} ({os.fsdecode(self.names[index])})"
 
-    @contextmanager
-    def open(self, index: int) -> Iterator[Image.Image]:
-        """Open an image after its checksum was compared."""
+    def content(self, index: int) -> memoryview:
+        """Return what is stored of an image, after its checksum was compared."""
         record = self.records[index]
         begin, size = int(record["offset"]), int(record["size"])
-        content = self._mapped[record["shard"]][begin : begin + size].data
+        content: memoryview = self._mapped[record["shard"]][begin : begin + size].data
         if zlib.crc32(content) != record["crc"]:
             raise DataError(f"{self.where(index)} does not have its checksum; pack it again.")
+        return content
+
+    @contextmanager
+    def open(self, index: int, content: Buffer | None = None) -> Iterator[Image.Image]:
+        """Open an image."""
+        content = self.content(index) if content is None else content
         if self.raw:
             width, height = self.size(index)
             pixels = np.frombuffer(content[-3 * width * height :], dtype=np.uint8).reshape(height, width, 3)

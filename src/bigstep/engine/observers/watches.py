@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from bigstep.data.sampler import hosted_workers
 from bigstep.engine.meter import Flush
@@ -23,6 +23,15 @@ _WAITING = 0.2
 """Share of the time from which on a run is said to wait for its data."""
 _LONG_ENOUGH_S = 10.0
 """How long it must be so; the beginning of an epoch, when the loaders start, is no matter."""
+
+
+_REMEDIES = {
+    "disk": "reading takes longer than decoding, so the disk is what is slow; read from a faster one or from memory, "
+    "or pack the images into a few files with `bigstep data pack FOLDER OUT --side 400`.",
+    "copy": "copying to the device takes longer than decoding; train on smaller images (data.image_size), or let the "
+    "GPU decode (data.decoder=nvjpeg), so that compressed ones travel.",
+}
+"""What to do where not the decoding is what takes the time."""
 
 
 class LossWatch(Observer):
@@ -106,19 +115,20 @@ def loads_of_ranks(workers: int, ranks: int, islands: int = 1) -> list[int]:
 
 
 class InputWatch(Observer):
-    """Says once if a run that loads files waits for them much of the time, and what to change.
+    """Says once if a run that loads files waits for them much of the time, for what of it, and what to change.
 
     Args:
         loaders: Loader processes of each rank; None where the data is in memory and there is nothing to say.
         cores: Cores that a rank has for itself.
+        spent: Returns seconds that went into `disk`, `decode` and `copy` so far, where the feed tells them apart.
 
     >>> watch = InputWatch(loaders=2, cores=8)
     >>> [watch.see([0.2, 2.4], 5.0), watch.see([0.2, 2.0], 5.5), watch.see([0.2, 2.0], 5.0)][1]
     'Waiting for data 42 % of the time: 2 loaders are too few; set data.loaders=4 (a rank has 8 cores).'
     """
 
-    def __init__(self, loaders: int | None, cores: int) -> None:
-        self._loaders, self._cores = loaders, cores
+    def __init__(self, loaders: int | None, cores: int, spent: Callable[[], Mapping[str, float]] = lambda: {}) -> None:
+        self._loaders, self._cores, self._spent = loaders, cores, spent
         self._waited_s = self._elapsed_s = 0.0
 
     def flushed(self, flush: Flush) -> Iterable[Note]:
@@ -138,15 +148,18 @@ class InputWatch(Observer):
         if share <= _WAITING:
             self._waited_s = self._elapsed_s = 0.0
             return None
-        sentence = f"Waiting for data {100 * share:.0f} % of the time: {self._advice(self._loaders, share)}"
+        spent = self._spent()
+        longest = max(spent, key=spent.__getitem__, default="decode")
+        advice = _REMEDIES.get(longest) or self._advice(self._loaders, share)
+        sentence = f"Waiting for data {100 * share:.0f} % of the time: {advice}"
         self._loaders = None  # once is enough
         return sentence
 
     def _advice(self, loaders: int, share: float) -> str:
         if loaders >= self._cores:
             return (
-                f"all {self._cores} cores of a rank load already; store smaller images, use a machine with more cores, "
-                "or give each GPU more to do."
+                f"all {self._cores} cores of a rank load already; store smaller images (`bigstep data pack FOLDER OUT "
+                "--side 400`), use a machine with more cores, or give each GPU more to do."
             )
         # without loaders the loop itself loads, for `share` of its time; loaders work beside it, and always
         wanted = min(self._cores, math.ceil((loaders or share) / (1 - share)))

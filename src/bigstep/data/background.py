@@ -1,0 +1,57 @@
+"""Work in a thread of its own, a little ahead of whoever takes the results."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Generator
+from typing import Any, TypeVar
+
+__all__ = ["in_background"]
+
+_T = TypeVar("_T")
+_LOOK_AROUND_S = 0.1
+
+
+def in_background(items: Generator[_T], depth: int) -> Generator[_T]:
+    """Yield what a thread takes from `items`, at most `depth` ahead; an error is raised here, where it belongs.
+
+    Whoever stops taking, stops the thread: it closes `items` before this returns.
+
+    >>> list(in_background((n * n for n in range(4)), depth=2))
+    [0, 1, 4, 9]
+    """
+    ready: queue.Queue[tuple[str, Any]] = queue.Queue(depth)
+    stop = threading.Event()
+
+    def put(kind: str, value: Any) -> None:
+        while not stop.is_set():
+            with contextlib.suppress(queue.Full):
+                ready.put((kind, value), timeout=_LOOK_AROUND_S)
+                return
+
+    def work() -> None:
+        try:
+            with contextlib.closing(items):
+                for item in items:
+                    put("item", item)
+                    if stop.is_set():
+                        return
+            put("end", None)
+        except BaseException as error:  # noqa: BLE001 - it is raised again in the thread that waits
+            put("error", error)
+
+    thread = threading.Thread(target=work, name="bigstep-feed", daemon=True)
+    thread.start()
+    try:
+        while True:
+            kind, value = ready.get()
+            if kind == "error":
+                raise value
+            if kind == "end":
+                return
+            yield value
+    finally:
+        stop.set()
+        thread.join()

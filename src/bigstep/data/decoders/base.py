@@ -1,0 +1,75 @@
+"""The seam of decoding: a decoder loads a chunk of images, each at the crop that was drawn for it.
+
+Crops are drawn from the sizes in the files' headers, before anything is decoded: which part of an image is shown never
+depends on the decoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from bigstep.data.decode import Box
+from bigstep.data.waits import Spent
+
+__all__ = ["Buffer", "Coded", "Crop", "Decoder", "Draw", "Files"]
+
+Buffer = bytes | memoryview
+"""What a file holds."""
+
+
+class Crop(NamedTuple):
+    """What is wanted of an image."""
+
+    box: Box
+    shape: tuple[int, int]
+    """Width and height of the result in pixels."""
+    snapped: bool
+    """Move the box to whole pixels and look at nothing outside of it, which is faster."""
+
+
+Draw = Callable[[list[tuple[int, int]]], list[Crop]]
+"""(width and height of each image) -> what is wanted of each."""
+
+
+class Files(Protocol):
+    """Where the bytes of images come from."""
+
+    def content(self, index: int) -> Buffer:
+        """Read what is stored of an image."""
+
+    def size(self, index: int, content: Buffer | None = None) -> tuple[int, int]:
+        """Return width and height of an image in pixels."""
+
+    def open(self, index: int, content: Buffer | None = None) -> AbstractContextManager[Image.Image]:
+        """Read the header of an image; what goes wrong inside the `with` block becomes a `DataError` that names it."""
+
+
+class Coded(NamedTuple):
+    """A chunk of which some images are still coded: the device decodes them, and cuts all."""
+
+    pixels: Tensor
+    """uint8 (P, height, width, 3): images that were decoded and cut already."""
+    content: Tensor
+    """uint8: the files of the others, one behind the other."""
+    sizes: NDArray[np.int64]
+    """Bytes of each of these. Small tables are arrays: each tensor would take a file descriptor on its way."""
+    rows: NDArray[np.int64]
+    """Which rows of the chunk they are; the rest is in `pixels`, in order."""
+    boxes: NDArray[np.float64]
+    """(C, 4): left, top, width and height of each box in pixels."""
+    bounds: NDArray[np.int64]
+    """(C, 4): left, top, right and bottom of what may be looked at."""
+
+
+class Decoder(Protocol):
+    """One way of decoding, in a loader process."""
+
+    def __call__(self, files: Files, indices: list[int], draw: Draw) -> tuple[Tensor | Coded, Spent]:
+        """Load a chunk: uint8 crops of NCHW, or what the device needs to make them."""

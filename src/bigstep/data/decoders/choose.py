@@ -1,0 +1,180 @@
+"""Which decoder a run uses: the one that was asked for, or the one that a short measurement shows to be fastest."""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from bigstep.data.decoders import nvjpeg
+from bigstep.data.decoders.base import Coded
+from bigstep.data.sources.base import spread
+from bigstep.data.sources.coded import CodedImages, Look
+from bigstep.data.view import Decoding
+from bigstep.errors import ConfigError
+from bigstep.tables import load
+from bigstep.tables.decoders import DECODERS
+
+__all__ = ["choose"]
+
+_LOOKED_AT = 24  # images that each decoder is timed on
+_DECODED_AT_ONCE = 192  # images that the GPU is timed on, in one call, as in a run
+_ROUNDS = 3
+_BETTER = 1.1  # what a decoder must gain over Pillow to be taken: less may be chance
+_ALIKE = 2.0  # mean difference in grey levels from Pillow's pixels above which the GPU's decoders are not trusted
+
+
+def choose(asked: str, source: Any, *, size: int, loaders: int, device: torch.device, exact: bool = False) -> Decoding:
+    """Return who decodes the images of a source, with a sentence that says why.
+
+    Args:
+        asked: One of `DECODERS`.
+        source: What is trained on; None of this concerns one that is not of image files.
+        size: Side of the crops in pixels.
+        loaders: Loader processes of this rank.
+        device: Where the batches go.
+        exact: Whether the run must give the same bits, or proofs in float64, which the crops of the GPU have not.
+    """
+    if not isinstance(source, CodedImages):
+        return Decoding()
+    if asked != "auto":
+        return _asked_for(asked, source, size, loaders, device)
+    if exact or device.type != "cuda" or not size:
+        why = (
+            "an exact run, or one in float64, needs one decoder everywhere"
+            if exact
+            else "on a CPU the model takes the time"
+        )
+        return Decoding(why=f"Images are decoded by Pillow {_where(loaders)}: {why}.")
+    return _fastest(source, size, loaders, device)
+
+
+def _where(loaders: int) -> str:
+    return f"in {loaders} loader process{'es' * (loaders != 1)}" if loaders else "by the run itself"
+
+
+def _asked_for(asked: str, source: CodedImages, size: int, loaders: int, device: torch.device) -> Decoding:
+    kind = DECODERS[asked]
+    reason = nvjpeg.why_not_nvjpeg(device) if kind.on_device else None
+    if kind.needs and not kind.on_device:
+        reason = nvjpeg.why_not_torchvision()
+    if reason:
+        raise ConfigError(f"data.decoder is {asked}, but {reason}: use data.decoder=auto or pillow.")
+    said = f"Images are decoded by {_words(asked)} {_where(loaders)}, as data.decoder says."
+    if not kind.on_device:
+        return Decoding(asked, why=said)
+    device_rate = _rate_of_device(source, size, device)
+    if not device_rate:
+        raise ConfigError(
+            f"data.decoder is {asked}, but the GPU decodes none of the files in {source.name}: use pillow."
+        )
+    if asked == "nvjpeg":
+        return Decoding(asked, share=1.0, why=said)
+    rates = _rates_of_loaders(source, size, loaders)
+    best = max(rates, key=rates.__getitem__)
+    return Decoding(asked, best, device_rate / (device_rate + rates[best]), said)
+
+
+def _words(name: str) -> str:
+    return {"pillow": "Pillow", "nvjpeg": "the GPU, read", "both": "the GPU and"}.get(name, name)
+
+
+def _fastest(source: CodedImages, size: int, loaders: int, device: torch.device) -> Decoding:
+    """Measure, and say what was found."""
+    rates = _rates_of_loaders(source, size, loaders)
+    best = max(rates, key=rates.__getitem__)
+    best = best if rates[best] > _BETTER * rates["pillow"] else "pillow"
+    told = ", ".join(f"{name} {rate:,.0f}" for name, rate in rates.items())
+    told = f"{loaders or 1} loader{'s' * (loaders > 1)} would bring {told} images/s"
+    reason = nvjpeg.why_not_nvjpeg(device)
+    if reason is None:
+        device_rate = _rate_of_device(source, size, device)
+        difference = _difference_on_device(source, size, device) if device_rate else 0.0
+        if not device_rate:
+            reason = "the GPU decodes none of these files"
+        elif difference > _ALIKE:
+            reason = f"its pixels are off by {difference:.1f} grey levels here"
+        else:
+            name, share = ("both", device_rate / (device_rate + rates[best])) if loaders else ("nvjpeg", 1.0)
+            why = (
+                f"Images are decoded by the GPU and by {_words(best)} {_where(loaders)} at once, each as much as keeps "
+                f"up: the GPU alone brings {device_rate:,.0f} images/s, {told} (data.decoder=both)."
+            )
+            if name == "nvjpeg":
+                why = f"Images are decoded by the GPU: {device_rate:,.0f} images/s alone (data.decoder=nvjpeg)."
+            return Decoding(name, best, share, why)
+    chosen = f"Images are decoded by {_words(best)} {_where(loaders)}: {told} (data.decoder={best})"
+    return Decoding(best, best, why=f"{chosen}; not by the GPU: {reason}.")
+
+
+def _rates_of_loaders(source: CodedImages, size: int, loaders: int) -> dict[str, float]:
+    """Images a second of the decoders that a loader process may use, times the loaders."""
+    names = ["pillow", *(["torchvision"] if nvjpeg.why_not_torchvision() is None else [])]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in a loader process
+    try:
+        each = {name: _rate(functools.partial(_loaded, name, source, size, _LOOKED_AT)) for name in names}
+        return {name: max(loaders, 1) * rate for name, rate in each.items()}
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _loaded(name: str, source: CodedImages, size: int, count: int) -> tuple[Any, int]:
+    indices = spread(len(source), count).tolist()
+    draw = Look("random", (size, size)).draw(indices, 0, 0)
+    return load(DECODERS[name].home)(source, indices, draw)[0], len(indices)
+
+
+def _rate(decode: Callable[[], tuple[Any, int]]) -> float:
+    """Images a second: the median of some rounds, after one that warms up."""
+    decode()
+    rates = []
+    for _ in range(_ROUNDS):
+        began = time.perf_counter()
+        count = decode()[1]
+        rates.append(count / (time.perf_counter() - began))
+    return statistics.median(rates)
+
+
+def _rate_of_device(source: CodedImages, size: int, device: torch.device) -> float:
+    """Images a second that the device decodes, 0 if these files are not for it."""
+    coded: Coded = _loaded("nvjpeg", source, size, _DECODED_AT_ONCE)[0]
+    contents = torch.split(coded.content, coded.sizes.tolist())
+    if not len(coded.rows):
+        return 0.0
+
+    def decode() -> tuple[Any, int]:
+        return nvjpeg.decode_on_device(contents, device, _refuse), len(contents)
+
+    try:
+        return _rate(decode)
+    except _RefusedError:
+        return 0.0
+
+
+class _RefusedError(Exception):
+    pass
+
+
+def _refuse(number: int) -> Any:
+    raise _RefusedError
+
+
+def _difference_on_device(source: CodedImages, size: int, device: torch.device) -> float:
+    """Mean difference in grey levels between some images that the device decodes and those of Pillow."""
+    coded: Coded = _loaded("nvjpeg", source, size, 4)[0]
+    indices = spread(len(source), 4)[coded.rows].tolist()
+    decoded = (
+        nvjpeg.decode_on_device(torch.split(coded.content, coded.sizes.tolist()), device, _refuse) if indices else []
+    )
+    differences = [0.0]
+    for index, image in zip(indices, decoded, strict=True):
+        with source.open(index) as opened:
+            mine = torch.from_numpy(np.array(opened.convert("RGB"))).permute(2, 0, 1)
+        differences.append((image.cpu().float() - mine.float()).abs().mean().item())
+    return max(differences)

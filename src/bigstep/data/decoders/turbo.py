@@ -1,0 +1,74 @@
+"""torchvision's JPEG decoder on the CPU (libjpeg-turbo), which hands over pixels without a copy in Python."""
+
+from __future__ import annotations
+
+import functools
+import time
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812 - as everybody writes it
+from PIL import Image
+from torch import Tensor
+
+from bigstep.data.decode import snap
+from bigstep.data.decoders.base import Buffer, Crop, Draw, Files
+from bigstep.data.decoders.pillow import cut_one
+from bigstep.data.decoders.plain import why_not_plain
+from bigstep.data.waits import Spent
+
+__all__ = ["as_tensor", "jpeg_decoder", "load"]
+
+
+def load(files: Files, indices: list[int], draw: Draw) -> tuple[Tensor, Spent]:
+    """Decode a chunk, image by image; what is no plain JPEG, or what the decoder refuses, goes through Pillow."""
+    began = time.perf_counter()
+    contents = [files.content(index) for index in indices]
+    read = time.perf_counter()
+    sizes, plain = [], []
+    for index, content in zip(indices, contents, strict=True):
+        with files.open(index, content) as image:
+            sizes.append(image.size)
+            plain.append(why_not_plain(image, content) is None)
+    crops = draw(sizes)
+    width, height = crops[0].shape
+    out = torch.empty(len(indices), height, width, 3, dtype=torch.uint8)
+    for row, (index, content, crop) in enumerate(zip(indices, contents, crops, strict=True)):
+        cropped = _cut(content, crop) if plain[row] else None
+        out[row] = cut_one(files, index, content, crop) if cropped is None else cropped
+    return out.permute(0, 3, 1, 2), Spent(read - began, time.perf_counter() - read)
+
+
+def _cut(content: Buffer, crop: Crop) -> Tensor | None:
+    """Decode and resize the crop, as HWC; None if the decoder refuses the file, of which Pillow then tells."""
+    decode_jpeg, rgb = jpeg_decoder()
+    try:
+        pixels = decode_jpeg(as_tensor(content), mode=rgb)
+    except RuntimeError:
+        return None
+    if not crop.snapped:
+        picture = Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
+        return torch.from_numpy(np.array(picture.resize(crop.shape, Image.Resampling.BILINEAR, box=crop.box)))
+    left, top, right, bottom = snap(crop.box, (pixels.shape[2], pixels.shape[1]))
+    part = pixels[None, :, top:bottom, left:right].contiguous(memory_format=torch.channels_last)
+    resized = F.interpolate(part, size=(crop.shape[1], crop.shape[0]), mode="bilinear", antialias=True)
+    return resized[0].permute(1, 2, 0)
+
+
+@functools.cache
+def jpeg_decoder() -> tuple[Any, Any]:
+    """Return torchvision's function, and its word for red, green and blue."""
+    from torchvision.io import ImageReadMode, decode_jpeg
+
+    # from 0.29 on it tells to move to torchcodec, which asks for a newer torch than we do
+    warnings.filterwarnings("ignore", category=DeprecationWarning, module="torchvision")
+    return decode_jpeg, ImageReadMode.RGB
+
+
+def as_tensor(content: Buffer) -> Tensor:
+    """Return the bytes of a file as a tensor that shares them; nobody writes to it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*not writable.*", UserWarning)
+        return torch.from_numpy(np.frombuffer(content, dtype=np.uint8))

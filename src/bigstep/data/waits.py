@@ -1,0 +1,92 @@
+"""Where the time of a feed goes: how long the device waited for each batch, and who had it to do.
+
+A host that runs ahead of its GPU may wait for a loader while the GPU is busy, or be handed a batch at once that the GPU
+then waits for. So on a GPU waits are measured where they cost something: between the moment at which the device had
+done all that it was given before a batch was asked for, and the moment at which that batch was ready on the device.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+__all__ = ["Moment", "Spent", "Waits"]
+
+
+class Spent(NamedTuple):
+    """Seconds that a loader process took for a chunk."""
+
+    read_s: float
+    decode_s: float
+
+
+class Moment(Protocol):
+    """A point in the work of a device: a CUDA event with a clock."""
+
+    def elapsed_time(self, later: Any, /) -> float:
+        """Return milliseconds until another; negative if that one came before."""
+
+    def query(self) -> bool:
+        """Whether the device has come to it."""
+
+
+class Waits:
+    """Keeps the waits of a feed until they are taken.
+
+    Args:
+        device: where the batches go; nothing is measured on a CPU, where the host's own clock tells all.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._handed: list[tuple[Moment, Moment]] = []
+        self._copies: list[tuple[Moment, Moment]] = []
+        self.read_s = self.decode_s = self.device_s = self.copy_s = 0.0
+
+    def __len__(self) -> int:
+        """Count the batches that were handed out since the last `take`."""
+        return len(self._handed)
+
+    def now(self) -> torch.cuda.Event | None:
+        """Mark what the current stream was given so far; None on a CPU."""
+        if self.device.type != "cuda":
+            return None
+        moment = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # untyped in torch
+        moment.record(torch.cuda.current_stream(self.device))
+        return moment
+
+    def handed(self, asked: Moment | None, ready: Moment | None) -> None:
+        """Take note of a batch: when the device was free for it, and when it was there."""
+        if asked is not None and ready is not None:
+            self._handed.append((asked, ready))
+
+    def copied(self, begin: Moment | None, end: Moment | None) -> None:
+        """Take note of a copy to the device."""
+        if begin is not None and end is not None:
+            self._copies.append((begin, end))
+
+    def loaded(self, spent: Spent) -> None:
+        """Take note of a chunk that a loader process brought."""
+        self.read_s += spent.read_s
+        self.decode_s += spent.decode_s
+
+    def take(self) -> list[float]:
+        """Return the seconds for which the device waited for each batch since the last call, once it has done them."""
+        handed, self._handed = self._handed, []
+        copies, self._copies = self._copies, []
+        for begin, end in copies:
+            if end.query():
+                self.copy_s += begin.elapsed_time(end) / 1e3
+            else:  # a batch ahead is still on its way
+                self._copies.append((begin, end))
+        return [max(0.0, asked.elapsed_time(ready)) / 1e3 for asked, ready in handed]
+
+    def forget(self) -> None:
+        """Leave out what was not taken."""
+        self._handed.clear()
+
+    def parts(self, loaders: int) -> dict[str, float]:
+        """Return seconds of the clock that reading, decoding and copying have taken, loader processes side by side."""
+        several = max(loaders, 1)
+        return {"decode": self.decode_s / several + self.device_s, "disk": self.read_s / several, "copy": self.copy_s}

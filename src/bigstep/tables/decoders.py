@@ -1,0 +1,51 @@
+"""Decoders of image files by name: who turns coded bytes into pixels, and where."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["DECODERS", "DecoderKind"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderKind:
+    """A way from the bytes of image files to crops."""
+
+    about: str
+    """What it is."""
+    home: str
+    """The function that loads a chunk, as `bigstep.data.decoders.base.Decoder` says; of a choice, what chooses."""
+    needs: str = ""
+    """The package that it needs beside our own."""
+    on_device: bool = False
+    """Whether the device decodes, and so must be a GPU."""
+
+
+DECODERS: dict[str, DecoderKind] = {
+    "auto": DecoderKind(
+        about="Chosen when a run begins: on a GPU by a short measurement, on a CPU Pillow; a note says which and why.",
+        home="bigstep.data.decoders.choose:choose",
+    ),
+    "pillow": DecoderKind(
+        about="Pillow in the loader processes, at a half, a quarter or an eighth of the size where that will do.",
+        home="bigstep.data.decoders.pillow:load",
+    ),
+    "torchvision": DecoderKind(
+        about="torchvision's JPEG decoder in the loader processes; what is no plain JPEG goes through Pillow.",
+        home="bigstep.data.decoders.turbo:load",
+        needs="torchvision",
+    ),
+    "nvjpeg": DecoderKind(
+        about="The GPU's own JPEG decoders, by torchvision; what is no plain JPEG goes through Pillow.",
+        home="bigstep.data.decoders.nvjpeg:load",
+        needs="torchvision",
+        on_device=True,
+    ),
+    "both": DecoderKind(
+        about="The GPU's decoders and the loader processes at once, in the ratio that keeps up.",
+        home="bigstep.data.decoders.nvjpeg:load",
+        needs="torchvision",
+        on_device=True,
+    ),
+}
+"""What `data.decoder` may name."""

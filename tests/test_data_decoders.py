@@ -1,0 +1,298 @@
+"""Decoders: the same crops whoever decodes; kinds of files that decoders see differently all go one way."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from bigstep.data import open_data
+from bigstep.data.augment import resized_crop_boxes
+from bigstep.data.background import in_background
+from bigstep.data.decode import snap
+from bigstep.data.decoders import choose as choosing
+from bigstep.data.decoders import nvjpeg, turbo
+from bigstep.data.decoders.base import Coded
+from bigstep.data.decoders.choose import choose
+from bigstep.data.decoders.plain import why_not_plain
+from bigstep.data.decoders.share import Share
+from bigstep.data.feed import Feed, Request
+from bigstep.data.sources.coded import Look
+from bigstep.data.sources.folder import FolderImages, open_folder
+from bigstep.data.view import Decoding
+from bigstep.errors import ConfigError, DataError
+from test_data_folder import make_folder, photograph
+from test_data_pack import packed
+
+CPU = torch.device("cpu")
+GREY_LEVEL = 1 / 255 / 0.224  # of a normalised image
+
+
+def by_pillow(contents: Sequence[Tensor], device: torch.device, again: Callable[[int], Tensor]) -> list[Tensor]:
+    """Stand in for the GPU's decoders."""
+    opened = [Image.open(io.BytesIO(content.numpy().tobytes())) for content in contents]
+    assert all(image.mode == "RGB" for image in opened)
+    return [torch.from_numpy(np.array(image)).permute(2, 0, 1).to(device) for image in opened]
+
+
+@pytest.fixture
+def _decoded_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvjpeg, "decode_on_device", by_pillow)
+
+
+def odd_files(folder: Path) -> dict[str, str | None]:
+    """Files of every kind, by name; why each is no plain JPEG."""
+    tags = Image.Exif()
+    tags[0x0112] = 6
+    kinds: dict[str, tuple[Image.Image, dict[str, Any], str | None]] = {
+        "plain.jpg": (photograph(40, 30), {}, None),
+        "grey.jpg": (photograph(40, 30, mode="L"), {}, "grey"),
+        "cmyk.jpg": (photograph(40, 30, mode="CMYK"), {}, "CMYK"),
+        "progressive.jpg": (photograph(40, 30), {"progressive": True}, "progressive"),
+        "turned.jpg": (photograph(40, 30), {"exif": tags}, "orientation"),
+        "upright.jpg": (photograph(40, 30), {"exif": Image.Exif()}, None),
+        "own.jpg": (photograph(40, 30), {"keep_rgb": True}, "red, green and blue"),
+        "other.png": (photograph(40, 30), {}, "no JPEG"),
+    }
+    for name, (image, options, _) in kinds.items():
+        image.save(folder / name, **options)
+    (folder / "padded.jpg").write_bytes((folder / "plain.jpg").read_bytes() + b"\0\0")
+    return {**{name: why for name, (_, _, why) in kinds.items()}, "padded.jpg": "does not end"}
+
+
+def with_odd_files(root: Path) -> tuple[FolderImages, dict[str, str | None]]:
+    make_folder(root)
+    kinds = odd_files(root / "train" / "ant")
+    return open_folder(root)[0], kinds
+
+
+def test_only_plain_files_leave_pillow(tmp_path: Path) -> None:
+    source, kinds = with_odd_files(tmp_path)
+    for index, name in enumerate(source.files.tolist()):
+        content = source.content(index)
+        with source.open(index, content) as image:
+            reason = why_not_plain(image, content)
+        expected = kinds.get(Path(name.decode()).name)
+        assert (reason is None) == (expected is None), name
+        assert expected is None or expected in str(reason)
+
+
+@pytest.mark.usefixtures("_decoded_here")
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("decoding", [Decoding("nvjpeg"), Decoding("both", share=0.5)], ids=lambda each: each.name)
+def test_the_device_shows_what_pillow_shows(tmp_path: Path, train: bool, decoding: Decoding) -> None:
+    """Files of every kind; the kernel does not round to grey levels, Pillow does twice: half a level in the mean."""
+    source, _ = with_odd_files(tmp_path)
+    order = torch.tensor([3, 14, 0, 7, 8, 2, 11, 5, 1, 9, 13, 10, 4, 6, 12])
+    wanted = [Request(2, order[:4]), Request(2, order[4:].repeat(8)), Request(2, order[:1])]
+    options: dict[str, Any] = {"train": train, "augment": "resized_crop", "seed": 3, "image_size": 48}
+    # too large for Pillow to decode at half the size, which gives other pixels by itself
+    usual = list(Feed(source, **options)(wanted))
+    feed = Feed(source, decoding=decoding, loaders=1, **options)
+    ours = list(feed(wanted))
+    assert [len(x) for x, _ in ours] == [4, 88, 1]
+    again = list(feed(wanted[:1]))
+    feed.close()
+    for (x, y), (u, v) in zip(usual, ours, strict=True):
+        assert torch.equal(y, v)
+        difference = (x - u).abs()
+        assert difference.mean() < 0.5 * GREY_LEVEL
+        assert difference.max() < 2.5 * GREY_LEVEL
+    torch.testing.assert_close(again[0][0], ours[0][0], rtol=0, atol=2.5 * GREY_LEVEL)  # another may have decoded
+    assert feed.spent()["decode"] > 0
+
+
+@pytest.mark.usefixtures("_decoded_here")
+def test_packed_files_give_the_device_the_same_bytes(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "set")
+    packed(folder, tmp_path / "out")
+    packed(folder, tmp_path / "pixels", side=64, raw=True)
+    options: dict[str, Any] = {
+        "train": True,
+        "augment": "resized_crop",
+        "image_size": 16,
+        "decoding": Decoding("nvjpeg"),
+    }
+    wanted = [Request(1, torch.arange(6))]
+    sources = [open_data(kind, str(path)).train for kind, path in (("folder", folder), ("packed", tmp_path / "out"))]
+    (x, _), (u, _) = (next(iter(Feed(source, **options)(wanted))) for source in sources)
+    assert torch.equal(x, u)
+    raw = open_data("packed", str(tmp_path / "pixels")).train
+    assert next(iter(Feed(raw, **options)(wanted)))[0].shape == (6, 3, 16, 16)  # pixels need no decoder
+
+
+@pytest.mark.parametrize("loaders", [0, 1])
+@pytest.mark.usefixtures("_decoded_here")
+def test_a_damaged_file_is_named_whoever_decodes(tmp_path: Path, loaders: int) -> None:
+    source, _ = open_folder(make_folder(tmp_path))
+    good = source.path(2).read_bytes()
+    for bad, words in ((good[:-300], "image file is truncated"), (b"", "cannot identify image file")):
+        source.path(2).write_bytes(bad)
+        feed = Feed(source, train=False, image_size=16, loaders=loaders, decoding=Decoding("nvjpeg"))
+        batches = feed([Request(0, torch.tensor([0])), Request(0, torch.tensor([1, 2]))])
+        next(batches)
+        with pytest.raises(DataError, match=words) as caught:
+            next(batches)
+        assert str(source.path(2)) in str(caught.value)
+        feed.close()
+
+
+def test_what_the_device_refuses_is_decoded_by_pillow_or_named(tmp_path: Path) -> None:
+    source, _ = open_folder(make_folder(tmp_path))
+    coded = nvjpeg.load(source, [0, 1, 2], Look("centre", (8, 8)).draw([0, 1, 2], 0, 0))[0]
+    feed = Feed(source, train=False, image_size=8, decoding=Decoding("nvjpeg"))
+    assert coded.rows.tolist() == [0, 1, 2]
+    contents = torch.split(coded.content, coded.sizes.tolist())
+    found = feed._way._jobs.whole(1, contents[1])  # type: ignore[attr-defined]
+    with source.open(1) as image:
+        assert torch.equal(found.permute(1, 2, 0), torch.from_numpy(np.array(image)))
+    torn = contents[1][:-400].clone()
+    with pytest.raises(DataError, match=r"ant/1\.JPEG cannot be decoded"):
+        feed._way._jobs.whole(1, torn)  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("_decoded_here")
+def test_an_unfinished_pass_ends_the_thread(tmp_path: Path) -> None:
+    source, _ = open_folder(make_folder(tmp_path))
+    feed = Feed(source, train=False, image_size=8, decoding=Decoding("nvjpeg"))
+    batches = feed(Request(0, torch.tensor([n % 6])) for n in range(100))
+    next(batches)
+    feed.close()
+    found = list(feed([Request(0, torch.tensor([4, 1]))]))
+    assert found[0][1].tolist() == [1, 0]
+
+
+def test_work_in_the_background_stops_with_whoever_takes_it() -> None:
+    made: list[int] = []
+    ended: list[bool] = []
+
+    def count() -> Any:
+        try:
+            for number in range(1000):
+                made.append(number)
+                yield number
+        finally:
+            ended.append(True)
+
+    numbers = in_background(count(), depth=2)
+    assert [next(numbers), next(numbers)] == [0, 1]
+    numbers.close()
+    assert ended == [True]
+    assert len(made) <= 6  # two taken, two waiting, one or two in hand
+
+
+def test_the_share_follows_whoever_is_late() -> None:
+    """A model of a run: the loaders bring 4 chunks in a unit of time, the device 8, and the step wants `pace`."""
+    for pace, low, high in ((3.0, 0.0, 0.1), (8.0, 0.4, 0.6), (10.0, 0.55, 0.72), (20.0, 0.6, 0.75)):
+        share = Share(0.2)
+        for _ in range(3000):
+            loaders_s, device_s = (1 - share.value) / 4, share.value / 8
+            share.heed(loaders_s, device_s, starving=max(loaders_s, device_s) > 1 / pace)
+        assert low <= share.value <= high, pace
+    share = Share(0.3, fixed=True)
+    dealt = [share.next() for _ in range(1000)]
+    assert sum(dealt) == 300
+    assert max(len(run) for run in "".join("x" if each else " " for each in dealt).split()) == 1  # evenly mixed
+
+
+def test_what_cannot_be_had_is_refused_and_the_rest_chosen_with_a_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, _ = open_folder(make_folder(tmp_path))
+    found = choose("auto", source, size=16, loaders=2, device=CPU)
+    assert (found.name, found.why) == (
+        "pillow",
+        "Images are decoded by Pillow in 2 loader processes: on a CPU the model takes the time.",
+    )
+    assert choose("auto", object(), size=16, loaders=2, device=CPU) == Decoding()
+    with pytest.raises(ConfigError, match=r"data\.decoder is nvjpeg, but there is no GPU: use data\.decoder=auto or"):
+        choose("nvjpeg", source, size=16, loaders=2, device=CPU)
+    monkeypatch.setattr(nvjpeg, "why_not_torchvision", lambda: "torchvision is not installed")
+    with pytest.raises(ConfigError, match=r"data\.decoder is torchvision, but torchvision is not installed"):
+        choose("torchvision", source, size=16, loaders=2, device=CPU)
+
+
+@pytest.mark.usefixtures("_decoded_here")
+def test_a_measurement_chooses_and_a_decoder_that_is_wrong_is_not_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, _ = open_folder(make_folder(tmp_path))
+    monkeypatch.setattr(nvjpeg, "why_not_torchvision", lambda: "torchvision is not installed")
+    monkeypatch.setattr(nvjpeg, "why_not_nvjpeg", lambda device: None)
+    chosen = choosing._fastest(source, 16, 2, CPU)
+    assert (chosen.name, chosen.loaders_use) == ("both", "pillow")
+    assert 0 < chosen.share < 1
+    assert "decoded by the GPU and by Pillow in 2 loader processes at once" in chosen.why
+    assert choosing._fastest(source, 16, 0, CPU).name == "nvjpeg"
+
+    def brighter(*how: Any) -> list[Tensor]:
+        return [image.clamp(max=200) + 50 for image in by_pillow(*how)]
+
+    monkeypatch.setattr(nvjpeg, "decode_on_device", brighter)
+    refused = choosing._fastest(source, 16, 2, CPU)
+    assert refused.name == "pillow"
+    assert "not by the GPU: its pixels are off by" in refused.why
+
+
+@pytest.mark.skipif(nvjpeg.why_not_torchvision() is not None, reason=f"{nvjpeg.why_not_torchvision()}")
+@pytest.mark.parametrize("crop", ["random", "centre"])
+def test_torchvision_shows_what_pillow_shows(tmp_path: Path, crop: Any) -> None:
+    source, _ = with_odd_files(tmp_path)
+    everything = list(range(len(source)))
+    look = Look(crop, (48, 48))
+    draw = look.draw(everything, 1, 2)
+    usual = (
+        source.load_random_crops(everything, 48, 1, 2, 0.08) if crop == "random" else source.load_crops(everything, 48)
+    )
+    found, spent = turbo.load(source, everything, draw)
+    assert found.shape == usual.shape
+    assert (found.int() - usual.int()).abs().float().mean() < 0.5
+    assert spent.decode_s > 0
+
+
+def test_a_chunk_for_the_device_holds_every_image_once(tmp_path: Path) -> None:
+    source, kinds = with_odd_files(tmp_path)
+    everything = list(range(len(source)))
+    coded, _ = nvjpeg.load(source, everything, Look("random", (48, 48)).draw(everything, 0, 0))
+    assert isinstance(coded, Coded)
+    plain = [index for index in everything if kinds.get(source.path(index).name) is None]
+    assert coded.rows.tolist() == plain
+    assert len(coded.pixels) == len(everything) - len(plain)
+    sizes = torch.tensor([source.size(index) for index in everything])
+    drawn = resized_crop_boxes(torch.tensor(everything), 0, 0, sizes[:, 1], sizes[:, 0])  # as Pillow's path draws them
+    for place, row in enumerate(plain):
+        x, y, w, h = drawn[:, row].tolist()
+        assert tuple(coded.bounds[place]) == snap((x, y, x + w, y + h), source.size(row))
+    for row, content in zip(plain, torch.split(coded.content, coded.sizes.tolist()), strict=True):
+        assert content.numpy().tobytes() == source.content(row)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(nvjpeg.why_not_torchvision() is not None, reason=f"{nvjpeg.why_not_torchvision()}")
+@pytest.mark.parametrize("train", [True, False])
+def test_a_gpu_decodes_what_pillow_decodes_beside_work_of_its_own(tmp_path: Path, train: bool) -> None:
+    """Memory that is freed while queued work still reads it is what the decoders would overwrite."""
+    source, _ = with_odd_files(tmp_path)
+    order = torch.arange(len(source)).repeat(20)
+    wanted = [Request(epoch, order) for epoch in range(10)]
+    options: dict[str, Any] = {"train": train, "augment": "resized_crop", "seed": 3, "image_size": 48}
+    usual = list(Feed(source, **options)(wanted))
+    for decoding in (Decoding("nvjpeg"), Decoding("both", share=0.5)):
+        feed = Feed(source, device="cuda", loaders=2, decoding=decoding, **options)
+        busy = torch.randn(2048, 2048, device="cuda")
+        for (x, _), (u, _) in zip(usual, feed(wanted), strict=True):
+            for _ in range(10):
+                busy = torch.tanh(busy @ busy)
+            difference = (x - u.cpu()).abs().mean((1, 2, 3))
+            assert difference.mean() < GREY_LEVEL
+            assert difference.max() < 3 * GREY_LEVEL  # one image: a decoder may upsample colour otherwise
+        feed.close()
+        assert feed.waits is not None
+        assert len(feed.waits.take()) == len(wanted)
