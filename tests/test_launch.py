@@ -131,12 +131,24 @@ def test_a_setting_that_did_not_exist_when_a_run_was_started_has_its_default() -
     assert "lr.invented=3" in str(find_change(before, config)), "a field of another release is not passed over"
 
 
+def listened_on(pid: int) -> list[str]:
+    """The addresses that a process listens on, as the kernel writes them."""
+    sockets = {os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink()}
+    rows = [
+        line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()
+    ]
+    return [row[1].partition(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets]
+
+
 def test_a_killed_rank_is_named(tmp_path: Path) -> None:
     process = subprocess.Popen(command(tmp_path / "run", 2), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 50
     while lines(tmp_path / "run") < 3 and time.monotonic() < deadline:
         time.sleep(0.01)  # watching a file that another program writes
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    addresses = [address for child in children for address in listened_on(int(child))]
+    assert addresses, "ranks wait for one another's connections"
+    assert set(addresses) <= {"0100007F", "0000000000000000FFFF00000100007F", f"{0:024X}01000000"}, "on the loopback"
     os.kill(int(children[1]), signal.SIGKILL)
     out, err = process.communicate(timeout=40)
     assert process.returncode == 1
