@@ -1,10 +1,9 @@
 """Our own systems first: CIFAR-10 in seconds, `leap` and `muon` tuned on held-out images, then their test table.
 
-`sprint`  a few settings of `muon --preset sprint` one after the other, then the fewest epochs that reach the goal on
-          held-out images
-`timed`   twenty seeds of that on test images, with one view and with six; one at a time, so that seconds count
-`tuned`   `leap` and `muon` at three steps an epoch of 45,000 images, as 16,384 has of 50,000: rate, momentum, growth;
-          beside them the rates of `sony` at 16,384
+`tuned`   on held-out images, four lanes: a few settings of `muon --preset sprint` one after the other, then its fewest
+          epochs that reach the goal (three seeds); `leap` and `muon` at three steps an epoch of 45,000 images, as
+          16,384 has of 50,000: rate, momentum, growth; the rates of `sony` at 16,384
+`timed`   twenty seeds of `sprint` on test images, with one view and with six; one at a time, so that seconds count
 `proof`   test images, three seeds, a whole seed before the next: `leap` at 16,384, 8,192, 25,000 and 512, `muon` with a
           constant batch; what was tuned once goes for every batch, by the presets' rule
 """
@@ -29,7 +28,7 @@ THREE_STEPS = 14720
 FASTEST = 2048
 GOAL = 0.943
 """Of held-out images: 94 % of the test images, and some left."""
-EPOCHS = (10, 12, 14, 16, 20, 24)
+EPOCHS = (12, 16, 20, 24, 30)
 
 Changes = tuple[tuple[str, tuple[str, ...]], ...]
 
@@ -142,23 +141,21 @@ def at_batch(settings: tuple[str, ...], batch: int) -> tuple[str, ...]:
 
 
 def _sprint_epochs(kept: tuple[str, ...]) -> Generator[Planned, Mapping[str, Any], float]:
-    """Fewer epochs until the goal is missed, from the middle on."""
+    """The fewest epochs whose mean over three seeds reaches the goal: one seed is off by 0.3 points."""
     for epochs in EPOCHS:
-        name = f"sprint held-out epochs {epochs}"
-        row = yield Planned(name, "muon", FASTEST, kept, epochs, holdout=VALIDATION, preset="sprint")
-        if (row["accuracy"] or 0.0) >= GOAL:
+        name, total = f"sprint held-out epochs {epochs}", 0.0
+        for seed in range(SEEDS):
+            row = yield Planned(name, "muon", FASTEST, kept, epochs, seed, VALIDATION, "sprint")
+            total += row["accuracy"] or 0.0
+        if total / SEEDS >= GOAL:
             break
     return float(epochs)
 
 
-def sprint(rows: Rows) -> Lanes:
+def sprint() -> Parts:
     """Settings of the fast preset, then its epochs."""
-
-    def lane() -> Parts:
-        kept = yield from search_of("sprint")
-        yield from _sprint_epochs(kept)
-
-    yield lane()
+    kept = yield from search_of("sprint")
+    yield from _sprint_epochs(kept)
 
 
 def timed(rows: Rows) -> Lanes:
@@ -181,9 +178,10 @@ def timed(rows: Rows) -> Lanes:
 
 
 def tuned(rows: Rows) -> Lanes:
-    """Both of ours, and the rates of the best published system beside them."""
+    """The fast preset, both of ours, and the rates of the best published system beside them."""
     from converged import widen_one
 
+    yield sprint()
     yield search_of("leap")  # type: ignore[misc]  # what a search returns is read from the book
     yield search_of("muon")  # type: ignore[misc]  # as above
     yield widen_one("sony", 16384)
@@ -210,4 +208,4 @@ def proof(rows: Rows) -> Lanes:
     )
 
 
-ORDER = {"sprint": sprint, "timed": timed, "tuned": tuned, "proof": proof}
+ORDER = {"tuned": tuned, "timed": timed, "proof": proof}
