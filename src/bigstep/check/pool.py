@@ -1,7 +1,8 @@
 """Rank processes that stay alive: started once, joined into worlds of any size, never left behind.
 
 A fresh process costs seconds (it imports torch); joining those that live into another world costs milliseconds. So all
-properties of a check share one pool.
+properties of a check share one pool. Most compare one rank with several in turn: the world of one has a process of its
+own, so that the others stay joined.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ COLLECTIVE_TIMEOUT_S = 60.0
 CALL_TIMEOUT_S = 240.0
 """After this long ranks that did not answer are ended and replaced."""
 
+_Member = tuple[BaseProcess, Connection]
+
 
 class Pool:
     """Processes for Gloo worlds on this machine; a context manager that ends them all.
@@ -50,8 +53,9 @@ class Pool:
         self._scratch = Scratch()
         self.folder = self._scratch.path
         """For files that ranks share; removed with the pool."""
-        self._members: list[tuple[BaseProcess, Connection]] = []
-        self._joined = 0  # ranks of the present world; 0 for none
+        self._alone: list[_Member] = []
+        self._together: list[_Member] = []
+        self._joined = 0  # ranks of the present world of several; 0 for none
         self._worlds = 0
 
     def __enter__(self) -> Pool:
@@ -78,38 +82,44 @@ class Pool:
                 f"What is to be checked must reach other processes, but cannot be pickled ({error}); define models, "
                 "losses, data sets and functions at the top level of a module, not inside a function or as a lambda."
             ) from None
-        self._join(ranks)
-        return self._ask([message] * ranks)
+        return self._ask(self._join(ranks), [message] * ranks)
 
     def start(self, ranks: int) -> None:
-        """Start processes until there are `ranks`, without waiting for them: they import torch side by side."""
-        context = multiprocessing.get_context("spawn")
-        while len(self._members) < ranks:
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, os.getpid()), daemon=True)
-            with _leaving_interrupts():
-                process.start()
-            theirs.close()
-            self._members.append((process, ours))
+        """Start what worlds of up to `ranks` need, without waiting for it: processes import torch side by side."""
+        self._start(self._alone, 1)
+        if ranks > 1:
+            self._start(self._together, ranks)
 
     def close(self) -> None:
         """End every process and remove the folder; harmless when called twice."""
         self._end()
         self._scratch.close()
 
-    def _join(self, ranks: int) -> None:
-        """Make the first `ranks` processes one world, unless they are."""
-        self.start(ranks)
-        if self._joined == ranks:
-            return
-        self._worlds += 1
-        store = str(self.folder / f"store-{self._worlds}")
-        self._ask([pickle.dumps(("join", rank, ranks, store)) for rank in range(ranks)])
-        self._joined = ranks
+    def _start(self, members: list[_Member], count: int) -> list[_Member]:
+        context = multiprocessing.get_context("spawn")
+        while len(members) < count:
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs, os.getpid()), daemon=True)
+            with _leaving_interrupts():
+                process.start()
+            theirs.close()
+            members.append((process, ours))
+        return members[:count]
 
-    def _ask(self, messages: Sequence[bytes]) -> list[Any]:
+    def _join(self, ranks: int) -> list[_Member]:
+        """Return the processes of a world, joined unless they are."""
+        if ranks == 1:
+            return self._start(self._alone, 1)
+        members = self._start(self._together, ranks)
+        if self._joined != ranks:
+            self._worlds += 1
+            store = str(self.folder / f"store-{self._worlds}")
+            self._ask(members, [pickle.dumps(("join", rank, ranks, store)) for rank in range(ranks)])
+            self._joined = ranks
+        return members
+
+    def _ask(self, members: Sequence[_Member], messages: Sequence[bytes]) -> list[Any]:
         """Send each rank its message and collect the answers of all, or say what went wrong first."""
-        members = self._members[: len(messages)]
         answers: dict[int, Any] = {}
         problems: dict[int, tuple[float, BaseException | str]] = {}
         deadline = time.monotonic() + self.call_timeout_s
@@ -146,15 +156,15 @@ class Pool:
         raise RunError(f"Rank {rank} of {len(members)}: {problem}")
 
     def _end(self) -> None:
-        for _, connection in self._members:
+        members = self._alone + self._together
+        for _, connection in members:
             connection.close()  # an idle process ends by itself; a busy one is ended
-        for process, _ in self._members:
+        for process, _ in members:
             process.join(0.2)
             if process.is_alive():
                 process.kill()
             process.join()
-        self._members.clear()
-        self._joined = 0
+        self._alone, self._together, self._joined = [], [], 0
 
 
 @contextlib.contextmanager
@@ -178,6 +188,8 @@ def _serve(connection: Connection, launcher: int) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     import torch
 
+    from bigstep.exchange.groups import lending
+
     torch.set_num_threads(1)
     calls = 0
     with contextlib.suppress(EOFError):
@@ -185,7 +197,8 @@ def _serve(connection: Connection, launcher: int) -> None:
             try:
                 kind, *rest = pickle.loads(connection.recv_bytes())
                 function, args = (_join, rest) if kind == "join" else rest
-                value = function(*args)
+                with lending() if kind == "run" else contextlib.nullcontext():
+                    value = function(*args)
                 answer = pickle.dumps((time.time(), True, value))
                 del function, args, value
                 tidy(calls := calls + 1)
@@ -222,11 +235,10 @@ def _join(rank: int, ranks: int, store: str) -> None:
 
     if dist.is_initialized():
         dist.destroy_process_group()
-    if ranks > 1:
-        dist.init_process_group(
-            "gloo",
-            init_method=f"file://{store}",
-            rank=rank,
-            world_size=ranks,
-            timeout=datetime.timedelta(seconds=COLLECTIVE_TIMEOUT_S),
-        )
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=ranks,
+        timeout=datetime.timedelta(seconds=COLLECTIVE_TIMEOUT_S),
+    )

@@ -102,7 +102,8 @@ class ExactSum:
             group = ranks.group or dist.group.WORLD
             assert group is not None
             grid = config.grid if config.grid == "auto" else (config.grid[0], config.grid[1])
-            world = World.join(group, grid=grid, timeout=timedelta(seconds=ranks.timeout_s))
+            timeout = timedelta(seconds=ranks.timeout_s)
+            world = World.join(group, grid=grid, timeout=timeout, purpose=f"exact sums by {self._name}")
             collective = load(COLLECTIVES[self._name].home)(world)
         self._sum = Summed(world, collective, Exact(), agrees=True, parts=parts)
 

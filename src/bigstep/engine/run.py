@@ -38,6 +38,7 @@ from bigstep.engine.survivors import Survivor, join_survivors
 from bigstep.engine.weights import FILE as WEIGHTS_FILE
 from bigstep.engine.weights import save_weights
 from bigstep.errors import BigstepError, ConfigError, DataError, RunError
+from bigstep.exchange.groups import lending
 from bigstep.records import RunWriter, locked, median_of_last_epochs, write_atomically
 
 __all__ = ["FitResult", "Order", "run"]
@@ -96,6 +97,7 @@ def run(order: Order, ranks: Ranks, observers: Iterable[Observer] = (), own: Own
         heartbeat = stack.enter_context(beating(ranks))
         if order.config.exact:
             stack.enter_context(fixed_arithmetic(ranks.device))
+        stack.enter_context(lending())
         try:
             saved, remarks = _saved_state(order, ranks)
             built = build(order.config, ranks, own)

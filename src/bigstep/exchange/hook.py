@@ -148,7 +148,11 @@ class Exchange:
         if self.world is None:
             self._runner = Runner(next(iter(self._names)).device, self._explain)
             self.world = World.join(
-                ddp.process_group, ranks_per_node=self.ranks_per_node, grid=self.grid, timeout=self.timeout
+                ddp.process_group,
+                ranks_per_node=self.ranks_per_node,
+                grid=self.grid,
+                timeout=self.timeout,
+                purpose=f"{self.collective} of {self.codec}{' parts' if self.parts else ''}",
             )
             self._transports = self._make_transports(self.world)
             if self._loaded is not None:

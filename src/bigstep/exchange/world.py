@@ -6,11 +6,12 @@ import os
 import socket
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch.distributed as dist
 
 from bigstep.errors import ConfigError
+from bigstep.exchange.groups import Groups, Offer, borrow, offer
 from bigstep.tables.collectives import choose_grid
 
 __all__ = ["World"]
@@ -38,8 +39,8 @@ class World:
     """How long a collective may take before its ranks give up."""
     processes: tuple[tuple[str, int], ...]
     """Host name and process number of each member, to name a rank that died."""
-    groups_made: ClassVar[int] = 0
-    """How many groups this process has made for any world; torch names the next one by how many there are."""
+    groups: Groups
+    """What `new_group` draws from."""
 
     @property
     def size(self) -> int:
@@ -54,6 +55,7 @@ class World:
         ranks_per_node: int = 0,
         grid: Literal["auto"] | tuple[int, int] = "auto",
         timeout: timedelta = timedelta(minutes=5),
+        purpose: str = "",
     ) -> World:
         """Describe the members of `group`; every one of them must call this.
 
@@ -62,6 +64,8 @@ class World:
             ranks_per_node: 0 takes torchrun's LOCAL_WORLD_SIZE, or puts all ranks on one node.
             grid: X and Y of a torus, or auto.
             timeout: Of every collective on groups made from this world.
+            purpose: What it is for. Inside `lending`, worlds with one purpose take over each other's groups, and must
+                ask for the same in the same order; without a purpose all groups are new.
         """
         ranks = tuple(dist.get_process_group_ranks(group))
         size = len(ranks)
@@ -71,10 +75,15 @@ class World:
             raise ConfigError(
                 f"A grid of {X} x {Y} has {X * Y} places, but there are {size} ranks: change exchange.grid."
             )
-        processes: list[tuple[str, int] | None] = [None] * size
-        dist.all_gather_object(processes, (socket.gethostname(), os.getpid()), group=group)
-        known = tuple(process for process in processes if process is not None)
-        return cls(group, dist.get_rank(group), ranks, per_node, (X, Y), timeout, known)
+        purpose = purpose and f"{purpose}, {per_node} a node, {X} x {Y}"
+        members: list[tuple[str, int, Offer] | None] = [None] * size
+        dist.all_gather_object(
+            members, (socket.gethostname(), os.getpid(), offer(purpose, ranks, timeout)), group=group
+        )
+        known = [member for member in members if member is not None]
+        groups = borrow(purpose, ranks, timeout, [offered for _, _, offered in known])
+        processes = tuple((host, process) for host, process, _ in known)
+        return cls(group, dist.get_rank(group), ranks, per_node, (X, Y), timeout, processes, groups)
 
     def everyone(self) -> list[int]:
         """All members."""
@@ -99,18 +108,9 @@ class World:
         return list(range(self.rank % self.ranks_per_node, self.size, self.ranks_per_node))
 
     def new_group(self, members: list[int]) -> dist.ProcessGroup:
-        """A new process group of these members, among them this rank.
-
-        Hazard: torch names such a group by its members and by how many groups the caller has made before, so every
-        rank must make the same number of groups, in the same order of kinds (rows before columns, say).
-        """
+        """A process group of these members, among them this rank, that nobody else has; see `Groups.take`."""
         assert self.rank in members
-        group = dist.new_group(
-            [self.ranks[member] for member in members], timeout=self.timeout, use_local_synchronization=True
-        )
-        assert isinstance(group, dist.ProcessGroup)
-        World.groups_made += 1
-        return group
+        return self.groups.take([self.ranks[member] for member in members])
 
     def dead_ranks(self) -> list[int]:
         """Members on this host whose process has ended; those of other hosts cannot be looked at from here."""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from bigstep.config import RunConfig, require
 from bigstep.data.feed import Feed, Request
@@ -29,6 +27,7 @@ from bigstep.engine.methods.synchronous import Pass, Synchronous
 from bigstep.engine.precision import Precision
 from bigstep.engine.ranks import Ranks
 from bigstep.engine.state import State
+from bigstep.exchange.groups import borrow, offer
 from bigstep.gpu.loss_scale import LossScale
 from bigstep.norm import ExactStatistics, WorkerStatistics
 from bigstep.tables.codecs import CODECS
@@ -216,27 +215,23 @@ def _divide(count: int, ranks: Ranks) -> tuple[Ranks, Ranks]:
 
     Up to one rank an island, a rank hosts whole islands and meets everybody; beyond, an island spans several ranks.
     """
+    everyone, purpose = range(ranks.size), f"{count} islands"
+    if ranks.size == 1:
+        return ranks, ranks
     if ranks.size <= count:
-        alone = replace(ranks, rank=0, size=1, group=None)
-        return alone, replace(ranks, group=_group_of(ranks, [range(ranks.size)]) if ranks.size > 1 else None)
+        groups = borrow(purpose, everyone, None, ranks.gather(offer(purpose, everyone, None)))
+        return replace(ranks, rank=0, size=1, group=None), replace(ranks, group=groups.take(everyone))
     require(
         ranks.size % count == 0,
         f"{ranks.size} ranks were started for {count} islands, but each island needs the same number of ranks: start "
         f"{count * (ranks.size // count)} ranks, or at most {count}.",
     )
     span = ranks.size // count
-    within = _group_of(ranks, [range(first, first + span) for first in range(0, ranks.size, span)])
-    across = _group_of(ranks, [range(place, ranks.size, span) for place in range(span)])
     island, place = divmod(ranks.rank, span)
+    groups = borrow(purpose, everyone, None, ranks.gather(offer(purpose, everyone, None)))
+    within = groups.take(range(island * span, (island + 1) * span))
+    across = groups.take(range(place, ranks.size, span))
     return (
         replace(ranks, rank=place, size=span, group=within),
         replace(ranks, rank=island, size=count, group=across),
     )
-
-
-def _group_of(ranks: Ranks, divided: Sequence[range]) -> dist.ProcessGroup:
-    """Make a process group of each part of the ranks, as all must do in the same order, and return this rank's."""
-    groups = [(members, dist.new_group(list(members))) for members in divided]
-    mine = next(group for members, group in groups if ranks.rank in members)
-    assert isinstance(mine, dist.ProcessGroup)
-    return mine

@@ -24,7 +24,7 @@ from bigstep.engine.methods.base import Batches, Note, Outcome
 from bigstep.engine.methods.synchronous import Synchronous
 from bigstep.engine.ranks import Ranks
 from bigstep.engine.state import Carried, Count, Weights
-from bigstep.exchange.world import World
+from bigstep.exchange.groups import borrow, offer
 
 __all__ = ["Crews", "MakeCrew", "Resting"]
 
@@ -212,31 +212,22 @@ class Crews:
         self.method = self._made()
 
     def _made(self) -> Synchronous:
-        before = World.groups_made
         crew = replace(self.ranks, size=self.size, group=self._group())
         method = self._make(crew, member=self.ranks.rank < self.size)
         method.skipped = self._skipped
-        self._even_out(World.groups_made - before)
         return method
 
     def _group(self) -> Any:
         if self.size == self.ranks.size:
             return self.ranks.group
         if self.size not in self._groups:
+            everyone = range(self.ranks.size)
+            purpose = f"a crew of {self.size}"
+            lent = borrow(purpose, everyone, None, self.ranks.gather(offer(purpose, everyone, None)))
+            # members alone make it: what a call that leaves a rank out counts for differs between releases of torch
             member = self.ranks.rank < self.size
-            # members alone call this: what a call that leaves a rank out counts for differs between releases of torch
-            self._groups[self.size] = (
-                dist.new_group(list(range(self.size)), use_local_synchronization=True)
-                if member
-                else dist.GroupMember.NON_GROUP_MEMBER
-            )
-            self._even_out(int(member))
+            self._groups[self.size] = lent.take(range(self.size)) if member else dist.GroupMember.NON_GROUP_MEMBER
         return self._groups[self.size]
-
-    def _even_out(self, made: int) -> None:
-        """Let every rank have made as many process groups: torch names the next one by their number."""
-        for _ in range(max(self.ranks.gather(made)) - made):
-            dist.new_group([dist.get_rank()], use_local_synchronization=True)
 
 
 def _on_host(value: Any) -> Any:

@@ -77,7 +77,7 @@ class Transport:
         """Whether something is lost or kept back on the way."""
         if ranks.size > 1:
             assert ranks.group is not None
-            self._world = World.join(ranks.group)
+            self._world = World.join(ranks.group, purpose=f"meetings by {config.collective} in {codec}")
             self._gathers = self._world.new_group(self._world.everyone())
             name = config.collective if COLLECTIVES[config.collective].sums else "ring"
             collective = load(COLLECTIVES[name].home)(self._world)
