@@ -220,7 +220,7 @@ def test_a_rate_that_saturates_and_a_warm_up_that_lengthens_still_follow_the_rul
     assert report.passed, report.cause
 
 
-@pytest.mark.parametrize("recipe", ["sony", "onebit", "muon"])
+@pytest.mark.parametrize("recipe", ["sony", "onebit"])
 def test_recipes_pass(check_pool: Pool, recipe: str) -> None:
     kept = [name for name in NAMES if name != "resume on other ranks"]
     report = check(recipes.load(recipe, "mini"), ranks=(1, 2), only=kept, pool=check_pool)
