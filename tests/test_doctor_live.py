@@ -67,7 +67,7 @@ def test_losses_are_bit_identical_under_observation(tmp_path: Path, workers: int
     place = str(tmp_path)
     facts = str(tmp_path / "facts")
     settings = Settings(facts=facts, root=place, original=place, own=place, steps=17, ranks=1, detail=10)
-    world = run_world(command, settings, tmp_path, Limits(total_s=60), gpus=False)
+    world = run_world(command, settings, tmp_path, Limits(total_s=100, stall_s=100), gpus=False)
     assert world.ended == "stopped"
     losses = world.output.split()
     assert len(losses) == 16, "the seventeenth is stopped before it is printed"
