@@ -242,6 +242,7 @@ def test_a_measurement_chooses_and_a_decoder_that_is_wrong_is_not_trusted(
 
 
 @pytest.mark.skipif(nvjpeg.why_not_torchvision() is not None, reason=f"{nvjpeg.why_not_torchvision()}")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # pytest forgets the filter that the decoder sets
 @pytest.mark.parametrize("crop", ["random", "centre"])
 def test_torchvision_shows_what_pillow_shows(tmp_path: Path, crop: Any) -> None:
     source, _ = with_odd_files(tmp_path)
@@ -276,6 +277,7 @@ def test_a_chunk_for_the_device_holds_every_image_once(tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(nvjpeg.why_not_torchvision() is not None, reason=f"{nvjpeg.why_not_torchvision()}")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("train", [True, False])
 def test_a_gpu_decodes_what_pillow_decodes_beside_work_of_its_own(tmp_path: Path, train: bool) -> None:
     """Memory that is freed while queued work still reads it is what the decoders would overwrite."""
