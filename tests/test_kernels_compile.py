@@ -15,11 +15,16 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from bigstep.gpu import cross_entropy_triton, lamb_triton, lars_triton
+from bigstep.gpu import crops_triton, cross_entropy_triton, lamb_triton, lars_triton
 
 WALK = {"table": "*i64", "chunk_tensor": "*i32", "chunk_first": "*i32", "sizes": "*i32", "first_chunk": "*i32"}
 ROWS = {"logits": "*bf16", "gradient": "*bf16", "target": "*i64", "classes": "i32", "smoothing": "fp32"}
-TYPES = {**WALK, **ROWS, "tensors": "i32", "chunks": "i32", "momentum": "fp32"}
+CROPS = {
+    "places": "*i64", "out": "*fp16", "width": "i32", "height": "i32",
+    **{name: "i32" for name in ("out_image", "out_channel", "out_row", "out_column")},
+    **{f"{name}{channel}": "fp32" for name in ("scale", "shift") for channel in range(3)},
+}
+TYPES = {**WALK, **ROWS, **CROPS, "tensors": "i32", "chunks": "i32", "momentum": "fp32"}
 KIND = {"CHUNK": 2048, "NARROW": tl.bfloat16, "ALIGNED": True}
 KERNELS = [
     (lars_triton.norms_kernel, KIND, 8),
@@ -35,6 +40,7 @@ KERNELS = [
     (cross_entropy_triton.cost_kernel, {"SMOOTHED": False, "IGNORED": -100, "B": 4096}, 8),  # a vocabulary of 50,257
     (cross_entropy_triton.gradient_kernel, {"IGNORED": -100, "B": 4096}, 8),
     (cross_entropy_triton.cost_kernel, {"SMOOTHED": False, "IGNORED": -100, "B": 256}, 1),  # bytes
+    (crops_triton.crop_kernel, {"BLOCK": 256}, 4),
 ]
 for kernel, fixed, warps in KERNELS:
     names = kernel.arg_names
@@ -54,7 +60,7 @@ def test_kernels_compile_for_a_gpu_and_updates_move_sixteen_bytes_at_once() -> N
     run = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=environment, check=False)
     assert run.returncode == 0, run.stderr
     rows = [line.split() for line in run.stdout.splitlines()]
-    assert len(rows) == 13
+    assert len(rows) == 14
     # what walks over tensors does it with 16-byte accesses; an address from a table does not tell the compiler
     walks = [int(wide) for _, kernel, wide in rows if kernel in ("norms_kernel", "moments_kernel", "update_kernel")]
     assert len(walks) == 5
