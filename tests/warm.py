@@ -89,6 +89,8 @@ def _run_script(script: Path, arguments: Sequence[str], environment: dict[str, s
     os.environ.update(environment)
     os.chdir(script.parent)
     _print_to(out, 1, 2)
+    # a script begins with the start method that Python has by itself, not with that of its fork server
+    multiprocessing.set_start_method(None, force=True)
     sys.argv = [str(script), *arguments]
     runpy.run_path(str(script), run_name="__main__")
     sys.stdout.flush()

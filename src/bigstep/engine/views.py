@@ -20,6 +20,7 @@ def views_of(images: Tensor, count: int) -> Iterator[tuple[float, Tensor]]:
         count: 1, 2 (the mirror image too, equal weights), or 6: the two count a half, and both of them shifted by one
             pixel, once up and left and once down and right, the other half.
 
+    >>> import torch
     >>> [(weight, view[0, 0, 0].tolist()) for weight, view in views_of(torch.arange(9.0).view(1, 1, 3, 3), count=2)]
     [(0.5, [0.0, 1.0, 2.0]), (0.5, [2.0, 1.0, 0.0])]
     >>> sum(weight for weight, _ in views_of(torch.zeros(1, 1, 3, 3), count=6))
