@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import signal
 import sys
 
 # before torch is imported, here and in every process that a test starts: two spinning threads a process would make a
@@ -12,6 +13,9 @@ import sys
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # some hundred processes start, and each would compile this package again
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# who starts the tests in the background of a script has Ctrl-C ignored, by every process that a test starts, too
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
