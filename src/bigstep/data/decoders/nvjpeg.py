@@ -19,7 +19,7 @@ from torch import Tensor
 from bigstep.data.decode import snap
 from bigstep.data.decoders.base import Buffer, Coded, Crop, Draw, Files
 from bigstep.data.decoders.pillow import cut_one
-from bigstep.data.decoders.plain import why_not_plain
+from bigstep.data.decoders.plain import read_chunk
 from bigstep.data.decoders.turbo import jpeg_decoder
 from bigstep.data.waits import Spent
 
@@ -29,13 +29,7 @@ __all__ = ["decode_on_device", "load", "why_not_nvjpeg", "why_not_torchvision"]
 def load(files: Files, indices: list[int], draw: Draw) -> tuple[Coded, Spent]:
     """Read a chunk; what is no plain JPEG is decoded and cut here, by Pillow."""
     began = time.perf_counter()
-    contents = [files.content(index) for index in indices]
-    read = time.perf_counter()
-    sizes, plain = [], []
-    for index, content in zip(indices, contents, strict=True):
-        with files.open(index, content) as image:
-            sizes.append(image.size)
-            plain.append(why_not_plain(image, content) is None)
+    contents, sizes, plain, read_s = read_chunk(files, indices)
     crops = draw(sizes)
     pixels = [
         cut_one(files, index, content, crop)
@@ -51,7 +45,7 @@ def load(files: Files, indices: list[int], draw: Draw) -> tuple[Coded, Spent]:
         np.array(rows, dtype=np.int64),
         *_parts([crops[row] for row in rows], [sizes[row] for row in rows]),
     )
-    return coded, Spent(read - began, time.perf_counter() - read)
+    return coded, Spent(read_s, time.perf_counter() - began - read_s)
 
 
 def _joined(contents: Sequence[Buffer]) -> Tensor:

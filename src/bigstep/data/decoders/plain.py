@@ -2,14 +2,42 @@
 
 from __future__ import annotations
 
+import time
+from typing import NamedTuple
+
 from PIL import Image
 
-from bigstep.data.decoders.base import Buffer
+from bigstep.data.decoders.base import Buffer, Files
 
-__all__ = ["why_not_plain"]
+__all__ = ["Chunk", "read_chunk", "why_not_plain"]
 
 _ORIENTATION = 0x0112
 _END = b"\xff\xd9"
+
+
+class Chunk(NamedTuple):
+    """Files of images that were read, and what their headers say."""
+
+    contents: list[Buffer]
+    sizes: list[tuple[int, int]]
+    """Width and height of each in pixels."""
+    plain: list[bool]
+    """Which of them any decoder may have."""
+    read_s: float
+    """Seconds that reading the files took, without the headers."""
+
+
+def read_chunk(files: Files, indices: list[int]) -> Chunk:
+    """Read files and look at their headers."""
+    began = time.perf_counter()
+    contents = [files.content(index) for index in indices]
+    read_s = time.perf_counter() - began
+    sizes, plain = [], []
+    for index, content in zip(indices, contents, strict=True):
+        with files.open(index, content) as image:
+            sizes.append(image.size)
+            plain.append(why_not_plain(image, content) is None)
+    return Chunk(contents, sizes, plain, read_s)
 
 
 def why_not_plain(image: Image.Image, content: Buffer) -> str | None:

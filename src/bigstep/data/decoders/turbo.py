@@ -16,7 +16,7 @@ from torch import Tensor
 from bigstep.data.decode import snap
 from bigstep.data.decoders.base import Buffer, Crop, Draw, Files
 from bigstep.data.decoders.pillow import cut_one
-from bigstep.data.decoders.plain import why_not_plain
+from bigstep.data.decoders.plain import read_chunk
 from bigstep.data.waits import Spent
 
 __all__ = ["as_tensor", "jpeg_decoder", "load"]
@@ -25,20 +25,14 @@ __all__ = ["as_tensor", "jpeg_decoder", "load"]
 def load(files: Files, indices: list[int], draw: Draw) -> tuple[Tensor, Spent]:
     """Decode a chunk, image by image; what is no plain JPEG, or what the decoder refuses, goes through Pillow."""
     began = time.perf_counter()
-    contents = [files.content(index) for index in indices]
-    read = time.perf_counter()
-    sizes, plain = [], []
-    for index, content in zip(indices, contents, strict=True):
-        with files.open(index, content) as image:
-            sizes.append(image.size)
-            plain.append(why_not_plain(image, content) is None)
+    contents, sizes, plain, read_s = read_chunk(files, indices)
     crops = draw(sizes)
     width, height = crops[0].shape
     out = torch.empty(len(indices), height, width, 3, dtype=torch.uint8)
     for row, (index, content, crop) in enumerate(zip(indices, contents, crops, strict=True)):
         cropped = _cut(content, crop) if plain[row] else None
         out[row] = cut_one(files, index, content, crop) if cropped is None else cropped
-    return out.permute(0, 3, 1, 2), Spent(read - began, time.perf_counter() - read)
+    return out.permute(0, 3, 1, 2), Spent(read_s, time.perf_counter() - began - read_s)
 
 
 def _cut(content: Buffer, crop: Crop) -> Tensor | None:

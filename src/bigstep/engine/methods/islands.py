@@ -218,7 +218,7 @@ class Islands:
             self._depart(number, everybody=last)
             held = number in self.travelling
             self._arrive(number)
-        except Exception:
+        except Exception:  # whatever it was, it rises; but survivors keep what stands now, so nothing may be half done
             self.travelling.pop(number, None)
             self.sent = self._transport.owed(number, copy=True)
             self._transport.take_back(number, owed)
