@@ -69,6 +69,16 @@ def test_intervals_that_have_ended_are_not_kept() -> None:
     assert meter.seconds == pytest.approx(10_000 * 0.5)
 
 
+def test_an_interval_that_began_on_another_stream_waits_for_its_beginning() -> None:
+    """The end of an exchange may pass before its stream's neighbour comes to the beginning: nothing was exposed."""
+    meter, device = Meter(), Device(now=5.0)
+    meter.add(Moment(6.0, device), Moment(5.0, device))
+    assert not device.asked, "an event that has not come has no time"
+    device.now = 7.0
+    meter.add(Moment(6.0, device), Moment(6.5, device))
+    assert meter.seconds == pytest.approx(0.5)
+
+
 def test_the_clock_of_the_host_keeps_nothing() -> None:
     meter, clock = Meter(), Clock(torch.device("cpu"))
     for _ in range(1000):

@@ -120,8 +120,10 @@ def alone(check: bool) -> list[dict[str, Any]]:
     maker = Tapes() if check else CudaGraphs(torch.device("cuda"))
     calls: dict[str, Callable[[], Any]] = {}
     rows: dict[str, dict[str, Any]] = {}
+    kept = []  # a graph does not keep the tensors alive that it reads
     for rule in RULES:
         update = update_of(model, rule)
+        kept.append(update)
         maker.warm_up(update)
         launches, costliest = kernels_of(update)
         graph, _ = maker.capture(update)

@@ -51,7 +51,7 @@ class Meter:
         """Something was under way from `start` to `end`."""
         with self._lock:
             self._waiting.append((start, end))
-            while self._waiting and self._waiting[0][1].has_passed():
+            while self._waiting and all(mark.has_passed() for mark in self._waiting[0]):
                 self._fold()
 
     @property
@@ -91,7 +91,8 @@ class _DeviceMark:
         return bool(self.event.query())  # type: ignore[no-untyped-call]  # torch's
 
     def seconds_since(self, earlier: _DeviceMark) -> float:
-        self.event.synchronize()
+        for event in (earlier.event, self.event):  # of two streams either may come first
+            event.synchronize()
         return float(earlier.event.elapsed_time(self.event)) / 1e3
 
 
