@@ -129,6 +129,8 @@ def sentences(device: str) -> torch.utils.data.TensorDataset:
     return torch.utils.data.TensorDataset(tokens[:, :-1].contiguous(), targets)
 
 
+@pytest.mark.filterwarnings("ignore:.*script_method.*:DeprecationWarning")  # torch 2.11, while it imports its compiler
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")
 @pytest.mark.parametrize("settings", [("kernels=graphs",), ("kernels=graphs", "compile=true"), ("compile=true",)])
 def test_steps_of_an_own_transformer_follow_plain_torch(settings, tmp_path) -> None:
     from bigstep.models import GPT

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from bigstep.gpu.cross_entropy import IGNORED, kernels_work, row_costs, row_gradient
 
-__all__ = ["IGNORED", "CrossEntropy", "count_targets"]
+__all__ = ["IGNORED", "CrossEntropy", "SampleCrossEntropy", "count_targets"]
 
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -62,6 +62,21 @@ class CrossEntropy(nn.Module):
             )
         mean: Tensor = total / count_targets(target).clamp(min=1)
         return mean
+
+
+class SampleCrossEntropy(nn.CrossEntropyLoss):
+    """Torch's cross-entropy of one target a sample, in float32 or better.
+
+    Where labels are smoothed, torch takes the logarithms in the precision of the logits, under autocast too: in bf16
+    ten classes alike cost 2.2969 instead of 2.3026.
+
+    >>> SampleCrossEntropy(label_smoothing=0.1)(torch.zeros(1, 10, dtype=torch.bfloat16), torch.tensor([3]))
+    tensor(2.3026)
+    """
+
+    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Return the mean over the samples."""
+        return super().forward(logits.float() if logits.dtype in _HALF else logits, target)
 
 
 def _takes_rows(rows: Tensor) -> bool:

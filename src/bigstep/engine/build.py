@@ -32,7 +32,7 @@ from bigstep.engine.ranks import Ranks
 from bigstep.engine.rates import Rates, batch_plan, learning_rate
 from bigstep.engine.state import Identity, State, Threads
 from bigstep.errors import ConfigError
-from bigstep.losses import CrossEntropy
+from bigstep.losses import CrossEntropy, SampleCrossEntropy
 from bigstep.models import GPT, LSTM, SeesImages, build_model
 from bigstep.norm import WorkerStatistics, ghost_batch_norm, zero_gamma
 from bigstep.optim import parameter_groups
@@ -292,7 +292,7 @@ def _joined_samples(model: nn.Module, device: torch.device, bytes_per_sample: fl
 
 def _loss(feed: Feed, smoothing: float = 0.0) -> Loss:
     """Cross-entropy, as a mean over samples or over tokens."""
-    cross_entropy = CrossEntropy if feed.length else nn.CrossEntropyLoss
+    cross_entropy = CrossEntropy if feed.length else SampleCrossEntropy
     return cross_entropy(label_smoothing=smoothing)
 
 

@@ -45,10 +45,20 @@ class CudaGraphs:
         # (torch.compile's own graphs do that), so the graph takes a new one from its own pool and leaves it there.
         torch._C._cuda_clearCublasWorkspaces()
         # other threads go on: those that pin memory, or let the device decode, must not spoil the capture
-        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
-            result = run()
+        try:
+            with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+                result = run()
+        except BaseException:
+            self._free_random_numbers()
+            raise
         torch._C._cuda_clearCublasWorkspaces()
         return graph, result
+
+    def _free_random_numbers(self) -> None:
+        """Let random numbers be drawn again: a capture that failed leaves their generator as if it were under way."""
+        index = torch.cuda.current_device() if self.device.index is None else self.device.index
+        generator = torch.cuda.default_generators[index]
+        generator.graphsafe_set_state(generator.clone_state())
 
 
 class Tapes:

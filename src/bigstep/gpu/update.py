@@ -154,6 +154,10 @@ class StepUpdate:
         groups = self.optimizer.param_groups
         capturable = {"capturable": True} if "capturable" in self.optimizer.defaults else {}  # Adam asks for it
         on_host = [{name: group[name] for name in (*settings, *capturable)} for group in groups]
+        # what is computed from them, such as 1 - rate * decay, is computed in the precision of float64 weights too;
+        # torch's fused kernels take float32 alone
+        if self.params[0].dtype == torch.float64 and not self.skips_by_itself:
+            settings = {name: values.double() for name, values in settings.items()}
         for index, group in enumerate(groups):
             group.update(capturable, **{name: values[index] for name, values in settings.items()})
         try:
