@@ -18,6 +18,7 @@ windows.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import math
 import statistics
@@ -197,6 +198,9 @@ class Book:
     def run(self, run: Run) -> None:
         if (run.name, run.seed, run.epochs) in self.rows:
             return
+        if self.ranks.device.type == "cuda":  # the graphs of the run before have memory of their own
+            gc.collect()
+            torch.cuda.empty_cache()
         config = self.config(run)
         pair = self.pair(config)
         row: dict[str, Any] = {"name": run.name, "seed": run.seed, "epochs": run.epochs, "settings": run.settings}
