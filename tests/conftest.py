@@ -20,14 +20,21 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from worlds import Pool, WarmContext, World
 
 if TYPE_CHECKING:
     from bigstep.check import Pool as CheckPool
+
+LONGEST = ("test_check.py",)
+"""Files of tests that take ten seconds and more, the longest first: none of them is begun when the rest is done."""
+
+NETWORK = {"test_hosts.py", "test_lab.py", "test_validate_local.py"}
+"""Files of tests that count the machine's network namespaces."""
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
@@ -38,11 +45,23 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return 0
 
 
+class ByFile(LoadScopeScheduling):
+    """A file's tests share a process, what they share is made once; so do all that count the network namespaces."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = Path(nodeid.split("::")[0]).name
+        return "network" if file in NETWORK else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
+    return ByFile(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A file's tests share a process, and so do all that count the machine's network namespaces."""
-    for item in items:
-        group = "network" if item.get_closest_marker("netns") else item.path.name
-        item.add_marker(pytest.mark.xdist_group(group))
+    """Long files first."""
+    assert all(item.path.name in NETWORK for item in items if item.get_closest_marker("netns"))
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(places)))
 
 
 def pytest_collection_finish() -> None:

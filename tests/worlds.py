@@ -14,12 +14,15 @@ import os
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
+import pytest
+
 COLLECTIVE_TIMEOUT_S = 20
-PRELOADED = ["pytest", "torch._dynamo", "numba", "bigstep.train", "bigstep.check", "bigstep.asynchronous"]
 RUNS_IN_A_GROUP = 6
 """After so many, ranks join a new group: what runs have made inside the old one ends with it, and so do its threads,
 each of which wakes a hundred times a second."""
@@ -30,10 +33,16 @@ _WORLDS = itertools.count()
 
 def forked_context() -> Any:
     """Multiprocessing whose processes are forked from a server that has imported what most of them need."""
-    context = multiprocessing.get_context("forkserver")
-    # importing these starts no threads and looks for no GPU, so that a fork is whole
-    context.set_forkserver_preload(PRELOADED)
-    return context
+    _start_server()
+    return multiprocessing.get_context("forkserver")
+
+
+@functools.cache
+def _start_server() -> None:
+    multiprocessing.set_forkserver_preload(["preloaded"])
+    with pytest.MonkeyPatch.context() as patch:  # the server looks for modules where the environment says
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+        forkserver.ensure_running()
 
 
 class WarmContext:
