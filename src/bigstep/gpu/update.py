@@ -156,7 +156,7 @@ class StepUpdate:
         on_host = [{name: group[name] for name in (*settings, *capturable)} for group in groups]
         # what is computed from them, such as 1 - rate * decay, is computed in the precision of float64 weights too;
         # torch's fused kernels take float32 alone
-        if self.params[0].dtype == torch.float64 and not self.skips_by_itself:
+        if self.params[0].dtype == torch.float64 and not any(group.get("fused") for group in groups):
             settings = {name: values.double() for name, values in settings.items()}
         for index, group in enumerate(groups):
             group.update(capturable, **{name: values[index] for name, values in settings.items()})
