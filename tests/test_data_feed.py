@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -213,6 +214,37 @@ def test_a_killed_loader_is_a_run_error() -> None:
     with pytest.raises(RunError, match="loader process .* was killed"):
         list(feed(requests(0, [1])))
     feed.close()
+
+
+class Collecting(Squares):
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        gc.collect()
+        return super().__getitem__(index)
+
+
+class Marking:
+    """Writes down which process it ended in, and lives until garbage is collected."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.itself = folder, self
+
+    def __del__(self) -> None:
+        (self.folder / str(os.getpid())).touch()
+
+
+def test_garbage_of_the_run_is_not_collected_by_its_loaders(tmp_path: Path) -> None:
+    """It may be an event of a GPU, which would end a process that was forked."""
+    gc.disable()
+    try:
+        Marking(tmp_path)
+        feed = Feed(Collecting(), train=True, loaders=1)
+        assert len(list(feed(requests(0, [1], [2])))) == 2
+        feed.close()
+        assert not list(tmp_path.iterdir())
+    finally:
+        gc.enable()
+    gc.collect()
+    assert [mark.name for mark in tmp_path.iterdir()] == [str(os.getpid())]
 
 
 def test_requests_are_taken_at_most_one_group_ahead() -> None:

@@ -1,15 +1,18 @@
-"""Work in a thread of its own, a little ahead of whoever takes the results."""
+"""Work in threads, a little ahead of whoever takes the results."""
 
 from __future__ import annotations
 
 import contextlib
 import queue
 import threading
-from collections.abc import Generator
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
-__all__ = ["in_background"]
+__all__ = ["in_background", "in_threads"]
 
+_S = TypeVar("_S")
 _T = TypeVar("_T")
 _LOOK_AROUND_S = 0.1
 
@@ -55,3 +58,22 @@ def in_background(items: Generator[_T], depth: int) -> Generator[_T]:
     finally:
         stop.set()
         thread.join()
+
+
+def in_threads(work: Callable[[_S], _T], items: Iterable[_S], *, threads: int, ahead: int) -> Generator[_T]:
+    """Yield what threads make of each item, in order; at most `ahead` are begun before they are taken.
+
+    >>> list(in_threads(lambda n: n * n, range(4), threads=2, ahead=3))
+    [0, 1, 4, 9]
+    """
+    begun: deque[Future[_T]] = deque()
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="bigstep-read")
+    try:
+        for item in items:
+            begun.append(pool.submit(work, item))
+            if len(begun) >= ahead:
+                yield begun.popleft().result()
+        while begun:
+            yield begun.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)

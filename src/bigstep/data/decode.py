@@ -21,7 +21,7 @@ from torch import Tensor
 
 from bigstep.errors import DataError
 
-__all__ = ["centre_box", "cut", "cut_fast", "image_sizes", "open_image", "snap", "whole_box"]
+__all__ = ["centre_box", "cut", "cut_fast", "image_sizes", "open_image", "snap", "snap_all", "whole_box"]
 
 Box = tuple[float, float, float, float]
 """Left, top, right and bottom in pixels of the stored image; fractions are fine."""
@@ -85,6 +85,21 @@ def snap(box: Box, size: tuple[int, int]) -> tuple[int, int, int, int]:
     """
     left, top = min(round(box[0]), size[0] - 1), min(round(box[1]), size[1] - 1)
     return left, top, max(round(box[2]), left + 1), max(round(box[3]), top + 1)
+
+
+def snap_all(boxes: NDArray[np.float64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Move many boxes to whole pixels, as `snap` does.
+
+    Args:
+        boxes: (N, 4), left, top, right and bottom.
+        sizes: (N, 2), width and height of each image.
+
+    >>> snap_all(np.array([[3.4, 2.6, 35.4, 34.6], [63.8, 47.9, 64, 48]]), np.array([[64, 48], [64, 48]])).tolist()
+    [[3, 3, 35, 35], [63, 47, 64, 48]]
+    """
+    whole: NDArray[np.int64] = np.rint(boxes).astype(np.int64)  # to even in the middle, as `round`
+    begin = np.minimum(whole[:, :2], sizes - 1)
+    return np.concatenate([begin, np.maximum(whole[:, 2:], begin + 1)], 1)
 
 
 def _decoded(image: Image.Image, box: Box, shape: tuple[int, int]) -> tuple[Image.Image, Box]:

@@ -7,6 +7,7 @@ loader keeps no state, so it can live through a change of image size and serve a
 from __future__ import annotations
 
 import contextlib
+import gc
 import signal
 import warnings
 from collections import deque
@@ -22,13 +23,15 @@ from bigstep.data.view import Request, View
 from bigstep.data.waits import Spent, Waits
 from bigstep.errors import DataError, RunError
 
-__all__ = ["Batch", "Chunk", "Finish", "Job", "Jobs", "Loaders"]
+__all__ = ["Batch", "Chunk", "Finish", "Job", "Jobs", "Loaded", "Loaders"]
 
-_CHUNK = 64  # samples that a loader process sends at once: its share of /dev/shm stays small, and all share a batch
 _T = TypeVar("_T")
 
 Chunk = tuple[Any, Tensor] | tuple[Any, Tensor, Spent] | str
 """Inputs, targets and their cost, or the sentence of a DataError: torch would wrap a raised one in its own words."""
+
+Loaded = tuple[Request, list[tuple[Any, Tensor]]]
+"""A request with the inputs and targets of its chunks."""
 
 Finish = Callable[[Tensor, Tensor, int], Tensor]
 """(loaded inputs, indices, epoch) -> the network's input; all on the device."""
@@ -62,6 +65,9 @@ class Loaders:
         prepare: returns, for a view, what the device does with what was loaded.
         name: of the source, for messages.
     """
+
+    chunk = 64
+    """Samples that a loader process sends at once: its share of /dev/shm stays small, and all share a batch."""
 
     def __init__(self, view: View, jobs: Jobs, prepare: Callable[[View], Finish], name: str) -> None:
         self._device, self._jobs, self._prepare, self._name = view.device, jobs, prepare, name
@@ -128,7 +134,7 @@ class Loaders:
         """Yield the chunks of the present requests; torch asks for them in this process, ahead of the loaders."""
         for request in self._requests:
             look = self._jobs.look(request, self._view)
-            parts = torch.split(request.indices, _CHUNK)
+            parts = torch.split(request.indices, self.chunk)
             self._pending.append((request, len(parts)))
             for part in parts:
                 yield Job(request.epoch, part.tolist(), look)
@@ -145,18 +151,27 @@ class Loaders:
             self.waits.copied(begin, ready)
             yield Batch(request.epoch, inputs, targets, indices, ready)
 
-    def _loaded(self, requests: Iterable[Request]) -> Iterator[tuple[Request, list[tuple[Any, Tensor]]]]:
+    def _loaded(self, requests: Iterable[Request]) -> Generator[Loaded]:
         """Start the loaders, and return each request with the chunks of it, as the loaders have them ready."""
         self._turn += 1
         self._requests = requests
         self._pending.clear()
+        return self._gathered(self._started(), self._turn)
+
+    def _started(self) -> Iterator[Any]:
+        """Start the loader processes, if they do not run yet, and return the chunks of `jobs`, in order."""
         with warnings.catch_warnings():
             # Python 3.12 and later warn of any fork beside threads; a loader touches nothing that the threads hold
             warnings.filterwarnings("ignore", ".*fork.*", DeprecationWarning)
-            chunks = iter(self._loader)
-        return self._gathered(chunks, self._turn)
+            # What is garbage here must not be collected there: it may be streams and events of a GPU, which are none
+            # in a process that was forked, and end it.
+            gc.freeze()
+            try:
+                return iter(self._loader)
+            finally:
+                gc.unfreeze()
 
-    def _gathered(self, chunks: Iterator[Any], turn: int) -> Iterator[tuple[Request, list[tuple[Any, Tensor]]]]:
+    def _gathered(self, chunks: Iterator[Any], turn: int) -> Generator[Loaded]:
         while True:
             assert turn == self._turn, "a feed serves one iteration at a time"
             first = self._next(chunks)

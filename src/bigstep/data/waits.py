@@ -43,6 +43,9 @@ class Waits:
         self._handed: list[tuple[Moment, Moment]] = []
         self._copies: list[tuple[Moment, Moment]] = []
         self.read_s = self.decode_s = self.device_s = self.copy_s = 0.0
+        self.thread: dict[str, float] = {}
+        """Of the thread that lets a device decode: images, and seconds in which it waited for `files`, made each
+        `batch` (of that, in `decode` for the device and in `launch` for the crops), and waited until it was `taken`."""
 
     def __len__(self) -> int:
         """Count the batches that were handed out since the last `take`."""
@@ -71,6 +74,11 @@ class Waits:
         self.read_s += spent.read_s
         self.decode_s += spent.decode_s
 
+    def worked(self, **amounts: float) -> None:
+        """Take note of what the thread did that lets a device decode."""
+        for name, amount in amounts.items():
+            self.thread[name] = self.thread.get(name, 0.0) + amount
+
     def take(self) -> list[float]:
         """Return the seconds for which the device waited for each batch since the last call, once it has done them."""
         handed, self._handed = self._handed, []
@@ -87,6 +95,7 @@ class Waits:
         self._handed.clear()
 
     def parts(self, loaders: int) -> dict[str, float]:
-        """Return seconds of the clock that reading, decoding and copying have taken, loader processes side by side."""
+        """Return seconds of the clock that each part has taken, loaders side by side; `device`: its own decoding."""
         several = max(loaders, 1)
-        return {"decode": self.decode_s / several + self.device_s, "disk": self.read_s / several, "copy": self.copy_s}
+        of_loaders = {"decode": self.decode_s / several, "disk": self.read_s / several, "copy": self.copy_s}
+        return {**of_loaders, "device": self.device_s}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,7 +14,7 @@ from bigstep.gpu.backend import why_not_triton
 __all__ = ["Parts", "crop_batch", "crop_weights"]
 
 BLOCK = 256
-"""Output pixels of one program."""
+"""Output pixels of one program at most, all in one row."""
 
 
 @dataclass(frozen=True)
@@ -63,24 +64,31 @@ def crop_batch(
         return _twin(images, parts, out, mean, std)
     from bigstep.gpu.crops_triton import crop_kernel
 
-    table = torch.tensor([[image.data_ptr(), image.stride(1), image.stride(2), image.stride(0)] for image in images])
-    edges = parts.bounds[:, [0, 2, 1, 3]]
-    places = _moved(torch.cat([table, edges, parts.mirrored.long().unsqueeze(1)], 1), out.device)
-    boxes = _moved(parts.boxes.to(torch.float32), out.device)
+    table = _table(images, parts, out.device)
     height, width = out.shape[2:]
     scales = [1 / (255 * deviation) for deviation in std]
     shifts = [-centre / deviation for centre, deviation in zip(mean, std, strict=True)]
-    crop_kernel[(-(-height * width // BLOCK), len(images))](
-        places, boxes, out, width, height, *out.stride(), *scales, *shifts, BLOCK=BLOCK, num_warps=4
-    )
+    block = min(BLOCK, 1 << (width - 1).bit_length())
+    crop_kernel[(height, len(images), -(-width // block))](
+        table, table.view(torch.float32), out, width, height, *out.stride(), *scales, *shifts,
+        BLOCK=block, num_warps=4,
+    )  # fmt: skip
     return out
 
 
-def _moved(table: Tensor, device: torch.device) -> Tensor:
-    """Return a table on the device, from pinned memory: the host need not wait for a copy of any other."""
-    if device.type == "cuda":
-        table = table.contiguous().pin_memory()
-    return table.to(device, non_blocking=True).contiguous()
+def _table(images: Sequence[Tensor], parts: Parts, device: torch.device) -> Tensor:
+    """Return what the kernel has to know of each image: int64 (N, 11), the last two of which are the box in float32.
+
+    In one piece and from pinned memory: one copy, and the host need not wait for any other.
+    """
+    table = torch.empty((len(images), 11), dtype=torch.int64, pin_memory=device.type == "cuda")
+    rows = table.numpy()
+    rows[:, 0] = [image.data_ptr() for image in images]
+    rows[:, [3, 1, 2]] = [image.stride() for image in images]
+    rows[:, 4:8] = parts.bounds.numpy()[:, [0, 2, 1, 3]]
+    rows[:, 8] = parts.mirrored.numpy()
+    rows[:, 9:].view(np.float32)[:] = parts.boxes.numpy()
+    return table.to(device, non_blocking=True)
 
 
 def crop_weights(begin: float, length: float, count: int, low: int, high: int) -> Tensor:

@@ -6,11 +6,12 @@ depends on the decoder.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
@@ -18,7 +19,7 @@ from torch import Tensor
 from bigstep.data.decode import Box
 from bigstep.data.waits import Spent
 
-__all__ = ["Buffer", "Coded", "Crop", "Decoder", "Draw", "Files"]
+__all__ = ["Buffer", "Coded", "Crop", "Crops", "Decoder", "Draw", "Files"]
 
 Buffer = bytes | memoryview
 """What a file holds."""
@@ -34,15 +35,29 @@ class Crop(NamedTuple):
     """Move the box to whole pixels and look at nothing outside of it, which is faster."""
 
 
-Draw = Callable[[list[tuple[int, int]]], list[Crop]]
+class Crops(NamedTuple):
+    """What is wanted of the images of a chunk; arrays, since an object for each image takes longer than to read it."""
+
+    boxes: NDArray[np.float64]
+    """(N, 4): left, top, right and bottom of each box in pixels."""
+    shape: tuple[int, int]
+    snapped: bool
+
+    def of(self, row: int) -> Crop:
+        """Return what is wanted of one image."""
+        left, top, right, bottom = self.boxes[row].tolist()
+        return Crop((left, top, right, bottom), self.shape, self.snapped)
+
+
+Draw = Callable[[Sequence[tuple[int, int]]], Crops]
 """(width and height of each image) -> what is wanted of each."""
 
 
 class Files(Protocol):
     """Where the bytes of images come from."""
 
-    def content(self, index: int) -> Buffer:
-        """Read what is stored of an image."""
+    def content(self, index: int, room: memoryview | None = None) -> Buffer:
+        """Read what is stored of an image; into the beginning of `room` if that is given, large enough and needed."""
 
     def size(self, index: int, content: Buffer | None = None) -> tuple[int, int]:
         """Return width and height of an image in pixels."""
@@ -56,8 +71,8 @@ class Coded(NamedTuple):
 
     pixels: Tensor
     """uint8 (P, height, width, 3): images that were decoded and cut already."""
-    content: Tensor
-    """uint8: the files of the others, one behind the other."""
+    content: Tensor | Sequence[Tensor]
+    """uint8: the files of the others; one behind the other if they have to travel between processes."""
     sizes: NDArray[np.int64]
     """Bytes of each of these. Small tables are arrays: each tensor would take a file descriptor on its way."""
     rows: NDArray[np.int64]
@@ -66,6 +81,13 @@ class Coded(NamedTuple):
     """(C, 4): left, top, width and height of each box in pixels."""
     bounds: NDArray[np.int64]
     """(C, 4): left, top, right and bottom of what may be looked at."""
+    room: memoryview | None = None
+    """What the files may have been read into, to be used again once they are decoded."""
+
+    @property
+    def files(self) -> Sequence[Tensor]:
+        """The bytes of each file."""
+        return torch.split(self.content, self.sizes.tolist()) if isinstance(self.content, Tensor) else self.content
 
 
 class Decoder(Protocol):

@@ -1,4 +1,4 @@
-"""nvJPEG through torchvision: loader processes read files and headers, the GPU's own decoders do the rest.
+"""nvJPEG through torchvision: the CPU reads files and headers, the GPU's own decoders do the rest.
 
 The chip's decoders do not wait for the stream that they are given. They write into memory as soon as torch hands it
 out, and torch hands out memory that work queued on a stream still reads: results are then overwritten while they are
@@ -16,56 +16,53 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bigstep.data.decode import snap
-from bigstep.data.decoders.base import Buffer, Coded, Crop, Draw, Files
+from bigstep.data.decode import snap_all
+from bigstep.data.decoders.base import Coded, Crops, Draw, Files
 from bigstep.data.decoders.pillow import cut_one
 from bigstep.data.decoders.plain import read_chunk
-from bigstep.data.decoders.turbo import jpeg_decoder
+from bigstep.data.decoders.turbo import as_tensor, jpeg_decoder
 from bigstep.data.waits import Spent
 
-__all__ = ["decode_on_device", "load", "why_not_nvjpeg", "why_not_torchvision"]
+__all__ = ["decode_on_device", "load", "read", "why_not_nvjpeg", "why_not_torchvision"]
 
 
 def load(files: Files, indices: list[int], draw: Draw) -> tuple[Coded, Spent]:
-    """Read a chunk; what is no plain JPEG is decoded and cut here, by Pillow."""
+    """Read a chunk in a loader process, from which it has to travel."""
+    coded, spent = read(files, indices, draw)
     began = time.perf_counter()
-    contents, sizes, plain, read_s = read_chunk(files, indices)
+    joined = torch.cat(list(coded.files)) if len(coded.rows) else torch.empty(0, dtype=torch.uint8)
+    return coded._replace(content=joined), spent._replace(read_s=spent.read_s + time.perf_counter() - began)
+
+
+def read(files: Files, indices: list[int], draw: Draw, room: memoryview | None = None) -> tuple[Coded, Spent]:
+    """Read a chunk, into `room` as far as that reaches; what is no plain JPEG is decoded and cut here, by Pillow."""
+    began = time.perf_counter()
+    contents, sizes, plain, read_s = read_chunk(files, indices, room)
     crops = draw(sizes)
-    pixels = [
-        cut_one(files, index, content, crop)
-        for index, content, crop, is_plain in zip(indices, contents, crops, plain, strict=True)
-        if not is_plain
-    ]
+    odd = [row for row, is_plain in enumerate(plain) if not is_plain]
     rows = [row for row, is_plain in enumerate(plain) if is_plain]
-    width, height = crops[0].shape
+    width, height = crops.shape
+    pixels = torch.empty(len(odd), height, width, 3, dtype=torch.uint8)
+    for place, row in enumerate(odd):
+        pixels[place] = cut_one(files, indices[row], contents[row], crops.of(row))
     coded = Coded(
-        torch.stack(pixels) if pixels else torch.empty(0, height, width, 3, dtype=torch.uint8),
-        _joined([contents[row] for row in rows]),
+        pixels,
+        [as_tensor(contents[row]) for row in rows],
         np.array([len(contents[row]) for row in rows], dtype=np.int64),
         np.array(rows, dtype=np.int64),
-        *_parts([crops[row] for row in rows], [sizes[row] for row in rows]),
+        *_parts(crops, np.array(sizes, dtype=np.int64), rows),
+        room,
     )
     return coded, Spent(read_s, time.perf_counter() - began - read_s)
 
 
-def _joined(contents: Sequence[Buffer]) -> Tensor:
-    """Put files one behind the other."""
-    joined = np.empty(sum(map(len, contents)), dtype=np.uint8)
-    at = 0
-    for content in contents:
-        joined[at : at + len(content)] = np.frombuffer(content, dtype=np.uint8)
-        at += len(content)
-    return torch.from_numpy(joined)
-
-
-def _parts(crops: list[Crop], sizes: list[tuple[int, int]]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Return boxes and bounds as the crop kernel takes them: those that `cut_fast` and `cut` look at."""
-    boxes, bounds = [], []
-    for crop, size in zip(crops, sizes, strict=True):
-        box = snap(crop.box, size) if crop.snapped else crop.box
-        boxes.append((box[0], box[1], box[2] - box[0], box[3] - box[1]))
-        bounds.append(box if crop.snapped else (0, 0, *size))
-    return np.array(boxes, dtype=np.float64).reshape(-1, 4), np.array(bounds, dtype=np.int64).reshape(-1, 4)
+def _parts(crops: Crops, sizes: NDArray[np.int64], rows: list[int]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Return boxes and bounds of some images as the crop kernel takes them: those that `cut_fast` and `cut` look at."""
+    boxes, sizes = crops.boxes[rows], sizes[rows]
+    bounds = snap_all(boxes, sizes) if crops.snapped else np.concatenate([np.zeros_like(sizes), sizes], 1)
+    if crops.snapped:
+        boxes = bounds.astype(np.float64)
+    return np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], 1), bounds
 
 
 def decode_on_device(

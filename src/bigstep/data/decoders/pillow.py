@@ -20,10 +20,10 @@ def load(files: Files, indices: list[int], draw: Draw) -> tuple[Tensor, Spent]:
     contents = [files.content(index) for index in indices]
     read = time.perf_counter()
     crops = draw([files.size(index, content) for index, content in zip(indices, contents, strict=True)])
-    width, height = crops[0].shape
+    width, height = crops.shape
     out = torch.empty(len(indices), height, width, 3, dtype=torch.uint8)
-    for row, (index, content, crop) in enumerate(zip(indices, contents, crops, strict=True)):
-        out[row] = cut_one(files, index, content, crop)
+    for row, (index, content) in enumerate(zip(indices, contents, strict=True)):
+        out[row] = cut_one(files, index, content, crops.of(row))
     return out.permute(0, 3, 1, 2), Spent(read - began, time.perf_counter() - read)
 
 

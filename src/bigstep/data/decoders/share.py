@@ -8,6 +8,9 @@ _TOWARDS = 0.02
 """How far the share moves where the run waits, in each batch."""
 _BACK = 0.002
 """How far it falls where nobody waits: what the device decodes costs the model time."""
+_GOLDEN = (5**0.5 - 1) / 2
+"""Multiples of it, modulo 1, fill an interval evenly and with no period: chunks go round the loader processes, and a
+share of a quarter must not mean that every fourth of four decodes all."""
 
 
 class Share:
@@ -18,21 +21,18 @@ class Share:
         fixed: Keep it so.
 
     >>> share = Share(0.25, fixed=True)
-    >>> [share.next() for _ in range(8)]
-    [False, False, False, True, False, False, False, True]
+    >>> [share.next() for _ in range(12)]
+    [False, True, False, False, False, False, False, True, False, True, False, False]
     """
 
     def __init__(self, share: float, *, fixed: bool = False) -> None:
         self.value, self._fixed = min(max(share, 0.0), 1.0), fixed
-        self._owed = 0.0
+        self._place = 0.0
 
     def next(self) -> bool:
         """Whether the next chunk is for the device; chunks of both kinds are evenly mixed."""
-        self._owed += self.value
-        if self._owed < 1 - 1e-9:
-            return False
-        self._owed -= 1
-        return True
+        self._place = (self._place + _GOLDEN) % 1.0
+        return self._place < self.value
 
     def heed(self, loaders_s: float, device_s: float, *, starving: bool) -> None:
         """Move the share after a batch.

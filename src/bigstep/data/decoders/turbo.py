@@ -19,7 +19,7 @@ from bigstep.data.decoders.pillow import cut_one
 from bigstep.data.decoders.plain import read_chunk
 from bigstep.data.waits import Spent
 
-__all__ = ["as_tensor", "jpeg_decoder", "load"]
+__all__ = ["as_tensor", "hear_of_read_only_memory", "jpeg_decoder", "load"]
 
 
 def load(files: Files, indices: list[int], draw: Draw) -> tuple[Tensor, Spent]:
@@ -27,9 +27,10 @@ def load(files: Files, indices: list[int], draw: Draw) -> tuple[Tensor, Spent]:
     began = time.perf_counter()
     contents, sizes, plain, read_s = read_chunk(files, indices)
     crops = draw(sizes)
-    width, height = crops[0].shape
+    width, height = crops.shape
     out = torch.empty(len(indices), height, width, 3, dtype=torch.uint8)
-    for row, (index, content, crop) in enumerate(zip(indices, contents, crops, strict=True)):
+    for row, (index, content) in enumerate(zip(indices, contents, strict=True)):
+        crop = crops.of(row)
         cropped = _cut(content, crop) if plain[row] else None
         out[row] = cut_one(files, index, content, crop) if cropped is None else cropped
     return out.permute(0, 3, 1, 2), Spent(read_s, time.perf_counter() - began - read_s)
@@ -63,6 +64,13 @@ def jpeg_decoder() -> tuple[Any, Any]:
 
 def as_tensor(content: Buffer) -> Tensor:
     """Return the bytes of a file as a tensor that shares them; nobody writes to it."""
+    hear_of_read_only_memory()
+    return torch.frombuffer(content, dtype=torch.uint8)
+
+
+@functools.cache
+def hear_of_read_only_memory() -> None:
+    """Let torch say once, to nobody, that it may not be written to; filters of warnings are not for threads to set."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*not writable.*", UserWarning)
-        return torch.from_numpy(np.frombuffer(content, dtype=np.uint8))
+        warnings.simplefilter("ignore")
+        torch.frombuffer(b"read only", dtype=torch.uint8)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -15,9 +16,9 @@ from torch import Tensor
 
 from bigstep.data.augment import Augment, resized_crop_boxes
 from bigstep.data.decode import centre_box, cut, whole_box
-from bigstep.data.decoders import pillow
-from bigstep.data.decoders.base import Buffer, Crop, Decoder, Draw
-from bigstep.data.device_decoding import DeviceDecoding, Normal
+from bigstep.data.decoders import nvjpeg, pillow
+from bigstep.data.decoders.base import Buffer, Crops, Decoder, Draw
+from bigstep.data.device_decoding import DeviceDecoding, Normal, ReadByThreads
 from bigstep.data.loaders import Chunk, Finish, Job, Loaders
 from bigstep.data.pixels import count_values, moments
 from bigstep.data.rectangles import rectangle_of, rectangular_batches
@@ -56,8 +57,8 @@ class CodedImages(Source):
             """Width and height of each image in pixels, (N, 2)."""
 
     @abstractmethod
-    def content(self, index: int) -> Buffer:
-        """Read what is stored of an image."""
+    def content(self, index: int, room: memoryview | None = None) -> Buffer:
+        """Read what is stored of an image; into the beginning of `room` if that is given, large enough and needed."""
 
     @abstractmethod
     def open(self, index: int, content: Buffer | None = None) -> AbstractContextManager[Image.Image]:
@@ -85,7 +86,8 @@ class CodedImages(Source):
         if not view.image_size:
             raise ConfigError(f"{self.name} has images of many sizes; set data.image_size, for example to 224.")
         if DECODERS[view.decoding.name].on_device and view.kind in ("none", "flip", "resized_crop"):
-            return DeviceDecoding(view, CodedJobs(self, view.seed), Normal(self.mean, self.std), self.name)
+            way = ReadByThreads if view.decoding.name == "nvjpeg" else DeviceDecoding
+            return way(view, CodedJobs(self, view.seed), Normal(self.mean, self.std), self.name)
 
         def prepare(view: View) -> Finish:
             kind = "flip" if view.kind == "resized_crop" else view.kind
@@ -168,14 +170,14 @@ class Look(NamedTuple):
         Random boxes are drawn for all images at once, from the sizes in their headers, and moved to whole pixels.
         """
 
-        def draw(sizes: list[tuple[int, int]]) -> list[Crop]:
+        def draw(sizes: Sequence[tuple[int, int]]) -> Crops:
             if self.crop == "centre":
-                return [Crop(centre_box(*size), self.shape, snapped=False) for size in sizes]
+                return Crops(np.array([centre_box(*size) for size in sizes]), self.shape, snapped=False)
             if self.crop == "whole":
-                return [Crop(whole_box(*size, self.shape), self.shape, snapped=False) for size in sizes]
+                return Crops(np.array([whole_box(*size, self.shape) for size in sizes]), self.shape, snapped=False)
             width, height = torch.tensor(sizes).T
-            boxes = resized_crop_boxes(torch.tensor(indices), seed, epoch, height, width, self.min_scale)
-            return [Crop((x, y, x + w, y + h), self.shape, snapped=True) for x, y, w, h in boxes.T.tolist()]
+            boxes = resized_crop_boxes(torch.tensor(indices), seed, epoch, height, width, self.min_scale).T.numpy()
+            return Crops(np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], 1), self.shape, snapped=True)
 
         return draw
 
@@ -204,6 +206,15 @@ class CodedJobs:
         except DataError as error:
             return str(error)
         return images, self.source.labels[job.indices], spent
+
+    def read(self, job: Job, room: memoryview) -> Chunk:
+        """Read a chunk for the device to decode, in a thread: files into `room`, and nothing is copied again."""
+        look: Look = job.look
+        try:
+            coded, spent = nvjpeg.read(self.source, job.indices, look.draw(job.indices, self.seed, job.epoch), room)
+        except DataError as error:
+            return str(error)
+        return coded, self.source.labels[job.indices], spent
 
     def whole(self, index: int, content: Tensor) -> Tensor:
         """Decode a whole image on the CPU, (3, height, width): what the device has refused."""

@@ -99,8 +99,8 @@ class PackedImages(CodedImages):
         shard = self.shards[self.records[index]["shard"]]
         return f"{self.root / shard} ({os.fsdecode(self.names[index])})"
 
-    def content(self, index: int) -> memoryview:
-        """Return what is stored of an image, after its checksum was compared."""
+    def content(self, index: int, room: memoryview | None = None) -> memoryview:
+        """Return what is stored of an image, after its checksum was compared; the memory is that of the file."""
         record = self.records[index]
         begin, size = int(record["offset"]), int(record["size"])
         content: memoryview = self._mapped[record["shard"]][begin : begin + size].data
@@ -123,7 +123,8 @@ class PackedImages(CodedImages):
     @cached_property
     def _mapped(self) -> list[NDArray[np.uint8]]:
         """The tar files; mapping one takes no memory and reads nothing."""
-        return [np.memmap(self.root / shard, dtype=np.uint8, mode="r") for shard in self.shards]
+        # as plain arrays: of a memmap, each part that is taken costs more than its header
+        return [np.asarray(np.memmap(self.root / shard, dtype=np.uint8, mode="r")) for shard in self.shards]
 
     def subset(self, indices: Tensor) -> PackedImages:
         """Keep the samples at `indices`, in that order."""

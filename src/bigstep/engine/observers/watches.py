@@ -30,6 +30,8 @@ _REMEDIES = {
     "or pack the images into a few files with `bigstep data pack FOLDER OUT --side 400`.",
     "copy": "copying to the device takes longer than decoding; train on smaller images (data.image_size), or let the "
     "GPU decode (data.decoder=nvjpeg), so that compressed ones travel.",
+    "device": "the GPU's own decoders take the time; store smaller images (`bigstep data pack FOLDER OUT --side 400`), "
+    "or let the cores help them (data.decoder=both).",
 }
 """What to do where not the decoding is what takes the time."""
 
