@@ -1,16 +1,21 @@
 """From JPEG to weights on one GPU: ResNet-50 end to end from a plain folder and from packed files, by decoder.
 
-    PYTHONPATH=src python benchmarks/input/gpu.py --out $OUT --seconds 530
+    PYTHONPATH=src python benchmarks/input/gpu.py --out $OUT --seconds 200
 
 writes gpu.json after every part, and gpu.md at the end. Each part is a process of its own with a limit, the most
 interesting ones first: what does not fit into --seconds is left out and named. The files are made here (500 x 375
 pixels, about 90 kB) and lie in the page cache; each has several names, so that no epoch ends within a measurement.
-`--tiny` runs every line that needs no GPU in a minute or two: a small network, small images, few steps.
+Where the GPU decodes, a part also tells what the thread did that lets it: microseconds for each image in which it
+waited for `files`, made a `batch` (of that, `decode` for the device and `launch` of the crops), and waited until the
+batch was `taken`; the first and the last of these are idle time. `--photos FOLDER` compares photographs of your own,
+in FOLDER/CLASS/*, instead of those that are made. `--tiny` runs every line that needs no GPU in a minute or two: a
+small network, small images, few steps, and Pillow for the GPU's decoders.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import shutil
@@ -23,10 +28,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 from run import photograph
 
+from bigstep.data.names import INDEX
 from bigstep.records import describe_machine, read_run
 
 HERE = Path(__file__).parent
@@ -41,18 +48,19 @@ class Sizes:
 
     files: int = 10_240
     names: int = 11
-    """Of each file in train; half as many in val, as ImageNet has 50,000."""
+    """Of each file in train."""
+    val_names: int = 3
     classes: int = 128
     batch: int = 256
-    steps: int = 420
-    warm: int = 100
+    steps: int = 400
+    warm: int = 80
     image_size: int = 224
     settings: list[str] = field(default_factory=lambda: ["precision=fp16"])
     compared: int = 10_000
 
 
 TINY = Sizes(
-    files=64, names=4, classes=4, batch=16, steps=12, warm=4, image_size=32, compared=64,
+    files=64, names=4, val_names=1, classes=4, batch=16, steps=14, warm=2, image_size=32, compared=64,
     settings=["precision=float32", "model=small", "norm.zero_gamma=false"],
 )  # fmt: skip
 
@@ -72,7 +80,7 @@ def make_files(root: Path, sizes: Sizes) -> dict[str, Any]:
     jobs = [(str(root / "files"), first) for first in range(0, sizes.files, len(TURNS))]
     with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         list(pool.map(write_turned, jobs, chunksize=8))
-    for split, names in (("train", sizes.names), ("val", max(sizes.names // 2, 1))):
+    for split, names in (("train", sizes.names), ("val", sizes.val_names), ("once/train", 1), ("once/val", 1)):
         for label in range(sizes.classes):
             (root / "set" / split / f"{label:04d}").mkdir(parents=True)
         for n in range(sizes.files):
@@ -87,32 +95,56 @@ def make_files(root: Path, sizes: Sizes) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def make_packed(root: Path, sizes: Sizes, limit_s: float) -> dict[str, Any]:
+    """Pack each file once, and give each record as many places in the index as the file has names in the folder."""
+    out = root / "packed"
+    options = [str(root / "set" / "once"), str(out), "--side", "400", "--json"]
+    told = run_limited([sys.executable, "-m", "bigstep", "data", "pack", *options], limit_s)
+    head = json.loads((out / INDEX).read_bytes())
+    for split, names in (("train", sizes.names), ("val", sizes.val_names)):
+        for kind in ("records", "names"):
+            path = out / head["splits"][split][kind]
+            np.save(path, np.repeat(np.load(path), names))
+        records = (out / head["splits"][split]["records"]).read_bytes()
+        head["splits"][split]["sha256"] = hashlib.sha256(records).hexdigest()
+    (out / INDEX).write_text(json.dumps(head))
+    return json.loads(told)
+
+
+def between_flushes(rows: list[dict[str, Any]], warm: int) -> tuple[float, list[dict[str, Any]]]:
+    """Return the rows behind the first flush after `warm` steps and what they took; rows of a flush share its time."""
+    last = rows[-1]["seconds"]
+    early = [row for row in rows if row["seconds"] < last]
+    if not early:
+        raise RuntimeError(f"all {len(rows)} steps were told at once; take more")
+    first = next((row for row in early if row["step"] >= warm), early[-1])["seconds"]
+    return last - first, [row for row in rows if row["seconds"] > first]
+
+
 def train(folder: Path, out: Path, sizes: Sizes, decoder: str, cores: int, limit_s: float) -> dict[str, Any]:
     """Run `bigstep train` on some cores, and read from its records how fast it was and how long the GPU waited."""
     settings = [
         *sizes.settings, f"workers.local_batch={sizes.batch}", f"data.loaders={cores}", f"data.decoder={decoder}",
         f"data.image_size={sizes.image_size}", "lr.base=0.1", "checkpoint.every=0",
     ]  # fmt: skip
+    profile = out.with_suffix(".profile.json")
     command = [
-        sys.executable, "-m", "bigstep", "train", "fujitsu", "--preset", "paper", "--data", str(folder),
+        sys.executable, str(HERE / "gpu_train.py"), str(profile),
+        "train", "fujitsu", "--preset", "paper", "--data", str(folder),
         "--workers", "1", "--steps", str(sizes.steps), "--out", str(out), "--no-report", "--json",
         *(word for setting in settings for word in ("--set", setting)),
     ]  # fmt: skip
     began = time.perf_counter()
     run_limited(command, limit_s, cores)
     found = read_run(out)
-    rows = found.train
-    warm = [row for row in rows if row["step"] >= sizes.warm]
-    elapsed = warm[-1]["seconds"] - warm[0]["seconds"]
-    behind = [row for row in warm if row["seconds"] > warm[0]["seconds"]]
-    images = sum(row["batch"] for row in behind)
+    elapsed, rows = between_flushes(found.train, sizes.warm)
+    images = sum(row["batch"] for row in rows)
     evaluation_s = found.evaluations[-1]["seconds"] - rows[-1]["seconds"] if found.evaluations else None
-    count = sizes.files * max(sizes.names // 2, 1)
     return {
-        "decoder": decoder, "cores": cores, "images_per_s": images / elapsed, "steps": len(behind),
-        "waited": sum(row["data_s"] for row in behind) / elapsed,
-        "evaluation_images_per_s": count / evaluation_s if evaluation_s else None,
-        "notes": found.notes, "wall_s": time.perf_counter() - began,
+        "decoder": decoder, "cores": cores, "images_per_s": images / elapsed, "steps": len(rows),
+        "waited": sum(row["data_s"] for row in rows) / elapsed,
+        "evaluation_images_per_s": sizes.files * sizes.val_names / evaluation_s if evaluation_s else None,
+        "wall_s": time.perf_counter() - began, "profile": json.loads(profile.read_text()), "notes": found.notes,
     }  # fmt: skip
 
 
@@ -134,9 +166,10 @@ def run_limited(command: list[str], limit_s: float, cores: int = 0) -> str:
     return out
 
 
-def part(name: str, folder: Path, sizes: Sizes, cores: int, limit_s: float) -> Any:
+def part(name: str, folder: Path, sizes: Sizes, cores: int, limit_s: float, photos: Path | None = None) -> Any:
     """Run a part of gpu_parts.py in a process of its own; it prints JSON on its last line."""
-    options = ["--folder", str(folder), "--batch", str(sizes.batch), "--size", str(sizes.image_size)]
+    options = [] if photos is None else ["--photos", str(photos)]
+    options += ["--folder", str(folder), "--batch", str(sizes.batch), "--size", str(sizes.image_size)]
     options += ["--count", str(sizes.compared), "--cores", str(cores), "--warm", str(sizes.warm // 4)]
     out = run_limited([sys.executable, str(HERE / "gpu_parts.py"), name, *options], limit_s)
     return json.loads(out.strip().splitlines()[-1])
@@ -163,7 +196,8 @@ class Book:
                 self.result["parts"][name] = {"error": f"{type(error).__name__}: {error}"}
         self.path.write_text(json.dumps(self.result, indent=1) + "\n")
         told = json.dumps(self.result["parts"].get(name, "left out"))
-        print(f"{time.perf_counter() - self.began:5.0f} s  {name}: {told[:700]}", flush=True)
+        told = told if len(told) < 1800 else f"{told[:900]} ... {told[-900:]}"  # the end of an error says what it was
+        print(f"{time.perf_counter() - self.began:5.0f} s  {name}: {told}", flush=True)
 
 
 def main() -> None:
@@ -172,6 +206,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=530.0, help="for everything")
     parser.add_argument("--tiny", action="store_true", help="a rehearsal without a GPU")
     parser.add_argument("--only", nargs="*", help="names of parts; all if not given")
+    parser.add_argument("--photos", type=Path, help="a folder of CLASS/* to compare instead of what is made")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     sizes, cores = TINY if args.tiny else Sizes(), len(os.sched_getaffinity(0))
@@ -186,21 +221,18 @@ def main() -> None:
             out = root / f"run-{where.name}-{decoder}-{of}"
             return lambda limit_s: train(where, out, sizes, decoder, of, limit_s)
 
-        def pack(limit_s: float) -> Any:
-            options = [str(folder), str(packed), "--side", "400", "--json"]
-            return json.loads(run_limited([sys.executable, "-m", "bigstep", "data", "pack", *options], limit_s))
-
         plan: list[tuple[str, float, Any]] = [
             ("files", 0, lambda limit_s: make_files(root, sizes)),
             ("model", 20, lambda limit_s: part("model", folder, sizes, cores, limit_s)),
-            ("folder, auto", 40, end_to_end(folder, "auto", cores)),
-            ("compare", 30, lambda limit_s: part("compare", folder, sizes, cores, limit_s)),
-            ("kernel", 20, lambda limit_s: part("kernel", folder, sizes, cores, limit_s)),
             ("folder, nvjpeg", 40, end_to_end(folder, "nvjpeg", cores)),
+            ("feed", 20, lambda limit_s: part("feed", folder, sizes, cores, limit_s)),
+            ("pack", 15, lambda limit_s: make_packed(root, sizes, limit_s)),
+            ("packed, auto", 35, end_to_end(packed, "auto", cores)),
+            ("compare", 25, lambda limit_s: part("compare", folder, sizes, cores, min(limit_s, 60), args.photos)),
+            ("folder, auto", 35, end_to_end(folder, "auto", cores)),
+            ("kernel", 20, lambda limit_s: part("kernel", folder, sizes, cores, limit_s)),
             ("folder, pillow", 45, end_to_end(folder, "pillow", cores)),
             ("loop", 40, lambda limit_s: part("loop", folder, sizes, cores, limit_s)),
-            ("pack", 40, pack),
-            ("packed, auto", 40, end_to_end(packed, "auto", cores)),
             ("folder, torchvision", 40, end_to_end(folder, "torchvision", cores)),
             *((f"folder, auto, {few} cores", 45, end_to_end(folder, "auto", few)) for few in (8, 4, 2) if few < cores),
             ("folder, both", 40, end_to_end(folder, "both", cores)),
@@ -222,7 +254,7 @@ def markdown(result: dict[str, Any]) -> str:
         + f"; commit {machine['commit'] or 'unknown'}.", "",
         "| part | cores | images/s | GPU waited | evaluation, images/s |", "|---|---:|---:|---:|---:|",
     ]  # fmt: skip
-    others = []
+    others, profiles = [], []
     for name, row in result["parts"].items():
         if "images_per_s" not in row:
             others.append(f"- {name}: {json.dumps(row)[:600]}")
@@ -231,6 +263,9 @@ def markdown(result: dict[str, Any]) -> str:
         judged = row.get("evaluation_images_per_s")
         judged = f"{judged:,.0f}" if judged else ""
         lines.append(f"| {name} | {row.get('cores', '')} | {row['images_per_s']:,.0f} | {waited} | {judged} |")
+        profiles += [f"- {name}, {json.dumps(row['profile'])}"] if row.get("profile") else []
+    if profiles:
+        others = ["Microseconds for each image, of the thread that lets the GPU decode:", "", *profiles, "", *others]
     left = f"\nLeft out for want of time: {', '.join(result['left_out'])}." if result["left_out"] else ""
     return "\n".join([*lines, "", *others]) + left + "\n"
 

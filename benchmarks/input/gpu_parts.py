@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import time
@@ -14,7 +15,7 @@ from run import model_rate, synchronize
 from torch import Tensor, nn
 
 from bigstep.data.feed import Feed, Request
-from bigstep.data.sources.folder import FolderImages, open_folder
+from bigstep.data.sources.folder import FolderImages, open_folder, scan_folder
 from bigstep.data.view import Decoding
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -22,8 +23,56 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 def model(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
     """ResNet-50 from memory: forward, backward and update."""
-    rate, what = model_rate(device, args.batch, 8.0 if device.type == "cuda" else 1.0)
-    return {"images_per_s": rate, "what": what}
+    rate, what = model_rate(device, args.batch, 6.0 if device.type == "cuda" else 1.0)
+    return {"images_per_s": rate, "what": what, "forward only, images/s": _forward_rate(device)}
+
+
+@torch.no_grad()
+def _forward_rate(device: torch.device) -> float:
+    """What an evaluation could reach: forward in batches of 2,000, as `bigstep train` evaluates."""
+    from bigstep.models import build_model
+
+    count = 2000 if device.type == "cuda" else 2
+    network = build_model("resnet50", classes=1000, channels=3, image_size=224).to(device).eval()
+    x = torch.randn(count, 3, 224, 224, device=device)
+    if device.type == "cuda":
+        from bigstep.gpu import optimize
+
+        optimize(network)
+        network.to(memory_format=torch.channels_last)
+        x = x.to(memory_format=torch.channels_last)
+    with torch.autocast(device.type, torch.float16 if device.type == "cuda" else torch.bfloat16):
+        return count / _seconds(lambda: network(x), device)
+
+
+def feed(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+    """The input alone, with nobody to compute beside it, by the number of threads that read."""
+    found: dict[str, Any] = {}
+    source, judged = open_folder(args.folder)
+    cuda = device.type == "cuda"
+    for readers, train in ((4, True), (4, False), (1, True), (2, True), (8, True)) if cuda else ((1, True),):
+        options: dict[str, Any] = {"train": train, "augment": "resized_crop", "image_size": args.size}
+        decoding = Decoding("nvjpeg") if cuda else Decoding("pillow")
+        way = Feed(source if train else judged, device=device, loaders=readers, decoding=decoding, **options)
+        order = torch.randperm(len(way), generator=torch.Generator().manual_seed(0))
+        batches = way(Request(0, part) for part in torch.split(order, args.batch if train else 2000))
+        for _ in range(4):
+            next(batches)
+        synchronize(device)
+        began, images = time.perf_counter(), 0
+        for x, _ in batches:
+            images += len(x)
+            if time.perf_counter() - began > (2.5 if cuda else 0.5):
+                break
+        synchronize(device)
+        rate = images / (time.perf_counter() - began)
+        spent = dict(way._way.waits.thread)
+        each = {name: round(1e6 * value / spent["images"], 1) for name, value in spent.items() if name != "images"}
+        kind = "training" if train else "evaluation"
+        found[f"{kind}, {readers} readers"] = {"images/s": round(rate), **each}
+        batches.close()
+        way.close()
+    return found
 
 
 def loop(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
@@ -64,11 +113,12 @@ def loop(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
 
 def compare(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
     """What the GPU decodes, cuts and normalises beside work of its own, against the CPU's, image by image."""
-    source = open_folder(args.folder)[0]
+    source = open_folder(args.folder)[0] if args.photos is None else scan_folder(args.photos)
     distinct = source.subset(torch.arange(0, len(source), max(1, len(source) // args.count))[: args.count])
     found: dict[str, Any] = {}
     for kind, train in (("training crops", True), ("evaluation crops", False)):
         found[kind] = _compared(distinct, args, device, train)
+    found["of"] = source.name if args.photos else "made photographs"
     found["odd files"] = _odd_files(args, device)
     return found
 
@@ -154,18 +204,30 @@ def kernel(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for dtype in (torch.float32, torch.float16):
         out = torch.empty(n, 3, args.size, args.size, dtype=dtype, device=device, memory_format=torch.channels_last)
-        found[f"crop kernel, {dtype}, ms a batch"] = 1e3 * _seconds(
-            lambda out=out: crop_batch(images, parts, out, MEAN, STD), device
-        )
+        launch = functools.partial(crop_batch, images, parts, out, MEAN, STD)
+        found[f"crops, {dtype}, ms a batch"] = 1e3 * _seconds(launch, device)
+        if device.type == "cuda":
+            found[f"of these, the kernel, {dtype}"] = _kernel_ms(launch)
     if device.type != "cuda":
         return found
     source = open_folder(args.folder)[0]
-    files = [torch.frombuffer(bytearray(source.content(index)), dtype=torch.uint8).pin_memory() for index in range(512)]
+    chosen = [index % len(source) for index in range(512)]
+    files = [torch.frombuffer(bytearray(source.content(index)), dtype=torch.uint8) for index in chosen]
     for count in (32, 64, 128, 256, 512):
         decode = nvjpeg.decode_on_device
         seconds = _seconds(lambda count=count, decode=decode: decode(files[:count], device, _refuse), device)
         found[f"nvJPEG alone, {count} at once, images/s"] = count / seconds
     return found
+
+
+def _kernel_ms(launch: Any) -> float:
+    """What the device itself takes for the kernel, as its profiler says."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(10):
+            launch()
+        torch.cuda.synchronize()
+    rows = [row for row in profile.key_averages() if "crop_kernel" in row.key]
+    return sum(row.device_time_total for row in rows) / 1e3 / max(sum(row.count for row in rows), 1)
 
 
 def _refuse(number: int) -> Tensor:
@@ -186,7 +248,8 @@ def _seconds(work: Any, device: torch.device) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("part", choices=["model", "loop", "compare", "kernel"])
+    parser.add_argument("part", choices=["model", "loop", "compare", "kernel", "feed"])
+    parser.add_argument("--photos", type=Path)
     parser.add_argument("--folder", type=Path, required=True)
     for name, default in (("batch", 256), ("size", 224), ("count", 10_000), ("cores", 1), ("warm", 25)):
         parser.add_argument(f"--{name}", type=int, default=default)

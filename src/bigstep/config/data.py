@@ -53,7 +53,8 @@ class DataConfig:
     holdout: Fraction = 0.0
     """Fraction of the training set kept out of training and used for evaluation instead of the test set."""
     loaders: WholeNotNegative = 2
-    """Processes that decode images of a folder, for each rank; sets held in memory need none."""
+    """Processes that decode images of a folder, for each rank (threads that read, where the GPU decodes); sets held in
+    memory need none."""
     decoder: str = "auto"
     """Who decodes image files: {decoders}; which part of an image is shown does not depend on it."""
     length: Count = 128
