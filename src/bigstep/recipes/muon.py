@@ -36,8 +36,8 @@ Chosen
     mini: rates 0.05, 0.1 and 0.2, one seed, 3,000 images to train on and 9,000 to judge, a constant 1,024, 10 epochs:
     56.4, 75.6 and 73.9 %. So 0.1. Other rates and momentum are airbench's or near them.
     cifar10: at a constant 14,720 of 45,000 images, 5,000 held out, one seed: rates 0.12, 0.24 and 0.48 gave 90.2, 92.1
-    and 90.8 %, momentum 0.9 in place of 0.8 gave 93.0, last-batch statistics with it 93.2; momentum 0.6 and a rest twice
-    as fast gave no more.
+    and 90.8 %, momentum 0.9 in place of 0.8 gave 93.0, last-batch statistics with it 93.2; momentum 0.6 and a rest
+    twice as fast gave no more.
 
 Differs
     mini, cifar10: no whitening of the first layer, no identity, no alternating flips, no biases of their own rate.
