@@ -69,7 +69,7 @@ class Int8:
         from bigstep.exchange.codecs.integers_numba import decode_blocks
 
         arrays, heads = blocks.as_arrays(), see_floats(messages).numpy()
-        decode_blocks(messages.numpy(), heads, *arrays, out.numpy(), copies, stride, scale, self.pairs)
+        decode_blocks(messages.numpy(), heads, *arrays, out.numpy(), copies, stride, float(scale), self.pairs)
 
     def encode_reference(self, values: Tensor, kept: Tensor, blocks: Blocks, message: Tensor) -> None:
         """`encode` in plain torch, on any device."""

@@ -74,7 +74,7 @@ class OneBit:
         from bigstep.exchange.codecs.onebit_numba import decode_blocks
 
         heads = see_floats(messages).numpy()
-        decode_blocks(messages.numpy(), heads, *blocks.as_arrays(), out.numpy(), copies, stride, scale)
+        decode_blocks(messages.numpy(), heads, *blocks.as_arrays(), out.numpy(), copies, stride, float(scale))
 
 
 def encode_reference(values: Tensor, kept: Tensor, blocks: Blocks, message: Tensor) -> None:

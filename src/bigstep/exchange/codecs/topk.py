@@ -69,7 +69,7 @@ class TopK:
 
         starts, _, _, bodies_at = blocks.as_arrays()
         words, counts = messages.view(torch.int32).numpy(), self._count(blocks).numpy()
-        decode_blocks(words, starts, counts, bodies_at // 4, out.numpy(), copies, stride // 4, scale)
+        decode_blocks(words, starts, counts, bodies_at // 4, out.numpy(), copies, stride // 4, float(scale))
 
     def encode_reference(self, values: Tensor, kept: Tensor, blocks: Blocks, message: Tensor) -> None:
         """`encode` in plain torch, on any device."""
