@@ -175,6 +175,13 @@ def part(name: str, folder: Path, sizes: Sizes, cores: int, limit_s: float, phot
     return json.loads(out.strip().splitlines()[-1])
 
 
+def beside(folder: Path, sizes: Sizes, limit_s: float) -> Any:
+    """Decode in other ways beside the step; see gpu_beside.py."""
+    options = ["--folder", str(folder), "--batch", str(sizes.batch), "--seconds", "2.5"]
+    out = run_limited([sys.executable, str(HERE / "gpu_beside.py"), *options], limit_s)
+    return json.loads(out.strip().splitlines()[-1])
+
+
 class Book:
     """Results so far, on disk after every part; nothing begins that would end too late."""
 
@@ -226,6 +233,7 @@ def main() -> None:
             ("model", 20, lambda limit_s: part("model", folder, sizes, cores, limit_s)),
             ("folder, nvjpeg", 40, end_to_end(folder, "nvjpeg", cores)),
             ("feed", 20, lambda limit_s: part("feed", folder, sizes, cores, limit_s)),
+            ("beside", 40, lambda limit_s: beside(folder, sizes, limit_s)),
             ("pack", 15, lambda limit_s: make_packed(root, sizes, limit_s)),
             ("packed, auto", 35, end_to_end(packed, "auto", cores)),
             ("compare", 25, lambda limit_s: part("compare", folder, sizes, cores, min(limit_s, 60), args.photos)),
