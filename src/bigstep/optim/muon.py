@@ -172,7 +172,7 @@ class Muon(MultiTensorOptimizer):
             squares,
             [],
             steps,
-            lr=lr,
+            lr=lr.float() if isinstance(lr, Tensor) and lr.is_cuda else lr,  # the only type that the kernel reads there
             beta1=group["betas"][0],
             beta2=group["betas"][1],
             weight_decay=decay,
