@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -27,6 +28,7 @@ from bigstep.data.decoders.choose import choose
 from bigstep.data.decoders.plain import plain_size, why_not_plain
 from bigstep.data.decoders.share import Share
 from bigstep.data.feed import Feed, Request
+from bigstep.data.reading import read_files
 from bigstep.data.sources.coded import Look
 from bigstep.data.sources.folder import FolderImages, open_folder
 from bigstep.data.view import Decoding
@@ -217,6 +219,32 @@ def test_files_are_read_into_memory_that_is_used_again(tmp_path: Path, monkeypat
     assert len(list(feed(Request(0, torch.tensor([n % 6])) for n in range(40)))) == 40
     assert 1 <= len(feed._way._rooms) <= 2 + 2 + 1  # type: ignore[attr-defined]  # being read, ahead, being decoded
     assert feed.loaders == 2
+
+
+def test_many_files_are_read_until_one_is_not(tmp_path: Path) -> None:
+    sizes = {"first": 5000, "empty": 0, "large": 70_000, "last": 3}
+    for name, size in sizes.items():
+        (tmp_path / name).write_bytes(np.random.default_rng(size).bytes(size))
+    (tmp_path / "folder").mkdir()
+    paths = {name: os.fsencode(tmp_path / name) for name in (*sizes, "folder", "missing")}
+    good = [paths[name] for name in sizes]
+    room = memoryview(bytearray(75_004))
+    assert [bytes(part) for part in read_files(good, room)] == [(tmp_path / name).read_bytes() for name in sizes]
+    for names, room_for, count in (
+        (["first", "missing", "last"], 10_000, 1),
+        (["first", "folder", "last"], 10_000, 1),
+        (["missing"], 10_000, 0),
+        (["first", "large", "last"], 75_000, 1),  # nobody would know whether that was all
+        (["first", "large", "last"], 75_001, 2),
+        (["first"], 0, 0),
+        ([], 10, 0),
+    ):
+        found = read_files([paths[name] for name in names], room[:room_for])
+        assert [len(part) for part in found] == [sizes[name] for name in names[:count]]
+    before = len(os.listdir("/proc/self/fd"))
+    read_files([paths["missing"], *good], room)
+    read_files([*good, paths["folder"]], room)
+    assert len(os.listdir("/proc/self/fd")) == before  # nothing stays open
 
 
 def test_threads_keep_the_order_and_end_with_whoever_takes() -> None:

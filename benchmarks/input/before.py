@@ -1,6 +1,6 @@
 """Did loading on a CPU get slower? Images a second of this source tree and of an older one, in turns.
 
-    git worktree add /tmp/before v0.1.0
+    git worktree add --detach /tmp/before 658c08a^  # before the decoder was a choice
     PYTHONPATH=src python benchmarks/input/before.py --before /tmp/before/src --rounds 7 --out benchmarks/input/results
 
 writes before.json and before.md. Every round starts a process for each tree, the older one first in every other round.

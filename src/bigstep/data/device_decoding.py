@@ -1,9 +1,9 @@
 """Feeding images that the device decodes: others read, a thread lets the device decode, cut and normalise.
 
 Batches are made ready in a stream of their own, ahead of what is computed. Where the device decodes all, a few threads
-read: a file from the page cache takes 30 microseconds, for most of which Python's lock is free, and nothing has to
-travel between processes. Where loader processes decode a part of the chunks (`both`), they read, and one kernel takes
-what they cut and what the device decoded alike.
+read, many files in one go and without Python's lock, and nothing has to travel between processes. Where loader
+processes decode a part of the chunks (`both`), they read, and one kernel takes what they cut and what the device
+decoded alike.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["DeviceDecoding", "Normal", "ReadByThreads"]
 
 _AHEAD = 3  # batches of training that may be ready before they are taken: 0.6 MB an image of 224 x 224 in float32
 _TOGETHER = 256  # images that the device decodes at once: what bounds its memory, 0.6 MB each at 500 x 375
-_READERS = 8  # threads at most: from the page cache one brings 20,000 files a second, and all share Python's lock
+_READERS = 8  # threads at most: from the page cache one brings 20,000 files a second; a slow disk takes more
 _READ_AHEAD = 2  # chunks that are read before they are needed, beside those that the threads are at
 _ROOM = _TOGETHER * 160_000  # bytes that the files of a chunk are read into, over and over; of larger ones, the first
 

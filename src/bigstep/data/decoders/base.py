@@ -56,8 +56,11 @@ Draw = Callable[[Sequence[tuple[int, int]]], Crops]
 class Files(Protocol):
     """Where the bytes of images come from."""
 
-    def content(self, index: int, room: memoryview | None = None) -> Buffer:
-        """Read what is stored of an image; into the beginning of `room` if that is given, large enough and needed."""
+    def content(self, index: int) -> Buffer:
+        """Read what is stored of an image."""
+
+    def contents(self, indices: list[int], room: memoryview | None = None) -> list[Buffer]:
+        """Read what is stored of some images; into `room`, where it has to be read at all and there is room for it."""
 
     def size(self, index: int, content: Buffer | None = None) -> tuple[int, int]:
         """Return width and height of an image in pixels."""

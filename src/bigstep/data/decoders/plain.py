@@ -32,12 +32,9 @@ class Chunk(NamedTuple):
 
 
 def read_chunk(files: Files, indices: list[int], room: memoryview | None = None) -> Chunk:
-    """Read files, one behind the other into `room` as far as that reaches, and look at their headers."""
+    """Read files, into `room` as far as that reaches, and look at their headers."""
     began = time.perf_counter()
-    contents: list[Buffer] = []
-    for index in indices:
-        contents.append(files.content(index, room))
-        room = room if room is None else room[len(contents[-1]) :]
+    contents = files.contents(indices, room)
     read_s = time.perf_counter() - began
     sizes, plain = [], []
     for index, content in zip(indices, contents, strict=True):

@@ -21,8 +21,8 @@ class Share:
         fixed: Keep it so.
 
     >>> share = Share(0.25, fixed=True)
-    >>> [share.next() for _ in range(12)]
-    [False, True, False, False, False, False, False, True, False, True, False, False]
+    >>> [share.next() for _ in range(9)]
+    [False, True, False, False, True, False, False, False, False]
     """
 
     def __init__(self, share: float, *, fixed: bool = False) -> None:

@@ -57,8 +57,12 @@ class CodedImages(Source):
             """Width and height of each image in pixels, (N, 2)."""
 
     @abstractmethod
-    def content(self, index: int, room: memoryview | None = None) -> Buffer:
-        """Read what is stored of an image; into the beginning of `room` if that is given, large enough and needed."""
+    def content(self, index: int) -> Buffer:
+        """Read what is stored of an image."""
+
+    def contents(self, indices: list[int], room: memoryview | None = None) -> list[Buffer]:
+        """Read what is stored of some images; into `room`, where it has to be read at all and there is room for it."""
+        return [self.content(index) for index in indices]
 
     @abstractmethod
     def open(self, index: int, content: Buffer | None = None) -> AbstractContextManager[Image.Image]:

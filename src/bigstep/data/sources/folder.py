@@ -73,16 +73,24 @@ class FolderImages(CodedImages):
         """Return the file of a sample as a word."""
         return str(self.path(index))
 
-    def content(self, index: int, room: memoryview | None = None) -> Buffer:
+    def content(self, index: int) -> bytes:
         """Read the file of a sample."""
         path = os.path.join(self._root, os.fsdecode(self.files[index]))  # pathlib takes longer than to open the file
         try:
             with open(path, "rb", buffering=0) as file:
-                if room is not None and (size := os.fstat(file.fileno()).st_size) <= len(room):
-                    return _read_into(file, room[:size])
                 return file.read()
         except OSError as error:
             raise DataError(f"{path} cannot be decoded: {error.strerror}.") from None
+
+    def contents(self, indices: list[int], room: memoryview | None = None) -> list[Buffer]:
+        """Read the files of some samples; what cannot be read in one go is read, or refused, by itself."""
+        found: list[Buffer] = []
+        if room is not None:
+            from bigstep.data.reading import read_files  # it takes Numba a second to be imported
+
+            root = os.fsencode(self._root) + b"/"
+            found += read_files([root + name for name in self.files[indices].tolist()], room)
+        return found + [self.content(index) for index in indices[len(found) :]]
 
     def open(self, index: int, content: Buffer | None = None) -> AbstractContextManager[Image.Image]:
         """Open the file of a sample."""
@@ -105,14 +113,6 @@ class FolderImages(CodedImages):
         """Hash the names of all files, their labels, and the sizes of some."""
         bytes_of = [self.path(index).stat().st_size for index in spread(len(self), _LOOKED_AT).tolist()]
         return digest(len(self), self.files, self.labels, tuple(bytes_of))
-
-
-def _read_into(file: io.FileIO, room: memoryview) -> memoryview:
-    """Read a file into memory of its size; where it shrinks meanwhile, return what there is."""
-    read = 0
-    while read < len(room) and (more := file.readinto(room[read:])):
-        read += more
-    return room[:read]
 
 
 def open_folder(path: Path) -> tuple[FolderImages, FolderImages]:

@@ -99,7 +99,7 @@ class PackedImages(CodedImages):
         shard = self.shards[self.records[index]["shard"]]
         return f"{self.root / shard} ({os.fsdecode(self.names[index])})"
 
-    def content(self, index: int, room: memoryview | None = None) -> memoryview:
+    def content(self, index: int) -> memoryview:
         """Return what is stored of an image, after its checksum was compared; the memory is that of the file."""
         record = self.records[index]
         begin, size = int(record["offset"]), int(record["size"])
