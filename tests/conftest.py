@@ -25,13 +25,26 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-from worlds import Pool, WarmContext, World
+from worlds import Pool, WarmContext, World, forked_context
 
 if TYPE_CHECKING:
     from bigstep.check import Pool as CheckPool
 
-LONGEST = ("test_check.py",)
-"""Files of tests that take ten seconds and more, the longest first: none of them is begun when the rest is done."""
+LONGEST = tuple(
+    f"test_{name}.py"
+    for name in (
+        "site", "examples", "check", "faults", "doctor_live", "exact", "launch", "hostile", "documented_commands",
+        "report_browser", "codecs_blocks", "idle_ranks", "same_path", "codecs_exact", "hosts", "islands", "growth",
+        "bench", "gate", "adagrad", "check_pool", "exact_path", "plan_page", "door", "plan", "downpour",
+        "kernels_transform", "plan_ways", "bad_input", "recipes", "kernels_batch_norm", "sparse_classifier",
+        "data_files", "comm", "islands_survive", "cluster_examples", "report_html", "faults_diagnosis",
+        "doctor_trouble",
+    )
+)  # fmt: skip
+"""Files of tests that take ten seconds and more, the longest first: none of them is begun when the rest is done.
+
+Before them two that need no forked ranks, while the server that forks them gets ready.
+"""
 
 NETWORK = {"test_hosts.py", "test_lab.py", "test_validate_local.py"}
 """Files of tests that count the machine's network namespaces."""
@@ -43,6 +56,12 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
         return 2
     config.option.dist = "no"
     return 0
+
+
+def pytest_sessionstart() -> None:
+    """Where all tests are run, the server that forks their processes gets ready while they are collected."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        forked_context()
 
 
 class ByFile(LoadScopeScheduling):

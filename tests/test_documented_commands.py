@@ -42,7 +42,7 @@ SHORTER = {
     "bigstep train --config run.yaml --lr 4": IMAGES,
     "bigstep train sony --procs 2 --epochs 6": IMAGES,
     "bigstep train lars --lr 4 --batch 2048 --seed 1 --epochs 4 --procs 2 --name bigger --tag try": IMAGES,
-    "bigstep train --resume --out runs/bigger": "",
+    "bigstep train --resume --out runs/bigger": "--steps 2",
     "bigstep check sony --ranks 1,2": "",
     "bigstep bench --quick --recipes plain,lars,sony,onebit,hogwild": SUITE,
     "bigstep bench --quick": SUITE,

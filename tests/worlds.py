@@ -11,6 +11,7 @@ import functools
 import itertools
 import multiprocessing
 import os
+import sys
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -68,6 +69,7 @@ def _as_spawned(environment: Mapping[str, str], parent: int, target: Callable[..
 
 def _serve(connection: Connection) -> None:
     """What a rank process does: join the group it is told to, run functions, send back results."""
+    assert "preloaded" in sys.modules, "the server, which says nothing of it, could not import what it should"
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     import torch
     import torch.distributed as dist

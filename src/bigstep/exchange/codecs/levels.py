@@ -27,6 +27,6 @@ def spans_of(agreed: Any) -> tuple[Any, Any]:
     >>> high.tolist(), pairs.tolist()
     ([3, 5, 10000, -10000], [1, 3, 0, 0])
     """
-    high, minus_low = agreed.reshape(-1, 2).T.astype(np.int64)
+    high, minus_low = agreed.reshape(-1, 2).T.astype(np.int64, order="C")  # one layout, compiled once
     pairs = (high - np.maximum(-minus_low, high - LEVELS + 1)) // 2 + 1
     return high, np.where((high == BROKEN) | (high == EMPTY), 0, pairs)
