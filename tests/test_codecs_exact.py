@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import os
 import random
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from fractions import Fraction
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +26,7 @@ from bigstep.exchange.codecs.levels import EMPTY, LEVELS, spans_of
 from bigstep.exchange.codecs.piles import exact_sum_parts
 from bigstep.exchange.codecs.piles_device import DevicePiles
 from bigstep.exchange.codecs.piles_host import HostPiles
+from bigstep.exchange.piled import Piled
 from worlds import World as Ranks
 
 SIZES = [5, 1, 0, 26]
@@ -175,8 +181,8 @@ def test_numba_and_torch_give_the_same_piles(dtype: torch.dtype) -> None:
             assert torch.equal(wire, plain.gather(levels, which))
             outs = [torch.full((sum(SIZES[place] for place in which),), 7.0, dtype=dtype) for _ in range(2)]
             sizes = [SIZES[place] for place in which]
-            compiled.spread(levels, wire, outs[0].split_with_sizes(sizes), which)
-            plain.spread(levels, wire, outs[1].split_with_sizes(sizes), which)
+            compiled.spread(levels, [wire], outs[0].split_with_sizes(sizes), which)
+            plain.spread(levels, [wire], outs[1].split_with_sizes(sizes), which)
             assert torch.equal(*(out.nan_to_num(nan=-1.0) for out in outs))
         outs = []
         for piles in (compiled, plain):
@@ -186,6 +192,32 @@ def test_numba_and_torch_give_the_same_piles(dtype: torch.dtype) -> None:
             piles.take(outs[-1].split_with_sizes(SIZES))
         assert torch.equal(*(out.nan_to_num(nan=-1.0) for out in outs))
         assert compiled.levels().tolist() == [EMPTY] * 8, "gathered is forgotten"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_parts_that_wait_where_they_are_count_as_those_that_were_added(ranks: int, dtype: torch.dtype) -> None:
+    draw, buckets = torch.Generator().manual_seed(8), [[3, 0], [1, 2]]
+    for kind in (ordinary, subnormal, huge_range, zeros, one_dominates, unequal, broken):
+        parts = [kind(draw).to(dtype) for _ in range(7)]
+        expected = exact_sum_parts(parts, SIZES)
+        found, hosted = torch.full((VALUES,), 7.0, dtype=dtype), [HostPiles(SIZES, 7) for _ in range(ranks)]
+        lasts = [parts[rank::ranks][-1].split_with_sizes(SIZES) for rank in range(ranks)]
+        for rank, piles in enumerate(hosted):
+            for part in parts[rank::ranks][:-1]:
+                piles.hold(part.split_with_sizes(SIZES))
+        for which in buckets:
+            mine = [[last[place] for place in which] for last in lasts]
+            levels = [piles.add_last(some, which) for piles, some in zip(hosted, mine, strict=True)]
+            agreed = torch.stack(levels).amax(0)
+            room = torch.full((2 * LEVELS * VALUES,), 7)
+            wires = [piles.gather(agreed, which, into=room.clone()) for piles in hosted]
+            hosted[0].spread(agreed, wires, [found.split_with_sizes(SIZES)[place] for place in which], which)
+        assert torch.equal(found.nan_to_num(nan=-1.0), expected.nan_to_num(nan=-1.0)), kind.__name__
+        for piles in hosted:
+            assert piles.levels().tolist() == [EMPTY] * 8, "gathered is forgotten"
+            assert piles._held is None
+            assert not piles._last
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -240,40 +272,74 @@ def make_model() -> nn.Module:
     return nn.Sequential(convolution, nn.Flatten(), nn.Linear(24, 30), nn.Tanh(), nn.Linear(30, 4))
 
 
-def worker_batch(worker: int) -> Tensor:
-    return torch.randn(5, 3, 4, 4, generator=torch.Generator().manual_seed(worker)) * 10.0 ** (worker % 5)
+def worker_batch(worker: int, base: float = 10.0) -> Tensor:
+    return torch.randn(5, 3, 4, 4, generator=torch.Generator().manual_seed(worker)) * base ** (worker % 5)
 
 
-def gradients_of_workers(collective: str, first: list[int]) -> list[Tensor]:
+def _late(waits: Iterator[float], function: Callable[..., Any], *args: Any, **more: Any) -> Any:
+    time.sleep(next(waits))
+    return function(*args, **more)
+
+
+def gradients_of_workers(
+    collective: str, first: list[int], ranks_per_node: int = 2, base: float = 10.0
+) -> list[Tensor]:
     """This rank's workers one after another; `first` says with which worker each rank begins."""
     rank, size = dist.get_rank(), dist.get_world_size()
     model = make_model()
     ddp = DistributedDataParallel(model, bucket_cap_mb=0.001, gradient_as_bucket_view=True)
-    exchange = Exchange(collective, "exact", parts=PARTS, ranks_per_node=2)
+    exchange = Exchange(collective, "exact", parts=PARTS, ranks_per_node=ranks_per_node)
     exchange.attach(ddp)
+    (piled,) = exchange._transports
+    assert isinstance(piled, Piled)
+    assert (piled._shared is not None) == (collective == "ring" and ranks_per_node == size)
+    # in turn one rank reads late and the others write late: nobody may overtake them
+    late, waits = ("spread", [0.02, 0.0]) if rank == 0 else ("gather", [0.0, 0.02])
+    setattr(exchange._piles, late, functools.partial(_late, itertools.cycle(waits), getattr(exchange._piles, late)))
+    if piled._shared and base == 1:  # workers differ little: none of their integers goes by the collective
+        piled._collective.start = None  # type: ignore[assignment, method-assign]
     mine = range(first[rank], [*first, PARTS][rank + 1])
-    for _ in range(2):  # DDP regroups its buckets after the first
+    for other in (
+        200,
+        100,
+        0,
+    ):  # DDP regroups its buckets after the first; what is left of a step is not the next one's
         ddp.zero_grad()
         for worker in mine[:-1]:
             with ddp.no_sync():
-                (ddp(worker_batch(worker)).square().mean() / PARTS).backward()
+                (ddp(worker_batch(other + worker, base)).square().mean() / PARTS).backward()
             exchange.hold()
-        (ddp(worker_batch(mine[-1])).square().mean() / PARTS).backward()
+        (ddp(worker_batch(other + mine[-1], base)).square().mean() / PARTS).backward()
     assert size == 1 or exchange.bytes_sent > 0
     exchange.close()
+    numbers = Path("/proc/self/fd").iterdir()
+    assert not any("memfd:bigstep" in os.readlink(number) for number in numbers if number.is_symlink())
     return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
 
 
-def test_workers_on_any_number_of_ranks_and_any_collective_give_the_same_bits(world: Callable[[int], Ranks]) -> None:
-    model = make_model()
-    flats = []
+def sum_of_workers(base: float = 10.0) -> tuple[Tensor, Tensor]:
+    """The gradients of all workers in sum, exactly, and as float32 gives them."""
+    model, flats = make_model(), []
     for worker in range(PARTS):
         model.zero_grad()
-        (model(worker_batch(worker)).square().mean() / PARTS).backward()
+        (model(worker_batch(worker, base)).square().mean() / PARTS).backward()
         flats.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
-    sizes = [parameter.numel() for parameter in model.parameters()]
-    expected = exact_sum_parts(flats, sizes)
-    assert float((expected - torch.stack(flats).sum(0)).abs().max()) > 0, "float32's sum has other bits"
+    return exact_sum_parts(flats, [parameter.numel() for parameter in model.parameters()]), torch.stack(flats).sum(0)
+
+
+@pytest.mark.parametrize("base", [1.0, 10.0], ids=["in memory alone", "some by the collective"])
+def test_ranks_of_one_host_read_each_other_and_give_the_bits_of_ranks_that_do_not(
+    base: float, world: Callable[[int], Ranks]
+) -> None:
+    expected, _ = sum_of_workers(base)
+    for ranks_per_node in (2, 1):
+        for found in world(2).run(gradients_of_workers, "ring", [0, 5], ranks_per_node, base):
+            assert torch.equal(torch.cat([gradient.flatten() for gradient in found]), expected), ranks_per_node
+
+
+def test_workers_on_any_number_of_ranks_and_any_collective_give_the_same_bits(world: Callable[[int], Ranks]) -> None:
+    expected, rounded = sum_of_workers()
+    assert float((expected - rounded).abs().max()) > 0, "float32's sum has other bits"
     shares = {2: [[0, 6], [0, 1]], 3: [[0, 4, 8], [0, 1, 9]], 4: [[0, 3, 6, 9]]}
     for size, collectives in COLLECTIVES.items():
         for first in shares[size]:

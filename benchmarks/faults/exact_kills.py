@@ -160,7 +160,8 @@ def wrong(status: int, out: str, victim: Victim, whole: dict[str, Any]) -> str |
     """What is wrong with a run that has ended, or None."""
     if status != 0:
         return f"status {status}: {victim.log.read_text()[-500:]}"
-    result, run = json.loads(out), read_run(victim.folder)
+    # a rank that is killed after the result was told lets it be told again
+    result, run = json.loads(out.strip().splitlines()[-1]), read_run(victim.folder)
     if result["weights_sha256"] != whole["sha"]:
         return f"the weights are {result['weights_sha256'][:16]} instead of {whole['sha'][:16]}"
     steps = [row["step"] for row in run.train]

@@ -157,6 +157,9 @@ class Exchange:
             self._transports = self._make_transports(self.world)
             if self._loaded is not None:
                 self.load_state_dict(self._loaded)
+        for transport in self._transports:
+            if isinstance(transport, Piled):
+                transport.regroup()
         ddp.register_comm_hook(None, lambda _, bucket: self._on_bucket(bucket))
         return self
 
@@ -233,7 +236,7 @@ class Exchange:
         """
         require(self.parts > 0, "Only an Exchange with parts=N adds up parts: say how many there are in all.")
         assert self._piles is not None
-        add_gradients(self._piles, list(self._piled), clear=True)
+        add_gradients(self._piles, list(self._piled))
 
     def rescale(self, factor: float) -> None:
         """Multiply everything carried: for a loss scaler that changes its scale by this factor."""
@@ -284,7 +287,7 @@ class Exchange:
             return [load(entry.home)(world, self.settings, self.warmup_steps, self.error_feedback)]
         codec, collective = load(entry.home)(self.settings), load(COLLECTIVES[self.collective].home)(world)
         if self.parts:
-            return [Piled(world, collective)]
+            return [Piled(world, collective, shared=self._count_shared())]
         if entry.blocks is None:
             return [Summed(world, collective, codec, agrees=0 < entry.agree_from <= world.size)]
         settings = {name: self.settings[name] for name in entry.settings}
@@ -293,6 +296,16 @@ class Exchange:
             Summed(world, Ring(world), Whole()),
             Gathered(world, collective, codec, entry.blocks, shapes, settings, error_feedback=self.error_feedback),
         ]
+
+    def _count_shared(self) -> int:
+        """How many integers ranks of one host may read of each other.
+
+        None where a collective of our own is to carry them, nor where the next exchange begins before the last is over.
+        """
+        on_host = all(parameter.device.type == "cpu" for parameter in self._piled)
+        if self.collective != "ring" or self._late is not None or not on_host:
+            return 0
+        return sum(parameter.numel() for parameter in self._piled)
 
     def _on_bucket(self, grad_bucket: GradBucket) -> Future[Tensor]:
         """What DDP calls for each bucket that is ready, in the same order on every rank."""

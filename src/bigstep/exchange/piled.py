@@ -1,22 +1,28 @@
-"""Exact sums of parts: piles of integers, on collectives that add."""
+"""Exact sums of parts: piles of integers, on collectives that add, or in memory that ranks of one host share."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from bigstep.exchange.bucket import Bucket
+from bigstep.exchange.codecs.levels import spans_of
 from bigstep.exchange.codecs.piles import Piles
 from bigstep.exchange.collectives.phases import Collective, issue
 from bigstep.exchange.line import Steps
 from bigstep.exchange.residuals import Residuals
+from bigstep.exchange.shared import Regions, SharedMemory
 from bigstep.exchange.world import World
 from bigstep.tables.collectives import collective_traffic
 
-__all__ = ["Piled", "add_gradients"]
+__all__ = ["Piled", "add_gradients", "in_order"]
+
+_ROOM = 2
+"""Integers a value that ranks may share: some parameters take several pairs of levels, and seldom all of them."""
 
 
 class Piled:
@@ -25,11 +31,15 @@ class Piled:
     Args:
         world: The ranks.
         collective: How integers are added.
+        shared: Of how many integers ranks of one host may read each other's memory instead; 0 for none.
     """
 
-    def __init__(self, world: World, collective: Collective) -> None:
+    def __init__(self, world: World, collective: Collective, shared: int = 0) -> None:
         self._collective, self._ranks = collective, world.size
         self._agreement = world.new_group(world.everyone())
+        # DDP regroups its buckets after its first backward; what is never written takes no memory
+        self._shared = SharedMemory.among(world, 2 * (_ROOM + 2) * shared) if shared else None
+        self._written = world.new_group(world.everyone()) if self._shared else self._agreement
         self.residuals = Residuals(world.rank, world.size)
         self.bytes_sent = 0.0
 
@@ -37,27 +47,61 @@ class Piled:
         """Put the sum over all parts of all ranks into the bucket."""
         piles, places, pieces = bucket.piles, bucket.places, bucket.flat.split_with_sizes(bucket.sizes)
         assert piles is not None
-        piles.add(pieces, places)
-        levels = piles.levels(places)
+        levels, regions = piles.add_last(pieces, places), self._regions(bucket)
         self.bytes_sent += collective_traffic("ring", levels.nbytes, self._ranks).bytes_sent
-        yield [issue(dist.all_reduce(levels, op=dist.ReduceOp.MAX, group=self._agreement, async_op=True))]
-        agreed = levels.cpu()
-        wire = piles.gather(agreed, places)
-        if wire.numel():
-            self.bytes_sent += self._collective.bytes_sent(wire)
-            yield from self._collective.start(wire)
-        piles.spread(agreed, wire, pieces, places)
+        if regions:
+            regions.mine[: levels.numel()] = levels
+            yield [_tell(self._agreement)]
+            agreed = torch.stack([row[: levels.numel()] for row in regions.all]).amax(0).int()
+        else:
+            yield [issue(dist.all_reduce(levels, op=dist.ReduceOp.MAX, group=self._agreement, async_op=True))]
+            agreed = levels.cpu()
+        length = int((np.array(bucket.sizes) * spans_of(agreed.numpy())[1]).sum())
+        if regions and levels.numel() + length <= regions.mine.numel():
+            rows = [row[levels.numel() :] for row in regions.all]
+            wire = piles.gather(agreed, places, into=regions.mine[levels.numel() :])
+            yield [_tell(self._written)]
+        else:
+            rows = [wire := piles.gather(agreed, places)]
+            yield from self._collective.start(wire) if length else ()
+        self.bytes_sent += self._collective.bytes_sent(wire) if length else 0.0
+        piles.spread(agreed, rows, pieces, places)
+
+    def regroup(self) -> None:
+        """Take note that buckets will be others."""
+        if self._shared is not None:
+            self._shared.regroup()
+
+    def _regions(self, bucket: Bucket) -> Regions | None:
+        """Where ranks of one host write a bucket's levels and integers.
+
+        Nobody still reads what was there. Ranks have read a step's levels when all have written its integers, and those
+        when they write the next step's levels.
+        """
+        if self._shared is None:
+            return None
+        return self._shared.regions(bucket.places, 2 * len(bucket.places) + _ROOM * bucket.flat.numel())
 
 
-def add_gradients(piles: Piles, parameters: Sequence[Tensor], *, clear: bool = False) -> None:
-    """Add what lies in `.grad` to the piles of some parameters, as one part; make it 0 if it is to be cleared."""
+def _tell(group: dist.ProcessGroup) -> dist.Work:
+    """Start what ends when all ranks have come here; of all collectives of Gloo this one takes the fewest messages."""
+    return issue(dist.all_reduce(torch.zeros(1, dtype=torch.int32), group=group, async_op=True))
+
+
+def add_gradients(piles: Piles, parameters: Sequence[Tensor]) -> None:
+    """Add what lies in `.grad` to the piles of some parameters, as one part, and take it away.
+
+    Without it the next backward leaves its gradient where it made it; one of zeros would be added to.
+    """
     held = [place for place, parameter in enumerate(parameters) if parameter.grad is not None]
     if held:
-        gradients = [_in_order(parameters[place]) for place in held]
-        piles.add(gradients, None if len(held) == len(parameters) else held, clear=clear)
+        gradients = [in_order(parameters[place]) for place in held]
+        piles.hold(gradients, None if len(held) == len(parameters) else held)
+        for place in held:
+            parameters[place].grad = None
 
 
-def _in_order(parameter: Tensor) -> Tensor:
+def in_order(parameter: Tensor) -> Tensor:
     """The gradient of a parameter, its values in the order in which the parameter's lie in memory.
 
     Autograd and DDP lay gradients out so. One that somebody else has made becomes one that is.

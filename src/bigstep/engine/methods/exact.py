@@ -18,7 +18,7 @@ from bigstep.engine.methods.parallel import Parallel
 from bigstep.engine.precision import Precision
 from bigstep.engine.ranks import Ranks
 from bigstep.exchange.codecs.piles import make_piles
-from bigstep.exchange.piled import add_gradients
+from bigstep.exchange.piled import add_gradients, in_order
 from bigstep.gpu.loss_scale import LossScale
 
 __all__ = ["ExactEager"]
@@ -61,10 +61,9 @@ class ExactEager(Eager):
         """Run a forward and a backward; its gradient stays to be looked at until the next, or has been exchanged."""
         self._settle()
         loss = super().add(inputs, target, weight, last=last, keep=keep)
-        self._open = not last or self._parallel is None
         if last and self._parallel is None:
-            self._settle()
             self._take()
+        self._open = not last
         return on_grid(loss)
 
     def _settle(self) -> None:
@@ -73,13 +72,16 @@ class ExactEager(Eager):
             self._parallel.exchange.hold()
         elif self._open:
             add_gradients(self._piles, self._learner.trained)
-            for parameter in self._learner.trained:
-                parameter.grad = None
         self._open = False
 
     def _take(self) -> None:
-        """Leave the sum of a rank alone in `.grad`."""
-        gradients = [torch.empty_like(parameter) for parameter in self._learner.trained]
+        """Add the last gradient of a rank alone, and leave the sum in `.grad`."""
+        trained = self._learner.trained
+        if all(parameter.grad is not None for parameter in trained):
+            self._piles.add_last([in_order(parameter) for parameter in trained])
+        else:
+            add_gradients(self._piles, trained)
+        gradients = [torch.empty_like(each) if each.grad is None else each.grad for each in trained]
         self._piles.take(gradients)
-        for parameter, gradient in zip(self._learner.trained, gradients, strict=True):
+        for parameter, gradient in zip(trained, gradients, strict=True):
             parameter.grad = gradient

@@ -12,7 +12,7 @@ pairs do. Which levels there are is agreed upon by a maximum of integers. Parts 
 on every rank alike.
 
 So the sum has the same bits in any order and on any number of ranks, overflow is impossible, and a value is rounded to
-2^(h - 55) of its part's largest at most. A rank holds an integer a value and level, however many parts it adds.
+2^(h - 55) of its part's largest at most. A rank holds an integer a value and level, and one part, however many it adds.
 """
 
 from __future__ import annotations
@@ -36,19 +36,34 @@ class Piles(Protocol):
     def add(self, pieces: Sequence[Tensor], which: Sequence[int] | None = None, *, clear: bool = False) -> None:
         """Add a part of each parameter; it is not kept, and becomes 0 if it is to be cleared."""
 
+    def hold(self, pieces: Sequence[Tensor], which: Sequence[int] | None = None) -> None:
+        """Add a part of each parameter that stays as it is: it may be kept until it is gathered, to save a pass."""
+
+    def add_last(self, pieces: Sequence[Tensor], which: Sequence[int] | None = None) -> Tensor:
+        """Add the last part of each parameter and return the `levels`; the pieces must stay as they are to `gather`."""
+
     def levels(self, which: Sequence[int] | None = None) -> Tensor:
         """Of each parameter the highest level, and minus the lowest: what all ranks need the maximum of."""
 
-    def gather(self, agreed: Tensor, which: Sequence[int] | None = None) -> Tensor:
-        """Return the sums as they travel, given the `levels` of all ranks, on the host; forget the parts."""
+    def gather(self, agreed: Tensor, which: Sequence[int] | None = None, into: Tensor | None = None) -> Tensor:
+        """Return the sums as they travel, given the `levels` of all ranks, on the host; forget the parts.
+
+        They are written `into` a tensor that is as long, or longer, if one is given.
+        """
 
     def spread(
-        self, agreed: Tensor, wire: Tensor, pieces: Sequence[Tensor], which: Sequence[int] | None = None
+        self, agreed: Tensor, wires: Sequence[Tensor], pieces: Sequence[Tensor], which: Sequence[int] | None = None
     ) -> None:
-        """Turn what all ranks' `gather` gave in sum into values: each pair rounded to float64, low levels first."""
+        """Turn what all ranks' `gather` gave into values: each pair rounded to float64, low levels first.
+
+        It is given in sum, as one wire, or as several that are added up here.
+        """
 
     def take(self, pieces: Sequence[Tensor]) -> None:
-        """Write the sums of a rank that has all parts, as `gather` and `spread` would; forget the parts."""
+        """Write the sums of a rank that has all parts, as `gather` and `spread` would; forget the parts.
+
+        The last part may be overwritten by them.
+        """
 
 
 def make_piles(sizes: Sequence[int], parts: int, device: torch.device) -> Piles:

@@ -55,6 +55,15 @@ class DevicePiles:
             else:
                 torch._foreach_add_(self._pieces(row, which), list(integers.split_with_sizes(sizes)))
 
+    def hold(self, pieces: Sequence[Tensor], which: Sequence[int] | None = None) -> None:
+        """Add it."""
+        self.add(pieces, which)
+
+    def add_last(self, pieces: Sequence[Tensor], which: Sequence[int] | None = None) -> Tensor:
+        """Add it, and return the levels."""
+        self.add(pieces, which)
+        return self.levels(which)
+
     def levels(self, which: Sequence[int] | None = None) -> Tensor:
         """Return the highest level and minus the lowest of each."""
         places, _ = self._places(which)
@@ -65,8 +74,9 @@ class DevicePiles:
         levels = np.stack([high, minus_low], axis=1).astype(np.int32).reshape(-1)
         return torch.from_numpy(levels).to(self._device)
 
-    def gather(self, agreed: Tensor, which: Sequence[int] | None = None) -> Tensor:
+    def gather(self, agreed: Tensor, which: Sequence[int] | None = None, into: Tensor | None = None) -> Tensor:
         """Write them into one row of integers."""
+        assert into is None, "ranks share memory of the host only"
         (places, sizes), (high, pairs) = self._places(which), spans_of(agreed.numpy())
         wire = torch.zeros(int((np.array(sizes, np.int64) * pairs).sum()), dtype=torch.int64, device=self._device)
         for row, held in enumerate(self._sums):
@@ -82,9 +92,10 @@ class DevicePiles:
         return wire
 
     def spread(
-        self, agreed: Tensor, wire: Tensor, pieces: Sequence[Tensor], which: Sequence[int] | None = None
+        self, agreed: Tensor, wires: Sequence[Tensor], pieces: Sequence[Tensor], which: Sequence[int] | None = None
     ) -> None:
         """Turn them into values."""
+        (wire,) = wires
         (_, sizes), (high, pairs) = self._places(which), spans_of(agreed.numpy())
         flats = [piece.as_strided((piece.numel(),), (1,)) for piece in pieces]
         if (pairs == 1).all():  # as nearly always
@@ -102,7 +113,7 @@ class DevicePiles:
     def take(self, pieces: Sequence[Tensor]) -> None:
         """Write the sums of a rank that has all parts."""
         levels = self.levels().cpu()
-        self.spread(levels, self.gather(levels), pieces)
+        self.spread(levels, [self.gather(levels)], pieces)
 
     def _find_rows(self, places: Any, exponents: Any) -> tuple[Any, Any]:
         """Return in which row each part belongs (-1: in none) and what it is multiplied by; take free rows."""

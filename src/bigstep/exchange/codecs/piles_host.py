@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,10 +12,19 @@ import torch
 from torch import Tensor
 
 from bigstep.exchange.codecs import piles_numba as kernels
-from bigstep.exchange.codecs.levels import BITS, BROKEN, EMPTY, LEVELS, spans_of
+from bigstep.exchange.codecs.levels import BITS, EMPTY, LEVELS, spans_of
 from bigstep.exchange.codecs.powers import spare_bits
 
 __all__ = ["HostPiles"]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A part of some parameters that is in no sum yet."""
+
+    pieces: Sequence[Tensor]
+    where: kernels.Where
+    levels: Any
 
 
 class HostPiles:
@@ -21,6 +32,9 @@ class HostPiles:
 
     What parameters have on any level lies in rows as long as all of them: `_levels[row, p]` says on which level stands
     what the row holds of parameter p. Rows are added when a parameter first needs another, and kept.
+
+    A row takes twice the memory of a part, and more time to be read and written than all arithmetic. So parts wait
+    where they are, one on behalf of an earlier worker and the last, and are added in passing.
 
     Args:
         sizes: Values of each parameter.
@@ -36,60 +50,102 @@ class HostPiles:
         self._sums = np.empty((0, self._offsets[-1]), np.int64)
         self._all = np.arange(len(sizes))
         self._wires: dict[tuple[int, ...], Tensor] = {}  # fresh memory costs more than what is written into it
-        self._scratch = np.empty(0, np.int64)
+        self._held: _Part | None = None  # of all parameters; what was gathered is EMPTY
+        self._last: dict[tuple[int, ...], _Part] = {}  # of the parameters that are gathered together
 
     def add(self, pieces: Sequence[Tensor], which: Sequence[int] | None = None, *, clear: bool = False) -> None:
         """Add a part of each parameter."""
-        places, held = self._places(which), _as_floats(pieces)
-        where, begin = kernels.Where.of(held), 0
-        state = self._levels, self._broken, self._digits
-        while (begin := kernels.add(where, places, self._offsets, self._sums, *state, begin, clear)) >= 0:
-            # whoever gathers others' sums in another thread goes on with the rows as they were
-            self._sums = np.concatenate([self._sums, np.empty((1, self._offsets[-1]), np.int64)])
-        if clear and held is not pieces:
+        self._fold(self._places(which), [self._part(pieces, which)])
+        if clear:
             torch._foreach_zero_(list(pieces))
+
+    def hold(self, pieces: Sequence[Tensor], which: Sequence[int] | None = None) -> None:
+        """Let one part of all parameters wait for another, and add both."""
+        part = self._part(pieces, which)
+        if which is None and self._held is None:
+            self._held = part
+        elif which is None and self._held is not None and self._held.where.like is part.where.like:
+            held, self._held = self._held, None
+            self._fold(self._all, [held, part])
+        else:
+            self._fold(self._places(which), [part])
+
+    def add_last(self, pieces: Sequence[Tensor], which: Sequence[int] | None = None) -> Tensor:
+        """Look at the last part of each parameter; `gather` and `take` add it."""
+        part, places = self._part(pieces, which), self._places(which)
+        if self._held is not None and self._held.where.like is not part.where.like:
+            held, self._held = self._held, None
+            self._fold(self._all, [held])
+        self._last[tuple(places.tolist())] = part
+        return self.levels(which)
 
     def levels(self, which: Sequence[int] | None = None) -> Tensor:
         """Return the highest level and minus the lowest of each."""
         places = self._places(which)
-        held = self._levels[:, places]
-        high, minus_low = held.max(0), np.where(held == EMPTY, EMPTY, -held).max(0)
-        broken = self._broken[places]
-        high[broken], minus_low[broken] = BROKEN, EMPTY
-        return torch.from_numpy(np.stack([high, minus_low], axis=1).astype(np.int32).reshape(-1))
+        out = np.empty(2 * places.size, np.int32)
+        _, parts, _ = self._waiting(places)
+        kernels.span(self._levels[: len(self._sums)], self._broken, places, parts, out)
+        return torch.from_numpy(out)
 
-    def gather(self, agreed: Tensor, which: Sequence[int] | None = None) -> Tensor:
+    def gather(self, agreed: Tensor, which: Sequence[int] | None = None, into: Tensor | None = None) -> Tensor:
         """Write them into one row of integers, which is that of the same parameters' next call too."""
         places, (high, pairs) = self._places(which), spans_of(agreed.numpy())
-        length, key = int((self._sizes[places] * pairs).sum()), tuple(places.tolist())
-        if key not in self._wires or self._wires[key].numel() < length:
-            self._wires[key] = torch.empty(length, dtype=torch.int64)
-        wire = self._wires[key][:length]
-        kernels.gather(self._sums, self._levels, places, self._offsets, high, pairs, wire.numpy())
+        length = int((self._sizes[places] * pairs).sum())
+        wire = (self._wire(places, length) if into is None else into)[:length]
+        rows = self._sums, self._levels, places, self._offsets
+        kernels.gather(*rows, high, pairs, self._digits, *self._waiting(places), wire.numpy())
         self._forget(places)
         return wire
 
     def spread(
-        self, agreed: Tensor, wire: Tensor, pieces: Sequence[Tensor], which: Sequence[int] | None = None
+        self, agreed: Tensor, wires: Sequence[Tensor], pieces: Sequence[Tensor], which: Sequence[int] | None = None
     ) -> None:
         """Turn them into values."""
         high, pairs = spans_of(agreed.numpy())
         held = _as_floats(pieces)
         where, sizes = kernels.Where.of(held), self._sizes[self._places(which)]
-        kernels.spread(wire.numpy(), sizes, high, pairs, self._digits, where.addresses, where.like)
+        rows = np.array([wire.data_ptr() for wire in wires])
+        kernels.spread(rows, sizes, high, pairs, self._digits, where.addresses, where.like)
         _give_back(held, pieces)
 
     def take(self, pieces: Sequence[Tensor]) -> None:
         """Write the sums of a rank that has all parts, one after another, while each is in the core's cache."""
         high, pairs = spans_of(self.levels().numpy())
-        room, held = int((self._sizes * pairs).max()), _as_floats(pieces)
-        if self._scratch.size < room:
-            self._scratch = np.empty(room, np.int64)
+        held = _as_floats(pieces)
         where = kernels.Where.of(held)
-        state = self._sums, self._levels, self._offsets, high, pairs, self._digits
-        kernels.take(*state, self._scratch, where.addresses, where.like)
+        rows = self._sums, self._levels, self._offsets
+        kernels.take(*rows, high, pairs, self._digits, *self._waiting(self._all), where.addresses, where.like)
         _give_back(held, pieces)
         self._forget(self._all)
+
+    def _part(self, pieces: Sequence[Tensor], which: Sequence[int] | None) -> _Part:
+        held = _as_floats(pieces)
+        where = kernels.Where.of(held)
+        return _Part(held, where, kernels.find_levels(where, self._sizes[self._places(which)]))
+
+    def _fold(self, places: Any, parts: Sequence[_Part]) -> None:
+        """Add parts of one type to rows."""
+        begin, (addresses, levels) = 0, _stack(parts)
+        arguments = addresses, levels, parts[0].where.like, places, self._offsets
+        state = self._levels, self._broken, self._digits
+        while (begin := kernels.add(*arguments, self._sums, *state, begin)) >= 0:
+            self._sums = np.concatenate([self._sums, np.empty((1, self._offsets[-1]), np.int64)])
+
+    def _waiting(self, places: Any) -> tuple[Any, Any, Any]:
+        """Where the parts of some parameters lie that are in no row, their levels, and an array of their type."""
+        parts = [] if (last := self._last.get(tuple(places.tolist()))) is None else [last]
+        if (held := self._held) is not None:
+            where = dataclasses.replace(held.where, addresses=held.where.addresses[places])
+            parts.append(_Part(held.pieces, where, held.levels[places]))
+        if not parts:
+            return np.empty((0, places.size), np.int64), np.empty((0, places.size), np.int64), np.empty(0, np.float32)
+        return *_stack(parts), parts[0].where.like
+
+    def _wire(self, places: Any, length: int) -> Tensor:
+        key = tuple(places.tolist())
+        if key not in self._wires or self._wires[key].numel() < length:
+            self._wires[key] = torch.empty(length, dtype=torch.int64)
+        return self._wires[key]
 
     def _places(self, which: Sequence[int] | None) -> Any:
         return self._all if which is None else np.asarray(which, np.int64)
@@ -97,6 +153,15 @@ class HostPiles:
     def _forget(self, places: Any) -> None:
         self._levels[:, places] = EMPTY
         self._broken[places] = False
+        self._last.pop(tuple(places.tolist()), None)
+        if self._held is not None:
+            self._held.levels[places] = EMPTY
+            if (self._held.levels == EMPTY).all():
+                self._held = None
+
+
+def _stack(parts: Sequence[_Part]) -> tuple[Any, Any]:
+    return np.stack([part.where.addresses for part in parts]), np.stack([part.levels for part in parts])
 
 
 def _as_floats(pieces: Sequence[Tensor]) -> Sequence[Tensor]:

@@ -13,11 +13,14 @@ from numba import carray, types
 from numba.extending import intrinsic
 from torch import Tensor
 
-from bigstep.exchange.codecs.levels import BROKEN, LEAST, LEVELS, WIDTH
+from bigstep.exchange.codecs.levels import BROKEN, EMPTY, LEAST, LEVELS, WIDTH
 from bigstep.exchange.codecs.onebit_numba import compiled
 from bigstep.exchange.codecs.powers import NOT_FINITE
 
-__all__ = ["Where", "add", "decode", "encode", "find_exponents", "gather", "spread", "take"]
+__all__ = ["Where", "add", "decode", "encode", "find_exponents", "find_levels", "gather", "span", "spread", "take"]
+
+_BLOCK = 2048
+"""Values that are worked on while they are in the core's nearest cache."""
 
 _BITS: dict[Any, tuple[Any, int, Any]] = {
     torch.float32: (np.int32, 23, np.empty(0, np.float32)),
@@ -52,17 +55,12 @@ class Where:
         return cls(np.array([tensor.data_ptr() for tensor in tensors], np.int64), like, np.empty(0, integer), digits)
 
 
-def add(
-    where: Where, places: Any, offsets: Any, sums: Any, levels: Any, broken: Any, digits: int, begin: int, clear: bool
-) -> int:
-    """Add values of some parameters to sums, on the levels where they belong.
-
-    Returns:
-        The first of the parameters that needs another row, before which all are added; -1 if none does.
-    """
+def find_levels(where: Where, sizes: Any) -> Any:
+    """Return the level of each of some parts; BROKEN of one that is not finite, EMPTY of zeros."""
+    out = np.empty(sizes.size, np.int64)
     mask = where.bits.dtype.type(np.iinfo(where.bits.dtype).max)
-    values = where.addresses, where.like, where.bits, mask, where.point
-    return int(_add(*values, places, offsets, sums, levels, broken, digits, begin, clear))
+    _find_levels(where.addresses, where.bits, mask, where.point, sizes, out)
+    return out
 
 
 @intrinsic
@@ -106,19 +104,46 @@ def _find_exponents(bits: Any, mask: Any, point: int, sizes: Any, out: Any) -> N
 
 
 @compiled()
-def _add(
-    addresses: Any, like: Any, bits_like: Any, mask: Any, point: int, places: Any, offsets: Any, sums: Any, levels: Any,
-    broken: Any, digits: int, begin: int, clear: bool,
-) -> int:  # fmt: skip
-    for k in range(begin, places.size):
-        p = places[k]
-        size = offsets[p + 1] - offsets[p]
-        values = carray(_pointer(addresses[k], like), size)
-        exponent = _exponent(carray(_pointer(addresses[k], bits_like), size), mask, point)
+def _find_levels(addresses: Any, bits_like: Any, mask: Any, point: int, sizes: Any, out: Any) -> None:
+    for k in range(sizes.size):
+        exponent = _exponent(carray(_pointer(addresses[k], bits_like), sizes[k]), mask, point)
         if exponent == NOT_FINITE:
+            out[k] = BROKEN
+        else:
+            out[k] = EMPTY if exponent == -NOT_FINITE else max(-(-exponent // WIDTH), LEAST)
+
+
+@compiled()
+def span(levels: Any, broken: Any, places: Any, parts: Any, out: Any) -> None:
+    """Write the highest level and minus the lowest of each parameter: of its rows, and of parts that are in none."""
+    for k in range(places.size):
+        p, high, minus_low = places[k], EMPTY, EMPTY
+        for r in range(levels.shape[0] + parts.shape[0]):
+            level = levels[r, p] if r < levels.shape[0] else parts[r - levels.shape[0], k]
+            if level != EMPTY:
+                high, minus_low = max(high, level), max(minus_low, -level)
+        if broken[p] or high == BROKEN:
+            high, minus_low = BROKEN, EMPTY
+        out[2 * k], out[2 * k + 1] = high, minus_low
+
+
+@compiled()
+def add(
+    addresses: Any, parts: Any, like: Any, places: Any, offsets: Any, sums: Any, levels: Any, broken: Any, digits: int,
+    begin: int,
+) -> int:  # fmt: skip
+    """Add parts of some parameters, `parts[j, k]` being the level of the j-th of the k-th, to rows of their levels.
+
+    Returns:
+        Where it has stopped, since it needs another row; -1 if all are added. A parameter's parts are added one after
+        another, while its row is in the core's cache.
+    """
+    for i in range(begin, places.size * parts.shape[0]):
+        k, j = i // parts.shape[0], i % parts.shape[0]
+        p, level = places[k], parts[j, k]
+        if level == BROKEN:
             broken[p] = True
-        elif exponent != -NOT_FINITE:
-            level = max(-(-exponent // WIDTH), LEAST)
+        elif level != EMPTY:
             top = level
             for r in range(sums.shape[0]):
                 top = max(top, levels[r, p])
@@ -130,15 +155,14 @@ def _add(
                     elif free < 0 and levels[r, p] <= top - LEVELS:  # empty, or too low to count
                         free = r
                 if row < 0 and free < 0:
-                    return k
+                    return i
                 factor = _power(digits - WIDTH * level)
+                values = carray(_pointer(addresses[j, k], like), offsets[p + 1] - offsets[p])
                 if row >= 0:
-                    _accumulate(sums[row, offsets[p] : offsets[p + 1]], values, factor)
+                    _accumulate(sums[row, offsets[p] : offsets[p + 1]], values, factor, 1.0)
                 else:
                     levels[free, p] = level
                     _write(sums[free, offsets[p] : offsets[p + 1]], values, factor)
-        if clear:
-            values[:] = 0
     return -1
 
 
@@ -154,45 +178,76 @@ def _write(total: Any, values: Any, factor: float) -> None:
 
 
 @compiled()
-def _accumulate(total: Any, values: Any, factor: float) -> None:
+def _accumulate(total: Any, values: Any, factor: float, times: float) -> None:
     for i in range(values.size):
-        total[i] += np.int64(np.rint(np.float64(values[i]) * factor))
+        total[i] += np.int64(np.rint(np.float64(values[i]) * factor) * times)  # times is a power of two
 
 
 @compiled()
-def gather(sums: Any, levels: Any, places: Any, offsets: Any, high: Any, pairs: Any, wire: Any) -> None:
-    """Write the sums of some parameters in pairs of levels, high ones first."""
+def gather(
+    sums: Any, levels: Any, places: Any, offsets: Any, high: Any, pairs: Any, digits: int, addresses: Any, parts: Any,
+    like: Any, wire: Any,
+) -> None:  # fmt: skip
+    """Write the sums of some parameters in pairs of levels, high ones first, with parts that are in no row yet."""
     at = 0
     for k in range(places.size):
-        p = places[k]
-        length = (offsets[p + 1] - offsets[p]) * pairs[k]
-        _gather_one(sums, levels[:, p], offsets[p], high[k], pairs[k], wire[at : at + length])
-        at += length
+        first, size = offsets[places[k]], offsets[places[k] + 1] - offsets[places[k]]
+        for pair in range(pairs[k]):
+            rows = _find_pair(levels[:, places[k]], high[k] - 2 * pair)
+            for begin in range(0, size, _BLOCK):
+                out = wire[at + begin : at + min(begin + _BLOCK, size)]
+                _pair(sums, rows[0], rows[1], first + begin, out)
+                _add_parts(addresses[:, k], parts[:, k], like, size, begin, high[k] - 2 * pair, digits, out)
+            at += size
 
 
 @compiled()
 def take(
-    sums: Any, levels: Any, offsets: Any, high: Any, pairs: Any, digits: int, scratch: Any, addresses: Any, like: Any
-) -> None:
-    """Turn the sums of all parameters into values."""
+    sums: Any, levels: Any, offsets: Any, high: Any, pairs: Any, digits: int, addresses: Any, parts: Any, like: Any,
+    outs: Any, out_like: Any,
+) -> None:  # fmt: skip
+    """Turn the sums of all parameters, with parts that are in no row yet, into values."""
+    scratch = np.empty(_BLOCK, np.int64)
     for p in range(high.size):
-        size = offsets[p + 1] - offsets[p]
-        wire = scratch[: size * pairs[p]]
-        _gather_one(sums, levels[:, p], offsets[p], high[p], pairs[p], wire)
-        _spread_one(wire, high[p], pairs[p], digits, carray(_pointer(addresses[p], like), size))
+        size, one = offsets[p + 1] - offsets[p], np.array([p])
+        values = carray(_pointer(outs[p], out_like), size)
+        if pairs[p] == 1:
+            rows = _find_pair(levels[:, p], high[p])
+            for begin in range(0, size, _BLOCK):
+                out = values[begin : begin + _BLOCK]
+                total = scratch[: out.size]
+                _pair(sums, rows[0], rows[1], offsets[p] + begin, total)
+                _add_parts(addresses[:, p], parts[:, p], like, size, begin, high[p], digits, total)
+                _spread_one(total, high[p], 1, digits, out)
+        else:
+            wire = np.empty(size * pairs[p], np.int64)
+            mine = addresses[:, p : p + 1], parts[:, p : p + 1], like
+            gather(sums, levels, one, offsets, high[p : p + 1], pairs[p : p + 1], digits, *mine, wire)
+            _spread_one(wire, high[p], pairs[p], digits, values)
 
 
 @compiled()
-def _gather_one(sums: Any, levels: Any, first: int, high: int, pairs: int, wire: Any) -> None:
-    size = wire.size // max(pairs, 1)
-    for pair in range(pairs):
-        above, below = -1, -1
-        for r in range(sums.shape[0]):
-            if levels[r] == high - 2 * pair:
-                above = r
-            elif levels[r] == high - 2 * pair - 1:
-                below = r
-        _pair(sums, above, below, first, wire[pair * size : (pair + 1) * size])
+def _add_parts(
+    addresses: Any, parts: Any, like: Any, size: int, begin: int, high: int, digits: int, total: Any
+) -> None:
+    """Add to a block of a pair of levels what parts on one of them have there."""
+    for j in range(parts.size):
+        if parts[j] == high or parts[j] == high - 1:
+            values = carray(_pointer(addresses[j], like), size)[begin : begin + total.size]
+            times = 2.0**WIDTH if parts[j] == high else 1.0
+            _accumulate(total, values, _power(digits - WIDTH * parts[j]), times)
+
+
+@compiled()
+def _find_pair(levels: Any, high: int) -> Any:
+    """The rows that stand on a level and on the one below; -1 where none does."""
+    above, below = -1, -1
+    for r in range(levels.size):
+        if levels[r] == high:
+            above = r
+        elif levels[r] == high - 1:
+            below = r
+    return above, below
 
 
 @compiled()
@@ -211,14 +266,36 @@ def _pair(sums: Any, above: int, below: int, first: int, out: Any) -> None:
 
 
 @compiled()
-def spread(wire: Any, sizes: Any, high: Any, pairs: Any, digits: int, addresses: Any, like: Any) -> None:
-    """Turn pairs of levels into values: each is rounded to float64, and low levels are added first."""
-    at = 0
+def spread(wires: Any, sizes: Any, high: Any, pairs: Any, digits: int, addresses: Any, like: Any) -> None:
+    """Turn pairs of levels, in sum over wires, into values: each is rounded to float64, and low levels come first."""
+    at, length = 0, (sizes * pairs).sum()
+    scratch = np.empty(_BLOCK, np.int64)
     for k in range(sizes.size):
-        length = sizes[k] * pairs[k]
-        values = carray(_pointer(addresses[k], like), sizes[k])
-        _spread_one(wire[at : at + length], high[k], pairs[k], digits, values)
-        at += length
+        values, own = carray(_pointer(addresses[k], like), sizes[k]), sizes[k] * pairs[k]
+        if wires.size == 1 or pairs[k] == 0:
+            total = carray(_pointer(wires[0], scratch), length)[at : at + own]
+            _spread_one(total, high[k], pairs[k], digits, values)
+        elif pairs[k] == 1:
+            for begin in range(0, sizes[k], _BLOCK):
+                out = values[begin : begin + _BLOCK]
+                total = scratch[: out.size]
+                _add_wires(wires, length, at + begin, total)
+                _spread_one(total, high[k], 1, digits, out)
+        else:
+            total = np.empty(own, np.int64)
+            _add_wires(wires, length, at, total)
+            _spread_one(total, high[k], pairs[k], digits, values)
+        at += own
+
+
+@compiled()
+def _add_wires(wires: Any, length: int, first: int, total: Any) -> None:
+    for w in range(wires.size):
+        wire = carray(_pointer(wires[w], total), length)[first : first + total.size]
+        if w == 0:
+            total[:] = wire
+        else:
+            total += wire
 
 
 @compiled()

@@ -1,0 +1,117 @@
+"""Memory that the ranks of one host share: each writes its integers there, and all read them.
+
+Integers that can be added in any order need no collective inside a host: a rank adds up what it reads of all others.
+That spares what a socket costs, which copies every byte into the kernel, out of it, and on.
+
+The memory has no name in any file system (memfd), so nothing is left behind however the ranks end, and only processes
+of the same user can open it. Who may read or write when is told by messages between the ranks, which also notice a rank
+that has died.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from bigstep.exchange.world import World
+
+__all__ = ["MOST_RANKS", "Regions", "SharedMemory"]
+
+MOST_RANKS = 8
+"""Beyond, a ring reads less: a rank here reads what all the others have."""
+_HEAD = 8
+"""Integers in front, which tell this memory from any other."""
+_NAME = "bigstep"
+
+
+class Regions(NamedTuple):
+    """Memory for one purpose."""
+
+    mine: Tensor
+    """What this rank writes."""
+    all: list[Tensor]
+    """What all ranks write, this one among them."""
+
+
+class SharedMemory:
+    """A row of integers of each rank, cut into regions.
+
+    Hazard: ranks must ask for the same regions in the same order.
+    """
+
+    def __init__(self, rows: Sequence[Tensor], rank: int) -> None:
+        self._rows, self._rank = rows, rank
+        self._regions: dict[tuple[int, ...], slice] = {}
+
+    @classmethod
+    def among(cls, world: World, values: int) -> SharedMemory | None:
+        """Return memory for so many integers of each rank, or None where ranks cannot share any; all must call this."""
+        host = world.processes[world.rank][0]
+        together = world.ranks_per_node >= world.size and all(where == host for where, _ in world.processes)
+        mine = _Offered.make(values) if together and world.size <= MOST_RANKS else None
+        offers: list[tuple[int, list[int]] | None] = [None] * world.size
+        dist.all_gather_object(offers, mine and tuple(mine), group=world.group)
+        rows = [
+            _open(process, offer, values) if offer is not None and mine is not None else None
+            for (_, process), offer in zip(world.processes, offers, strict=True)
+        ]
+        found = [row for row in rows if row is not None]
+        opened: list[bool | None] = [None] * world.size
+        dist.all_gather_object(opened, len(found) == world.size, group=world.group)
+        if mine is not None:
+            os.close(mine.descriptor)  # who has it mapped keeps it
+        return cls(found, world.rank) if all(opened) else None
+
+    def regroup(self) -> None:
+        """Forget the regions; nothing may be under way in them."""
+        self._regions = {}
+
+    def regions(self, name: tuple[int, ...], length: int) -> Regions | None:
+        """Return the regions of that name and length; None if all memory is given away."""
+        if name not in self._regions:
+            start = max((region.stop for region in self._regions.values()), default=0)
+            self._regions[name] = slice(start, start + length)
+        region = self._regions[name]
+        assert region.stop - region.start == length
+        if region.stop > self._rows[0].numel():
+            return None
+        rows = [row[region] for row in self._rows]
+        return Regions(rows[self._rank], rows)
+
+
+class _Offered(NamedTuple):
+    """Memory of this rank that others are to open, and what its head holds."""
+
+    descriptor: int
+    token: list[int]
+
+    @classmethod
+    def make(cls, values: int) -> _Offered | None:
+        if not hasattr(os, "memfd_create"):  # Linux alone has it
+            return None
+        with contextlib.suppress(OSError):
+            descriptor, token = os.memfd_create(_NAME, os.MFD_CLOEXEC), secrets.token_bytes(8 * _HEAD)
+            os.ftruncate(descriptor, 8 * (_HEAD + values))  # pages come when they are written
+            os.pwrite(descriptor, token, 0)
+            return cls(descriptor, torch.frombuffer(bytearray(token), dtype=torch.int64).tolist())
+        return None
+
+
+def _open(process: int, offer: tuple[int, list[int]], values: int) -> Tensor | None:
+    """Map what a process of this host offers; None if it cannot be found, or is something else."""
+    number, token = offer
+    path = f"/proc/{process}/fd/{number}"
+    try:
+        if not os.readlink(path).startswith(f"/memfd:{_NAME}"):  # numbers of another container's processes
+            return None
+        row = torch.from_file(path, shared=True, size=_HEAD + values, dtype=torch.int64)  # keeps no descriptor
+    except (OSError, RuntimeError):
+        return None
+    return row[_HEAD:] if row[:_HEAD].tolist() == token else None
