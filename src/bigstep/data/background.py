@@ -60,14 +60,18 @@ def in_background(items: Generator[_T], depth: int) -> Generator[_T]:
         thread.join()
 
 
-def in_threads(work: Callable[[_S], _T], items: Iterable[_S], *, threads: int, ahead: int) -> Generator[_T]:
+def in_threads(
+    work: Callable[[_S], _T], items: Iterable[_S], *, threads: int, ahead: int, first: Callable[[], None] | None = None
+) -> Generator[_T]:
     """Yield what threads make of each item, in order; at most `ahead` are begun before they are taken.
+
+    Each thread calls `first` when it begins.
 
     >>> list(in_threads(lambda n: n * n, range(4), threads=2, ahead=3))
     [0, 1, 4, 9]
     """
     begun: deque[Future[_T]] = deque()
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="bigstep-read")
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="bigstep-read", initializer=first)
     try:
         for item in items:
             begun.append(pool.submit(work, item))

@@ -1,9 +1,8 @@
-"""Feeding images that the device decodes: others read, a thread lets the device decode, cut and normalise.
+"""Feeding images that the device decodes: threads read, and one of them lets the device decode, cut and normalise.
 
-Batches are made ready in a stream of their own, ahead of what is computed. Where the device decodes all, a few threads
-read, many files in one go and without Python's lock, and nothing has to travel between processes. Where loader
-processes decode a part of the chunks (`both`), they read, and one kernel takes what they cut and what the device
-decoded alike.
+Batches are made ready in a stream of their own, ahead of what is computed. Files are read many in one go and without
+Python's lock, and nothing has to travel between processes. Where cores help to decode (`both`), those threads decode
+and cut some images of each chunk, and one kernel takes what they cut and what the device decoded alike.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from torch import Tensor
 from bigstep.data.augment import mirrored
 from bigstep.data.background import in_background, in_threads
 from bigstep.data.decoders import nvjpeg
-from bigstep.data.decoders.base import Coded
+from bigstep.data.decoders.base import Coded, Mixed
 from bigstep.data.decoders.share import Share
 from bigstep.data.decoders.turbo import hear_of_read_only_memory
 from bigstep.data.device_memory import move_indices
@@ -31,13 +30,13 @@ from bigstep.data.loaders import Batch, Chunk, Finish, Job, Loaded, Loaders
 from bigstep.data.view import Request, View
 from bigstep.gpu.crops import Parts, crop_batch
 
-__all__ = ["DeviceDecoding", "Normal", "ReadByThreads"]
+__all__ = ["DeviceDecoding", "Normal"]
 
 _AHEAD = 3  # batches of training that may be ready before they are taken: 0.6 MB an image of 224 x 224 in float32
 _TOGETHER = 256  # images that the device decodes at once: what bounds its memory, 0.6 MB each at 500 x 375
-_READERS = 8  # threads at most: from the page cache one brings 20,000 files a second; a slow disk takes more
+_READERS = 8  # threads that only read, at most: one brings 20,000 files a second from memory; a slow disk takes more
 _READ_AHEAD = 2  # chunks that are read before they are needed, beside those that the threads are at
-_ROOM = _TOGETHER * 160_000  # bytes that the files of a chunk are read into, over and over; of larger ones, the first
+_ROOM = 160_000  # bytes of memory for each file of a chunk, used over and over; what is larger gets its own
 
 
 class Normal(NamedTuple):
@@ -52,35 +51,53 @@ class DeviceDecoding(Loaders):
 
     Args:
         view: how the samples are wanted; its `decoding` says who decodes.
-        jobs: what a loader process does with a chunk; its `whole` decodes one image on the CPU.
+        jobs: reads a chunk and decodes a part of it, in a thread; its `whole` decodes one image on the CPU.
         normal: mean and deviation of the source.
         name: of the source, for messages.
     """
 
     def __init__(self, view: View, jobs: Any, normal: Normal, name: str) -> None:
-        only = view.decoding.name == "nvjpeg"
-        self._share = Share(1.0 if only else view.decoding.share, fixed=only)
+        alone = view.decoding.name == "nvjpeg"
+        self._share = Share(1.0 if alone else view.decoding.share, fixed=alone)
+        self._threads = max(min(view.loaders, _READERS) if alone else view.loaders, 1)
+        self.chunk = _TOGETHER if alone else _TOGETHER // 4  # the cores share a batch
+        self._rooms: deque[memoryview] = deque()  # those that are free: memory that is new costs more than to read
         self._normal = normal
         self._waiting = False  # whether somebody waits for a batch right now
         self._running: Generator[Batch] | None = None
-        super().__init__(view, jobs, _as_it_is, name)
+        hear_of_read_only_memory()
+        super().__init__(dataclasses.replace(view, loaders=0), jobs, _as_it_is, name)  # no processes
+
+    @property
+    def loaders(self) -> int:
+        """Threads that read, and decode where the device does not do it all."""
+        return self._threads
 
     @property
     def share(self) -> float:
-        """The part of the chunks that the device decodes at present."""
+        """The part of the images that the device decodes at present."""
         return self._share.value
 
-    def jobs(self) -> Iterator[Job]:
-        """Yield the chunks of the present requests, dealt out between the device and the loader processes."""
-        for job in super().jobs():
-            decoder = "nvjpeg" if self._share.next() else self._view.decoding.loaders_use
-            yield job._replace(look=job.look._replace(decoder=decoder))
+    def _started(self) -> Generator[Chunk]:
+        ahead = self._threads + _READ_AHEAD
+        return in_threads(self._read, self.jobs(), threads=self._threads, ahead=ahead, first=_on_one_core)
+
+    def _gathered(self, chunks: Iterator[Any], turn: int) -> Generator[Loaded]:
+        with contextlib.closing(chunks):  # type: ignore[type-var]  # those of `_started`
+            yield from super()._gathered(chunks, turn)
+
+    def _read(self, job: Job) -> Chunk:
+        try:
+            room = self._rooms.pop()
+        except IndexError:
+            room = np.empty(_ROOM * self.chunk, dtype=np.uint8).data
+        how = Mixed(self.share, self._view.decoding.loaders_use, pinned=self._device.type == "cuda")
+        return self._jobs.read(job, how, room)  # type: ignore[attr-defined, no-any-return]
 
     def _arriving(self, requests: Iterable[Request]) -> Generator[Batch]:
         """Yield batches that a thread made ready."""
-        loaded = self._loaded(requests)  # here: a process that forks in a thread inherits what others have locked
         ahead = _AHEAD if self._view.train else 1  # evaluation has far larger batches
-        batches = self._running = in_background(self._decoded(loaded), ahead)
+        batches = self._running = in_background(self._decoded(self._loaded(requests)), ahead)
         with contextlib.closing(batches):
             while True:
                 self._waiting = True
@@ -113,12 +130,12 @@ class DeviceDecoding(Loaders):
                 ready = self.waits.now()
             done = time.perf_counter()
             self.waits.device_s += done - began
-            self._share.heed(began - asked, done - began, starving=self._waiting)
+            self._share.heed(began - asked, done - began, starving=self._waiting and self.waits.idle())
             yield Batch(request.epoch, inputs, targets, indices, ready)
             taken = time.perf_counter() - done
             self.waits.worked(images=len(request.indices), files=began - asked, batch=done - began, taken=taken)
 
-    def _cut(self, request: Request, chunks: list[Any]) -> Tensor:
+    def _cut(self, request: Request, chunks: list[Coded]) -> Tensor:
         """Decode what is coded, and cut, mirror and normalise all images of a batch."""
         view = self._view
         width, height = self._jobs.look(request, view).shape
@@ -136,16 +153,13 @@ class DeviceDecoding(Loaders):
             launched = time.perf_counter()
             crop_batch(images, Parts(boxes, bounds, turned[begin:end]), out[begin:end], *self._normal)
             self.waits.worked(launch=time.perf_counter() - launched)
-            self._done_with(group)
+            self._rooms += [chunk.room for chunk in group]
             begin = end
         assert begin == len(out), "every row of a batch is in one chunk"
         return out
 
-    def _done_with(self, chunks: list[Tensor | Coded]) -> None:
-        """Hear that chunks were decoded and may be let go."""
-
     def _images(
-        self, chunks: list[Tensor | Coded], indices: list[int], shape: tuple[int, int]
+        self, chunks: list[Coded], indices: list[int], shape: tuple[int, int]
     ) -> tuple[list[Tensor], Tensor, Tensor]:
         """Return the images of some chunks on the device, with their boxes and what of each may be looked at."""
         decoded = iter(self._decode(chunks, indices))  # first, while nothing is on its way in this stream
@@ -153,9 +167,6 @@ class DeviceDecoding(Loaders):
         boxes = torch.tensor([0, 0, *shape], dtype=torch.float64).repeat(sum(map(_count, chunks)), 1)
         bounds = boxes.long()
         for chunk in chunks:
-            if not isinstance(chunk, Coded):
-                images += chunk.to(self._device, non_blocking=True).unbind(0)
-                continue
             places = torch.from_numpy(len(images) + chunk.rows)
             boxes[places], bounds[places] = torch.from_numpy(chunk.boxes), torch.from_numpy(chunk.bounds)
             if not len(chunk.pixels):
@@ -166,15 +177,14 @@ class DeviceDecoding(Loaders):
             images += [next(decoded if row in coded else cut) for row in range(_count(chunk))]
         return images, boxes, bounds
 
-    def _decode(self, chunks: list[Tensor | Coded], indices: list[int]) -> Sequence[Tensor]:
+    def _decode(self, chunks: list[Coded], indices: list[int]) -> Sequence[Tensor]:
         """Let the device decode what is coded."""
         contents: list[Tensor] = []
         whose: list[int] = []
         first = 0
         for chunk in chunks:
-            if isinstance(chunk, Coded):
-                contents += chunk.files
-                whose += [indices[first + row] for row in chunk.rows.tolist()]
+            contents += chunk.files
+            whose += [indices[first + row] for row in chunk.rows.tolist()]
             first += _count(chunk)
 
         def again(number: int) -> Tensor:
@@ -186,55 +196,25 @@ class DeviceDecoding(Loaders):
         return decoded
 
     def close(self) -> None:
-        """End the thread and the loader processes; a later call starts new ones."""
+        """End the threads; a later call starts new ones."""
         if self._running is not None:
             self._running.close()
         super().close()
 
 
-class ReadByThreads(DeviceDecoding):
-    """Yield batches of coded images that threads of this process read and the device decodes, all of them."""
-
-    chunk = _TOGETHER
-
-    def __init__(self, view: View, jobs: Any, normal: Normal, name: str) -> None:
-        super().__init__(dataclasses.replace(view, loaders=0), jobs, normal, name)  # no processes
-        self._readers = min(max(view.loaders, 1), _READERS)
-        self._rooms: deque[memoryview] = deque()  # those that are free: memory that is new costs more than to read
-        hear_of_read_only_memory()
-
-    @property
-    def loaders(self) -> int:
-        """Threads that read."""
-        return self._readers
-
-    def _started(self) -> Generator[Chunk]:
-        ahead = self._readers + _READ_AHEAD
-        return in_threads(self._read, self.jobs(), threads=self._readers, ahead=ahead)
-
-    def _gathered(self, chunks: Iterator[Any], turn: int) -> Generator[Loaded]:
-        with contextlib.closing(chunks):  # type: ignore[type-var]  # those of `_started`
-            yield from super()._gathered(chunks, turn)
-
-    def _read(self, job: Job) -> Chunk:
-        try:
-            room = self._rooms.pop()
-        except IndexError:
-            room = np.empty(_ROOM, dtype=np.uint8).data
-        return self._jobs.read(job, room)  # type: ignore[attr-defined, no-any-return]
-
-    def _done_with(self, chunks: list[Tensor | Coded]) -> None:
-        self._rooms += [chunk.room for chunk in chunks if isinstance(chunk, Coded) and chunk.room is not None]
+def _on_one_core() -> None:
+    """Let this thread use no others to copy and resize an image: there are as many of it as there are cores."""
+    torch.set_num_threads(1)
 
 
-def _count(chunk: Tensor | Coded) -> int:
+def _count(chunk: Coded) -> int:
     """Count the images of a chunk."""
-    return len(chunk.rows) + len(chunk.pixels) if isinstance(chunk, Coded) else len(chunk)
+    return len(chunk.rows) + len(chunk.pixels)
 
 
-def _grouped(chunks: list[Any]) -> Iterator[list[Any]]:
-    """Yield chunks that are decoded at once: a few hundred images, or one chunk that is larger."""
-    group: list[Any] = []
+def _grouped(chunks: list[Coded]) -> Iterator[list[Coded]]:
+    """Yield chunks that are decoded at once: a few hundred images."""
+    group: list[Coded] = []
     for chunk in chunks:
         if group and sum(map(_count, group)) + _count(chunk) > _TOGETHER:
             yield group

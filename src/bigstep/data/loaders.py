@@ -101,7 +101,7 @@ class Loaders:
         """Yield one batch for each request; loaders work ahead of what is consumed."""
         with contextlib.closing(self._arriving(requests)) as batches:
             while True:
-                asked = self.waits.now()
+                asked = self.waits.asked()
                 batch = next(batches, None)
                 if batch is None:
                     return

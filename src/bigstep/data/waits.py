@@ -42,6 +42,7 @@ class Waits:
         self.device = device
         self._handed: list[tuple[Moment, Moment]] = []
         self._copies: list[tuple[Moment, Moment]] = []
+        self._asked: Moment | None = None
         self.read_s = self.decode_s = self.device_s = self.copy_s = 0.0
         self.thread: dict[str, float] = {}
         """Of the thread that lets a device decode: images, and seconds in which it waited for `files`, made each
@@ -50,6 +51,15 @@ class Waits:
     def __len__(self) -> int:
         """Count the batches that were handed out since the last `take`."""
         return len(self._handed)
+
+    def asked(self) -> torch.cuda.Event | None:
+        """Mark that a batch is asked for."""
+        moment = self._asked = self.now()
+        return moment
+
+    def idle(self) -> bool:
+        """Whether the device has done all that it was given before the last batch was asked for."""
+        return self._asked is None or self._asked.query()
 
     def now(self) -> torch.cuda.Event | None:
         """Mark what the current stream was given so far; None on a CPU."""

@@ -38,13 +38,13 @@ DECODERS: dict[str, DecoderKind] = {
     "nvjpeg": DecoderKind(
         about="The GPU's own JPEG decoders, by torchvision, from files that threads read; what is no plain JPEG goes "
         "through Pillow.",
-        home="bigstep.data.decoders.nvjpeg:load",
+        home="bigstep.data.decoders.nvjpeg:read",
         needs="torchvision",
         on_device=True,
     ),
     "both": DecoderKind(
-        about="The GPU's decoders and the loader processes at once, in the ratio that keeps up.",
-        home="bigstep.data.decoders.nvjpeg:load",
+        about="The GPU's decoders, and threads that decode what these cannot keep up with.",
+        home="bigstep.data.decoders.nvjpeg:read",
         needs="torchvision",
         on_device=True,
     ),

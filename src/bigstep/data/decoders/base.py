@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
@@ -19,7 +18,7 @@ from torch import Tensor
 from bigstep.data.decode import Box
 from bigstep.data.waits import Spent
 
-__all__ = ["Buffer", "Coded", "Crop", "Crops", "Decoder", "Draw", "Files"]
+__all__ = ["Buffer", "Coded", "Crop", "Crops", "Decoder", "Draw", "Files", "Mixed"]
 
 Buffer = bytes | memoryview
 """What a file holds."""
@@ -69,32 +68,36 @@ class Files(Protocol):
         """Read the header of an image; what goes wrong inside the `with` block becomes a `DataError` that names it."""
 
 
+class Mixed(NamedTuple):
+    """How a chunk is divided between the device and the cores."""
+
+    share: float
+    """The part of the images that the device decodes, of those that it may have."""
+    by: str
+    """Who decodes the others."""
+    pinned: bool
+    """Whether what is decoded here is put into pinned memory, for its way to a GPU."""
+
+
 class Coded(NamedTuple):
     """A chunk of which some images are still coded: the device decodes them, and cuts all."""
 
     pixels: Tensor
     """uint8 (P, height, width, 3): images that were decoded and cut already."""
-    content: Tensor | Sequence[Tensor]
-    """uint8: the files of the others; one behind the other if they have to travel between processes."""
-    sizes: NDArray[np.int64]
-    """Bytes of each of these. Small tables are arrays: each tensor would take a file descriptor on its way."""
+    files: Sequence[Tensor]
+    """uint8: the bytes of each of the others."""
     rows: NDArray[np.int64]
     """Which rows of the chunk they are; the rest is in `pixels`, in order."""
     boxes: NDArray[np.float64]
     """(C, 4): left, top, width and height of each box in pixels."""
     bounds: NDArray[np.int64]
     """(C, 4): left, top, right and bottom of what may be looked at."""
-    room: memoryview | None = None
+    room: memoryview
     """What the files may have been read into, to be used again once they are decoded."""
-
-    @property
-    def files(self) -> Sequence[Tensor]:
-        """The bytes of each file."""
-        return torch.split(self.content, self.sizes.tolist()) if isinstance(self.content, Tensor) else self.content
 
 
 class Decoder(Protocol):
     """One way of decoding, in a loader process."""
 
-    def __call__(self, files: Files, indices: list[int], draw: Draw) -> tuple[Tensor | Coded, Spent]:
-        """Load a chunk: uint8 crops of NCHW, or what the device needs to make them."""
+    def __call__(self, files: Files, indices: list[int], draw: Draw) -> tuple[Tensor, Spent]:
+        """Load a chunk: uint8 crops of NCHW."""

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from bigstep.data.decoders import nvjpeg
-from bigstep.data.decoders.base import Coded
+from bigstep.data.decoders.base import Coded, Mixed
 from bigstep.data.sources.base import spread
 from bigstep.data.sources.coded import CodedImages, Look
 from bigstep.data.view import Decoding
@@ -26,10 +26,8 @@ _LOOKED_AT = 24  # images that each decoder is timed on
 _DECODED_AT_ONCE = 192  # images that the GPU is timed on, in one call, as in a run
 _ROUNDS = 3
 _BETTER = 1.1  # what a decoder must gain over Pillow to be taken: less may be chance
-_AMPLE = (
-    1.5  # from this ratio to the loaders' rate on, the GPU decodes alone: they would take more cores than they give
-)
-_MOSTLY = 0.9  # of the files must be for the GPU: the rest is left to a few threads
+_FEWER = 0.5  # of what all loaders would bring, the GPU must bring at least
+_MOSTLY = 0.9  # of the files must be for the GPU: threads are slower than processes where Pillow decodes many
 _COMPARED = 12  # images that the GPU and Pillow decode both
 _ALIKE = 2.0  # mean difference in grey levels from Pillow's pixels above which the GPU's decoders are not trusted
 
@@ -84,11 +82,16 @@ def _asked_for(asked: str, source: CodedImages, size: int, loaders: int, device:
         )
     rates = _rates_of_loaders(source, size, loaders)
     best = max(rates, key=rates.__getitem__)
-    return Decoding(asked, best, device_rate / (device_rate + rates[best]), said)
+    said = f"Images are decoded by the GPU, and by {_words(best)} {_helping(loaders)}, as data.decoder says."
+    return Decoding(asked, best, 1.0, said)
+
+
+def _helping(loaders: int) -> str:
+    return f"in {max(loaders, 1)} thread{'s' * (loaders > 1)} as far as it does not keep up"
 
 
 def _words(name: str) -> str:
-    return {"pillow": "Pillow", "both": "the GPU and"}.get(name, name)
+    return {"pillow": "Pillow"}.get(name, name)
 
 
 def _fastest(source: CodedImages, size: int, loaders: int, device: torch.device) -> Decoding:
@@ -106,14 +109,20 @@ def _fastest(source: CodedImages, size: int, loaders: int, device: torch.device)
             reason = "the GPU decodes none of these files"
         elif difference > _ALIKE:
             reason = f"its pixels are off by {difference:.1f} grey levels here"
+        elif part < _MOSTLY:
+            reason = f"only {100 * part:.0f} % of these files are for it"
+        elif rate < _FEWER * rates[best]:
+            reason = f"it decodes only {rate:,.0f} images/s"
+        elif loaders < 2:
+            why = (
+                f"Images are decoded by the GPU and read by a thread: {rate:,.0f} images/s alone (data.decoder=nvjpeg)."
+            )
+            return Decoding("nvjpeg", best, 1.0, why)
         else:
-            alone = f"{rate:,.0f} images/s alone, {told}"
-            if not loaders or (rate >= _AMPLE * rates[best] and part >= _MOSTLY):
-                why = f"Images are decoded by the GPU and read by threads: {alone} (data.decoder=nvjpeg)."
-                return Decoding("nvjpeg", best, 1.0, why)
-            who = f"the GPU and by {_words(best)} {_where(loaders)} at once, each as much as keeps up"
-            why = f"Images are decoded by {who}: the GPU decodes {alone} (data.decoder=both)."
-            return Decoding("both", best, rate / (rate + rates[best]), why)
+            why = (
+                f"Images are decoded by the GPU, {rate:,.0f} images/s alone, and by {_words(best)} {_helping(loaders)}"
+            )
+            return Decoding("both", best, 1.0, f"{why}; {told} (data.decoder=both).")
     chosen = f"Images are decoded by {_words(best)} {_where(loaders)}: {told} (data.decoder={best})"
     return Decoding(best, best, why=f"{chosen}; not by the GPU: {reason}.")
 
@@ -133,6 +142,9 @@ def _rates_of_loaders(source: CodedImages, size: int, loaders: int) -> dict[str,
 def _loaded(name: str, source: CodedImages, size: int, count: int) -> tuple[Any, int]:
     indices = spread(len(source), count).tolist()
     draw = Look("random", (size, size)).draw(indices, 0, 0)
+    if name == "nvjpeg":
+        how, room = Mixed(1.0, "pillow", pinned=False), memoryview(bytearray())
+        return nvjpeg.read(source, indices, draw, how, room)[0], len(indices)
     return load(DECODERS[name].home)(source, indices, draw)[0], len(indices)
 
 

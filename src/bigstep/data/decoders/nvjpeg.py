@@ -17,38 +17,34 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bigstep.data.decode import snap_all
-from bigstep.data.decoders.base import Coded, Crops, Draw, Files
+from bigstep.data.decoders.base import Coded, Crops, Draw, Files, Mixed
 from bigstep.data.decoders.pillow import cut_one
 from bigstep.data.decoders.plain import read_chunk
-from bigstep.data.decoders.turbo import as_tensor, jpeg_decoder
+from bigstep.data.decoders.turbo import as_tensor, cut_plain, jpeg_decoder
 from bigstep.data.waits import Spent
 
-__all__ = ["decode_on_device", "load", "read", "why_not_nvjpeg", "why_not_torchvision"]
+__all__ = ["decode_on_device", "read", "why_not_nvjpeg", "why_not_torchvision"]
 
 
-def load(files: Files, indices: list[int], draw: Draw) -> tuple[Coded, Spent]:
-    """Read a chunk in a loader process, from which it has to travel."""
-    coded, spent = read(files, indices, draw)
-    began = time.perf_counter()
-    joined = torch.cat(list(coded.files)) if len(coded.rows) else torch.empty(0, dtype=torch.uint8)
-    return coded._replace(content=joined), spent._replace(read_s=spent.read_s + time.perf_counter() - began)
+def read(files: Files, indices: list[int], draw: Draw, how: Mixed, room: memoryview) -> tuple[Coded, Spent]:
+    """Read a chunk, into `room` as far as that reaches; what is not for the device is decoded and cut here.
 
-
-def read(files: Files, indices: list[int], draw: Draw, room: memoryview | None = None) -> tuple[Coded, Spent]:
-    """Read a chunk, into `room` as far as that reaches; what is no plain JPEG is decoded and cut here, by Pillow."""
+    What is no plain JPEG is left to Pillow. Of the others the device gets the first ones.
+    """
     began = time.perf_counter()
     contents, sizes, plain, read_s = read_chunk(files, indices, room)
     crops = draw(sizes)
-    odd = [row for row, is_plain in enumerate(plain) if not is_plain]
     rows = [row for row, is_plain in enumerate(plain) if is_plain]
+    rows = rows[: round(how.share * len(rows))]
+    others = sorted({*range(len(indices))} - {*rows})
     width, height = crops.shape
-    pixels = torch.empty(len(odd), height, width, 3, dtype=torch.uint8)
-    for place, row in enumerate(odd):
-        pixels[place] = cut_one(files, indices[row], contents[row], crops.of(row))
+    pixels = torch.empty(len(others), height, width, 3, dtype=torch.uint8, pin_memory=how.pinned and len(others) > 0)
+    for place, row in enumerate(others):
+        cropped = cut_plain(contents[row], crops.of(row)) if plain[row] and how.by == "torchvision" else None
+        pixels[place] = cut_one(files, indices[row], contents[row], crops.of(row)) if cropped is None else cropped
     coded = Coded(
         pixels,
         [as_tensor(contents[row]) for row in rows],
-        np.array([len(contents[row]) for row in rows], dtype=np.int64),
         np.array(rows, dtype=np.int64),
         *_parts(crops, np.array(sizes, dtype=np.int64), rows),
         room,

@@ -19,7 +19,7 @@ from bigstep.data.decoders.pillow import cut_one
 from bigstep.data.decoders.plain import read_chunk
 from bigstep.data.waits import Spent
 
-__all__ = ["as_tensor", "hear_of_read_only_memory", "jpeg_decoder", "load"]
+__all__ = ["as_tensor", "cut_plain", "hear_of_read_only_memory", "jpeg_decoder", "load"]
 
 
 def load(files: Files, indices: list[int], draw: Draw) -> tuple[Tensor, Spent]:
@@ -31,25 +31,28 @@ def load(files: Files, indices: list[int], draw: Draw) -> tuple[Tensor, Spent]:
     out = torch.empty(len(indices), height, width, 3, dtype=torch.uint8)
     for row, (index, content) in enumerate(zip(indices, contents, strict=True)):
         crop = crops.of(row)
-        cropped = _cut(content, crop) if plain[row] else None
+        cropped = cut_plain(content, crop) if plain[row] else None
         out[row] = cut_one(files, index, content, crop) if cropped is None else cropped
     return out.permute(0, 3, 1, 2), Spent(read_s, time.perf_counter() - began - read_s)
 
 
-def _cut(content: Buffer, crop: Crop) -> Tensor | None:
-    """Decode and resize the crop, as HWC; None if the decoder refuses the file, of which Pillow then tells."""
+def cut_plain(content: Buffer, crop: Crop) -> Tensor | None:
+    """Decode and resize the crop, as HWC; None if the decoder refuses the file, of which Pillow then tells.
+
+    Parts are taken by NumPy, which keeps Python's lock for it: threads that do this must not hand it on ten times.
+    """
     decode_jpeg, rgb = jpeg_decoder()
     try:
-        pixels = decode_jpeg(as_tensor(content), mode=rgb)
+        pixels = decode_jpeg(as_tensor(content), mode=rgb).numpy().transpose(1, 2, 0)
     except RuntimeError:
         return None
     if not crop.snapped:
-        picture = Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
+        picture = Image.fromarray(np.ascontiguousarray(pixels))
         return torch.from_numpy(np.array(picture.resize(crop.shape, Image.Resampling.BILINEAR, box=crop.box)))
-    left, top, right, bottom = snap(crop.box, (pixels.shape[2], pixels.shape[1]))
-    part = pixels[None, :, top:bottom, left:right].contiguous(memory_format=torch.channels_last)
+    left, top, right, bottom = snap(crop.box, (pixels.shape[1], pixels.shape[0]))
+    part = torch.from_numpy(np.ascontiguousarray(pixels[top:bottom, left:right])[None].transpose(0, 3, 1, 2))
     resized = F.interpolate(part, size=(crop.shape[1], crop.shape[0]), mode="bilinear", antialias=True)
-    return resized[0].permute(1, 2, 0)
+    return torch.from_numpy(resized.numpy()[0].transpose(1, 2, 0))
 
 
 @functools.cache

@@ -17,8 +17,8 @@ from torch import Tensor
 from bigstep.data.augment import Augment, resized_crop_boxes
 from bigstep.data.decode import centre_box, cut, whole_box
 from bigstep.data.decoders import nvjpeg, pillow
-from bigstep.data.decoders.base import Buffer, Crops, Decoder, Draw
-from bigstep.data.device_decoding import DeviceDecoding, Normal, ReadByThreads
+from bigstep.data.decoders.base import Buffer, Crops, Decoder, Draw, Mixed
+from bigstep.data.device_decoding import DeviceDecoding, Normal
 from bigstep.data.loaders import Chunk, Finish, Job, Loaders
 from bigstep.data.pixels import count_values, moments
 from bigstep.data.rectangles import rectangle_of, rectangular_batches
@@ -90,8 +90,7 @@ class CodedImages(Source):
         if not view.image_size:
             raise ConfigError(f"{self.name} has images of many sizes; set data.image_size, for example to 224.")
         if DECODERS[view.decoding.name].on_device and view.kind in ("none", "flip", "resized_crop"):
-            way = ReadByThreads if view.decoding.name == "nvjpeg" else DeviceDecoding
-            return way(view, CodedJobs(self, view.seed), Normal(self.mean, self.std), self.name)
+            return DeviceDecoding(view, CodedJobs(self, view.seed), Normal(self.mean, self.std), self.name)
 
         def prepare(view: View) -> Finish:
             kind = "flip" if view.kind == "resized_crop" else view.kind
@@ -211,11 +210,11 @@ class CodedJobs:
             return str(error)
         return images, self.source.labels[job.indices], spent
 
-    def read(self, job: Job, room: memoryview) -> Chunk:
-        """Read a chunk for the device to decode, in a thread: files into `room`, and nothing is copied again."""
-        look: Look = job.look
+    def read(self, job: Job, how: Mixed, room: memoryview) -> Chunk:
+        """Read a chunk in a thread: for the device to decode, or a part of it."""
+        draw = job.look.draw(job.indices, self.seed, job.epoch)
         try:
-            coded, spent = nvjpeg.read(self.source, job.indices, look.draw(job.indices, self.seed, job.epoch), room)
+            coded, spent = nvjpeg.read(self.source, job.indices, draw, how, room)
         except DataError as error:
             return str(error)
         return coded, self.source.labels[job.indices], spent
