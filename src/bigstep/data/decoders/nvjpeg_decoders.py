@@ -1,0 +1,159 @@
+"""Several decoders of nvJPEG that share each batch, and the test that they pass before a run trusts them."""
+
+from __future__ import annotations
+
+import functools
+import io
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from bigstep.data.decoders.nvjpeg_library import Decoder, Library, RefusedError, find_library
+
+__all__ = ["Decoders", "open_decoders", "pinned_room", "why_not_library"]
+
+_FEW = 16  # images that one decoder decodes alone
+_ALIKE = 2.0  # mean difference from Pillow's pixels, in grey levels, up to which a decoder is trusted
+_ROUNDS = 4  # of the test: every buffer is used, and one of them twice
+_SIZES = ((500, 375), (257, 191), (96, 128), (333, 66))
+_TRIED: tuple[dict[str, Any], ...] = ({}, {"smooth": False}, {"smooth": False, "reserve": None})
+"""Options of `Decoder`, the best first; older libraries refuse some."""
+
+
+class Decoders:
+    """Some decoders that share each batch, each in a thread of its own: while one waits for the chip, another computes.
+
+    Args:
+        library: nvJPEG.
+        device: where images are decoded.
+        count: of decoders.
+        options: as for `Decoder`.
+    """
+
+    def __init__(self, library: Library, device: torch.device, count: int = 2, **options: Any) -> None:
+        self._device = device
+        self._decoders = [Decoder(library, device, **options) for _ in range(count)]
+        self._threads = [ThreadPoolExecutor(1, "nvjpeg") for _ in range(count)]
+
+    def begin(self, contents: Sequence[Tensor], sizes: Sequence[tuple[int, int]]) -> Callable[[], list[Tensor]]:
+        """Begin to decode files; return a function that waits for the images, which `Decoder.decode` describes.
+
+        The stream that is the current one now is the one that reads them. What reads them must be queued before the
+        next call but one. A `RefusedError` means that none of them were decoded.
+        """
+        reader = torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
+        parts = min(max(len(contents) // _FEW, 1), len(self._decoders))
+        edges = [len(contents) * part // parts for part in range(parts + 1)]
+        work: list[Future[list[Tensor]]] = [
+            self._threads[part].submit(self._decoders[part].decode, contents[a:b], sizes[a:b], reader)
+            for part, (a, b) in enumerate(zip(edges, edges[1:], strict=False))
+        ]
+
+        def finish() -> list[Tensor]:
+            wait(work)  # for all of them, even if one fails: they read `contents`
+            return [image for part in work for image in part.result()]
+
+        return finish
+
+    def decode(self, contents: Sequence[Tensor], sizes: Sequence[tuple[int, int]]) -> list[Tensor]:
+        """Decode files and wait for the images."""
+        return self.begin(contents, sizes)()
+
+    def close(self) -> None:
+        """Wait for what is under way, and free what the library holds."""
+        for thread in self._threads:
+            thread.shutdown()
+        for decoder in self._decoders:
+            decoder.close()
+
+
+def open_decoders(device: torch.device, count: int = 2) -> Decoders:
+    """Return decoders for a device on which `why_not_library` finds nothing."""
+    library, options = _trusted(device)
+    return Decoders(library, device, count, **options)
+
+
+def why_not_library(device: torch.device) -> str | None:
+    """Return why nvJPEG cannot be called directly, or None; it is tried once for each device."""
+    try:
+        _trusted(device)
+    except RefusedError as error:
+        return str(error)
+    return None
+
+
+def pinned_room(size: int) -> memoryview:
+    """Return host memory that a GPU reads without a copy in between, or plain memory where there is none."""
+    return torch.empty(size, dtype=torch.uint8, pin_memory=torch.cuda.is_available()).numpy().data
+
+
+@functools.cache
+def _outcome(device: torch.device) -> tuple[Library, dict[str, Any]] | str:
+    if device.type != "cuda":
+        return "there is no GPU"
+    try:
+        library = find_library()
+    except RefusedError as error:
+        return str(error)
+    why = ""
+    for options in _TRIED:
+        found = try_out(library, device, options)
+        if found is None:
+            return library, options
+        why = why or found
+    return why
+
+
+def _trusted(device: torch.device) -> tuple[Library, dict[str, Any]]:
+    found = _outcome(device)
+    if isinstance(found, str):
+        raise RefusedError(found)
+    return found
+
+
+def try_out(library: Library, device: torch.device, options: dict[str, Any]) -> str | None:
+    """Decode some images, round after round; return what is wrong with them, or None."""
+    try:
+        decoders = Decoders(library, device, **options)
+    except RuntimeError as error:
+        return f"nvJPEG does not start ({error})"
+    try:
+        return difference_from_pillow(decoders.decode)
+    except RuntimeError as error:
+        return f"nvJPEG fails on a test image ({error})"
+    finally:
+        decoders.close()
+
+
+def difference_from_pillow(
+    decode: Callable[[Sequence[Tensor], Sequence[tuple[int, int]]], Sequence[Tensor]],
+) -> str | None:
+    """Return by how much the images of a decoder are off, or None if they are those of Pillow."""
+    samples = [_sample(size, sampling) for size in _SIZES for sampling in (0, 2)] * (2 * _FEW // (2 * len(_SIZES)) + 1)
+    for turn in range(_ROUNDS):
+        turned = samples[turn:] + samples[:turn]
+        contents = [torch.frombuffer(bytearray(content), dtype=torch.uint8) for content, _ in turned]
+        images = decode(contents, [(pixels.shape[2], pixels.shape[1]) for _, pixels in turned])
+        for image, (_, pixels) in zip(images, turned, strict=True):
+            off = (image.cpu().float() - pixels.float()).abs().mean().item()
+            if off > _ALIKE:
+                return f"its pixels of a test image are off by {off:.1f} grey levels"
+    return None
+
+
+@functools.cache
+def _sample(size: tuple[int, int], sampling: int) -> tuple[bytes, Tensor]:
+    """Return a smooth picture as a file, and what Pillow makes of it."""
+    width, height = size
+    x, y = np.meshgrid(np.linspace(0, 6, width), np.linspace(0, 6, height))
+    waves = [np.sin(x + colour) * np.cos((1 + colour) * y / 2) for colour in range(3)]
+    content = io.BytesIO()
+    picture = Image.fromarray((127.5 + 120 * np.stack(waves, 2)).astype(np.uint8))
+    picture.save(content, "JPEG", quality=92, subsampling=sampling)
+    pixels = np.array(Image.open(io.BytesIO(content.getvalue())))
+    return content.getvalue(), torch.from_numpy(pixels).permute(2, 0, 1)
