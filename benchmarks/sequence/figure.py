@@ -1,7 +1,7 @@
 """The figure of rules by batch: bits per byte of each rule as the batch grows, a panel a network, as SVG.
 
-    python benchmarks/sequence/figure.py GPT=results/small_gpt.jsonl LSTM=results/small_lstm.jsonl \\
-        --out ../../docs/figures/rules-by-batch.svg
+    python figure.py "GPT, 10 M, books=results/books.jsonl" "GPT, 0.12 M=results/small_gpt.jsonl" \\
+        "LSTM, 0.10 M=results/small_lstm.jsonl"
 
 Reads the books that `small.py` and `books.py` have written. A point is the median over seeds, its line their range.
 """
@@ -35,15 +35,15 @@ def curves_of(book: Path) -> Curves:
 
 
 def draw(panels: dict[str, Curves]) -> str:
-    """Return the figure; both panels share their axes."""
-    all_bits = [bits for curves in panels.values() for by in curves.values() for one in by.values() for bits in one]
-    batches = sorted({batch for curves in panels.values() for by in curves.values() for batch in by})
-    low, high = math.floor(2 * min(all_bits)) / 2, math.ceil(2 * max(all_bits)) / 2
+    """Return the figure; panels share their bits, each has batches of its own. A seed far beyond is cut off."""
+    medians = [statistics.median(bits) for curves in panels.values() for by in curves.values() for bits in by.values()]
+    low, high = math.floor(2 * min(medians)) / 2, math.ceil(2 * max(medians)) / 2
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {PANEL * len(panels)} {HEIGHT}" '
         'font-family="sans-serif" font-size="14"><rect width="100%" height="100%" fill="#fff"/>'
     ]
     for number, (title, curves) in enumerate(panels.items()):
+        batches = sorted({batch for by in curves.values() for batch in by})
         parts += _panel(title, curves, number * PANEL, batches, (low, high))
     return "\n".join([*parts, "</svg>"]) + "\n"
 
@@ -55,9 +55,9 @@ def _panel(title: str, curves: Curves, shift: float, batches: list[int], span: t
         return shift + LEFT + (PANEL - LEFT - RIGHT) * math.log(batch / batches[0]) / math.log(batches[-1] / batches[0])
 
     def y(bits: float) -> float:
-        return TOP + (HEIGHT - TOP - BOTTOM) * (high - bits) / (high - low)
+        return TOP + (HEIGHT - TOP - BOTTOM) * (high - min(bits, high)) / (high - low)
 
-    parts = [_text(shift + LEFT, 22, f"{title}: bits per byte on held-out text", "start")]
+    parts = [_text(shift + LEFT, 22, f"{title}: bits per byte", "start")]
     for half in range(round(2 * low), round(2 * high) + 1):
         parts.append(_line(x(batches[0]), y(half / 2), x(batches[-1]), y(half / 2), "#e4e4e0"))
         parts.append(_text(shift + LEFT - 8, y(half / 2) + 5, f"{half / 2:g}", "end"))
