@@ -6,6 +6,7 @@ share their rate. By symmetry one rank (or one leader) stands for all, so 65,536
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -95,8 +96,11 @@ def exchange_phases(
     entry = find(COLLECTIVES, "collective", collective)
     if devices <= 1:
         return []
-    phases: list[Phase] = load(entry.price)(nbytes, Placement(cluster.running(collective), devices, grid))
+    phases: list[Phase] = _price(entry.price)(nbytes, Placement(cluster.running(collective), devices, grid))
     return [phase for phase in phases if phase.rounds]
+
+
+_price = functools.cache(load)  # a search asks for a hundred thousand prices
 
 
 def _phase(level: Literal["inside", "between"], link: Link, rounds: int, bytes_sent: float, rate: float) -> Phase:

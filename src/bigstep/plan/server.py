@@ -107,14 +107,14 @@ def predict_server(
     """
     services = _services(workload, cluster, local_batch, servers, codec)
     generator = random.Random(seed)
-    stages = ("worker", "push", "update", "pull")
+    stages, shared = ("worker", "push", "update", "pull"), services.shared
     free = {"push": 0.0, "update": 0.0, "pull": 0.0}
     events = [(max(0.0, services.worker * generator.random()), worker, 1, 0) for worker in range(workers)]
     heapq.heapify(events)
     version, pulled = 0, [0] * workers
     applied: list[tuple[float, int]] = []
     while events:
-        now, worker, stage, done = heapq.heappop(events)
+        now, worker, stage, done = events[0]
         if stage == 3:
             applied.append((now, version - pulled[worker]))
             version += 1
@@ -122,20 +122,22 @@ def predict_server(
             pulled[worker] = version
             if done + 1 < rounds:
                 jitter = max(0.1, generator.gauss(1.0, cluster.jitter))
-                heapq.heappush(events, (now + services.worker * jitter, worker, 1, done + 1))
+                heapq.heapreplace(events, (now + services.worker * jitter, worker, 1, done + 1))
+            else:
+                heapq.heappop(events)
             continue
         name = stages[stage]
-        free[name] = max(free[name], now) + services.shared[name]
-        heapq.heappush(events, (free[name], worker, stage + 1, done))
+        free[name] = max(free[name], now) + shared[name]
+        heapq.heapreplace(events, (free[name], worker, stage + 1, done))
     # the steady state: after the first half, and before the first worker stops
     steady = applied[len(applied) // 2 : len(applied) - workers] or applied
     span = steady[-1][0] - steady[0][0]
-    rate = (len(steady) - 1) / span if span > 0 else 1 / (services.worker + sum(services.shared.values()))
-    slowest = max(services.shared, key=lambda name: services.shared[name])
+    rate = (len(steady) - 1) / span if span > 0 else 1 / (services.worker + sum(shared.values()))
+    slowest = max(shared, key=lambda name: shared[name])
     return ServerPrediction(
         workers=workers,
         updates_s=rate,
         samples_s=rate * local_batch,
         staleness=sum(stale for _, stale in steady) / len(steady),
-        bottleneck=slowest if rate * services.shared[slowest] > 0.9 else "worker",
+        bottleneck=slowest if rate * shared[slowest] > 0.9 else "worker",
     )

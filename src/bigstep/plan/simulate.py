@@ -113,9 +113,12 @@ def predict(
     if scheme.double_buffer:
         return _double_buffered(workload, cluster, devices, local_batch, scheme)
     slowest = 1 + cluster.jitter * expected_maximum(devices)
-    tasks = step_tasks(workload, cluster, devices=devices, local_batch=local_batch, scheme=scheme, slowest=slowest)
+    phases = exchanges(workload, cluster, devices, scheme)
+    tasks = step_tasks(
+        workload, cluster, devices=devices, local_batch=local_batch, scheme=scheme, slowest=slowest, phases=phases
+    )
     end = max(end for _, end in run_tasks(tasks))
-    return _account(workload, cluster, devices, local_batch, scheme, tasks, end, slowest)
+    return _account(cluster, devices, local_batch, scheme, tasks, phases, end, slowest)
 
 
 def check_fits(workload: Workload, cluster: Cluster, devices: int, local_batch: float, optimizer: str = "") -> None:
@@ -146,9 +149,14 @@ def exchanges(workload: Workload, cluster: Cluster, devices: int, scheme: Scheme
 
 
 def step_tasks(
-    workload: Workload, cluster: Cluster, *, devices: int, local_batch: float, scheme: Scheme, slowest: float = 1.0
-) -> list[Task]:
-    """The tasks of one step: forward, backward by bucket with its encoding, exchange, decoding, update."""
+    workload: Workload, cluster: Cluster, *, devices: int, local_batch: float, scheme: Scheme, slowest: float = 1.0,
+    phases: list[list[Phase]] | None = None,
+) -> list[Task]:  # fmt: skip
+    """The tasks of one step: forward, backward by bucket with its encoding, exchange, decoding, update.
+
+    `phases` are what `exchanges` says, where it was asked before.
+    """
+    phases = exchanges(workload, cluster, devices, scheme) if phases is None else phases
     times = [(f * slowest, b * slowest) for f, b in workload.times(cluster.device, local_batch)]
     tasks = [Task("forward", "device", sum(forward for forward, _ in times))]
     buckets = make_buckets(workload, scheme.bucket_mb)
@@ -167,9 +175,9 @@ def step_tasks(
         tasks.append(Task("backward", "device", sum(backward for _, backward in times[:above]), (len(tasks) - 1,)))
     backward_end = len(tasks) - 1
     finals = [backward_end]
-    for bucket, start, decode in zip(buckets, ready, codings, strict=True):
+    for parts, start, decode in zip(phases, ready, codings, strict=True):
         after = start if scheme.overlap else backward_end
-        for phase in exchange_phases(scheme.collective, bucket.encoded(scheme.codec), cluster, devices, scheme.grid):
+        for phase in parts:
             resource = phase.level if scheme.pipelined else "links"
             apart = phase.rounds_s if scheme.in_flight else 0.0
             tasks.append(Task("exchange", resource, phase.seconds - apart, (after,)))
@@ -219,8 +227,8 @@ def closed_form(
 
 
 def _account(
-    workload: Workload, cluster: Cluster, devices: int, local_batch: float, scheme: Scheme,
-    tasks: list[Task], end: float, slowest: float,
+    cluster: Cluster, devices: int, local_batch: float, scheme: Scheme,
+    tasks: list[Task], phases: list[list[Phase]], end: float, slowest: float,
 ) -> Prediction:  # fmt: skip
     def total(name: str) -> float:
         return sum(task.seconds for task in tasks if task.name == name)
@@ -237,7 +245,6 @@ def _account(
         "optimizer": total("optimizer"),
         "data": max(0.0, fed - end),
     }
-    phases = exchanges(workload, cluster, devices, scheme)
     return Prediction(
         devices=devices,
         local_batch=local_batch,
