@@ -296,10 +296,10 @@ def test_the_share_follows_whoever_is_late() -> None:
         share = Share(1.0)
         for _ in range(3000):
             cores_s, device_s = (1 - share.value) / 4, share.value / 8
-            share.heed(cores_s, device_s, starving=max(cores_s, device_s) > 1 / pace)
+            share.heed(256, cores_s, device_s, starving=max(cores_s, device_s) > 1 / pace)
         assert low <= share.value <= high, pace
     share = Share(0.3, fixed=True)
-    share.heed(0.0, 1.0, starving=True)
+    share.heed(256, 0.0, 1.0, starving=True)
     assert share.value == 0.3
 
 

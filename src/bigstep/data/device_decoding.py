@@ -130,7 +130,8 @@ class DeviceDecoding(Loaders):
                 ready = self.waits.now()
             done = time.perf_counter()
             self.waits.device_s += done - began
-            self._share.heed(began - asked, done - began, starving=self._waiting and self.waits.idle())
+            starving = self._waiting and self.waits.idle()
+            self._share.heed(len(request.indices), began - asked, done - began, starving=starving)
             yield Batch(request.epoch, inputs, targets, indices, ready)
             taken = time.perf_counter() - done
             self.waits.worked(images=len(request.indices), files=began - asked, batch=done - began, taken=taken)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 __all__ = ["Share"]
 
-_STEP = 0.01
-"""How far the share moves where the run waits, in each batch."""
-_BACK = 0.001
+_STEP = 0.01 / 256
+"""How far the share moves where the run waits, for each image of a batch."""
+_BACK = 0.001 / 256
 """How far it rises where nobody waits: cores that need not help are free for others."""
 
 
@@ -18,7 +18,7 @@ class Share:
         fixed: Keep it so.
 
     >>> share = Share(1.0)
-    >>> share.heed(loaders_s=0.0, device_s=0.03, starving=True)
+    >>> share.heed(256, loaders_s=0.0, device_s=0.03, starving=True)
     >>> share.value
     0.99
     """
@@ -26,10 +26,11 @@ class Share:
     def __init__(self, share: float, *, fixed: bool = False) -> None:
         self.value, self._fixed = min(max(share, 0.0), 1.0), fixed
 
-    def heed(self, loaders_s: float, device_s: float, *, starving: bool) -> None:
+    def heed(self, images: int, loaders_s: float, device_s: float, *, starving: bool) -> None:
         """Move the share after a batch.
 
         Args:
+            images: In the batch.
             loaders_s: How long the batch was waited for until it was read and the cores had their part.
             device_s: How long the device took for its part.
             starving: Whether the run was waiting for the batch when it was ready.
@@ -39,4 +40,4 @@ class Share:
         step = _BACK
         if starving:
             step = _STEP if loaders_s > device_s else -_STEP
-        self.value = min(max(self.value + step, 0.0), 1.0)
+        self.value = min(max(self.value + images * step, 0.0), 1.0)

@@ -31,7 +31,7 @@ _REMEDIES = {
     "copy": "copying to the device takes longer than decoding; train on smaller images (data.image_size), or let the "
     "GPU decode (data.decoder=nvjpeg), so that compressed ones travel.",
     "device": "the GPU's own decoders take the time; store smaller images (`bigstep data pack FOLDER OUT --side 400`), "
-    "or let the cores help them (data.decoder=both).",
+    "or let more cores help them (data.decoder=both, and more data.loaders).",
 }
 """What to do where not the decoding is what takes the time."""
 
