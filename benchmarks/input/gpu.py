@@ -183,6 +183,13 @@ def beside(folder: Path, sizes: Sizes, limit_s: float) -> Any:
     return json.loads(out.strip().splitlines()[-1])
 
 
+def library(folder: Path, tiny: bool, limit_s: float) -> Any:
+    """Call nvJPEG directly beside the step, by number of decoders and by option; see gpu_library.py."""
+    options = ["--tiny"] if tiny else ["--folder", str(folder)]
+    out = run_limited([sys.executable, str(HERE / "gpu_library.py"), *options], limit_s)
+    return json.loads(out.strip().splitlines()[-1])
+
+
 class Book:
     """Results so far, on disk after every part; nothing begins that would end too late."""
 
@@ -236,6 +243,7 @@ def main() -> None:
             ("folder, nvjpeg", 40, end_to_end(folder, "nvjpeg", cores)),
             ("feed", 20, lambda limit_s: part("feed", folder, sizes, cores, limit_s)),
             ("beside", 40, lambda limit_s: beside(folder, sizes, limit_s)),
+            ("library", 80, lambda limit_s: library(folder, args.tiny, limit_s)),
             ("pack", 20, lambda limit_s: make_packed(root, sizes, limit_s)),
             ("packed, auto", 35, end_to_end(packed, "auto", cores)),
             ("compare", 25, lambda limit_s: part("compare", folder, sizes, cores, min(limit_s, 60), args.photos)),
