@@ -32,6 +32,7 @@ from bigstep.data.reading import read_files
 from bigstep.data.sources.coded import Look
 from bigstep.data.sources.folder import FolderImages, open_folder
 from bigstep.data.view import Decoding
+from bigstep.data.waits import Waits
 from bigstep.errors import ConfigError, DataError
 from test_data_folder import make_folder, photograph
 from test_data_pack import packed
@@ -196,6 +197,29 @@ def test_what_the_device_refuses_is_decoded_by_pillow_or_named(tmp_path: Path) -
         feed._way._jobs.whole(1, torn)  # type: ignore[attr-defined]
 
 
+def test_only_the_file_that_the_device_refuses_is_decoded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchvision does not tell which one it was."""
+    calls: list[int] = []
+
+    def decode_jpeg(contents: list[Tensor], mode: Any, device: Any) -> list[Tensor]:
+        calls.append(len(contents))
+        if any(content[0] in (5, 11) for content in contents):
+            raise RuntimeError("Failed to decode batch")
+        return contents
+
+    class Stream:
+        def synchronize(self) -> None:
+            calls.append(0)
+
+    monkeypatch.setattr(nvjpeg, "jpeg_decoder", lambda: (decode_jpeg, None))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
+    files = [torch.tensor([number]) for number in range(16)]
+    found = nvjpeg.decode_on_device(files, CPU, lambda number: torch.tensor([100 + number]))
+    assert [image.item() for image in found] == [0, 1, 2, 3, 4, 105, 6, 7, 8, 9, 10, 111, 12, 13, 14, 15]
+    assert calls[::2] == [0] * (len(calls) // 2)  # drained before each call
+    assert len(calls) == 2 * 15
+
+
 @pytest.mark.usefixtures("_decoded_here")
 def test_an_unfinished_pass_ends_the_thread(tmp_path: Path) -> None:
     source, _ = open_folder(make_folder(tmp_path))
@@ -301,6 +325,21 @@ def test_the_share_follows_whoever_is_late() -> None:
     share = Share(0.3, fixed=True)
     share.heed(256, 0.0, 1.0, starving=True)
     assert share.value == 0.3
+
+
+def test_a_device_that_is_busy_starves_for_nothing() -> None:
+    """A host that runs ahead waits for batches that its device does not need yet."""
+
+    class Busy:
+        def query(self) -> bool:
+            return False
+
+    waits = Waits(CPU)
+    assert waits.asked() is None
+    assert waits.idle()
+    waits.now = Busy  # type: ignore[method-assign, assignment]
+    waits.asked()
+    assert not waits.idle()
 
 
 def test_what_cannot_be_had_is_refused_and_the_rest_chosen_with_a_reason(

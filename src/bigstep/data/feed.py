@@ -33,7 +33,7 @@ class Feed:
         image_size: side of the images in pixels; 0 keeps the size of the set, and a folder has none of its own.
         device: where the batches go.
         dtype: of the images; a user's own are converted if they are floating.
-        loaders: processes that load files or a user's own data set; 0 loads in this one.
+        loaders: processes that load files or a user's own data set, threads where the device decodes; 0 loads here.
         rectangular: evaluate a folder on whole images, in the batches that `evaluation_batches` gives.
         decoding: who decodes image files; `bigstep.data.decoders.choose.choose` chooses.
 
@@ -121,7 +121,7 @@ class Feed:
 
     @property
     def loaders(self) -> int | None:
-        """Processes that load; None where the samples are in memory."""
+        """Processes that load, or threads where the device decodes; None where the samples are in memory."""
         return self._way.loaders
 
     @property

@@ -31,9 +31,9 @@ class Decoding:
     name: str = "pillow"
     """One of `bigstep.tables.decoders.DECODERS`, `auto` resolved."""
     loaders_use: str = "pillow"
-    """What the loader processes use, where the device decodes the other part."""
-    share: float = 0.0
-    """The part of the chunks that the device decodes at first."""
+    """Who decodes what the device does not keep up with."""
+    share: float = 1.0
+    """The part of the images that the device decodes at first."""
     why: str = ""
     """One sentence for the first note of a run."""
 
@@ -78,7 +78,7 @@ class Way(Protocol):
 
     @property
     def loaders(self) -> int | None:
-        """Processes that load; None where the samples are in memory."""
+        """Processes or threads that load; None where the samples are in memory."""
 
     @property
     def waits(self) -> Waits | None:

@@ -83,7 +83,7 @@ def _asked_for(asked: str, source: CodedImages, size: int, loaders: int, device:
     rates = _rates_of_loaders(source, size, loaders)
     best = max(rates, key=rates.__getitem__)
     said = f"Images are decoded by the GPU, and by {_words(best)} {_helping(loaders)}, as data.decoder says."
-    return Decoding(asked, best, 1.0, said)
+    return Decoding(asked, best, why=said)
 
 
 def _helping(loaders: int) -> str:
@@ -117,12 +117,12 @@ def _fastest(source: CodedImages, size: int, loaders: int, device: torch.device)
             why = (
                 f"Images are decoded by the GPU and read by a thread: {rate:,.0f} images/s alone (data.decoder=nvjpeg)."
             )
-            return Decoding("nvjpeg", best, 1.0, why)
+            return Decoding("nvjpeg", best, why=why)
         else:
             why = (
                 f"Images are decoded by the GPU, {rate:,.0f} images/s alone, and by {_words(best)} {_helping(loaders)}"
             )
-            return Decoding("both", best, 1.0, f"{why}; {told} (data.decoder=both).")
+            return Decoding("both", best, why=f"{why}; {told} (data.decoder=both).")
     chosen = f"Images are decoded by {_words(best)} {_where(loaders)}: {told} (data.decoder={best})"
     return Decoding(best, best, why=f"{chosen}; not by the GPU: {reason}.")
 

@@ -79,8 +79,11 @@ def decode_on_device(
     except RuntimeError as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
-        # torchvision does not tell which file it was
-        return [again(number).to(device) for number in range(len(contents))]
+    if len(contents) == 1:
+        return [again(0).to(device)]
+    half = len(contents) // 2  # torchvision does not tell which file it was
+    first = decode_on_device(contents[:half], device, again)
+    return [*first, *decode_on_device(contents[half:], device, lambda number: again(half + number))]
 
 
 def why_not_nvjpeg(device: torch.device) -> str | None:
