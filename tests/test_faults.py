@@ -40,33 +40,6 @@ def finish(process: Run, seconds: float = 200) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
-def fit_whole(folder: Path, settings: list[str], resume: bool = False) -> str:
-    """The run that nobody touches, or what is left of one, on the ranks that call this."""
-    config = apply_settings(recipes.load("plain", "mini"), settings)
-    return fit(config, out=folder, device="cpu", resume=resume).weights_sha256
-
-
-@pytest.mark.timeout(400)
-def test_signals_to_the_launcher_save_and_the_resumed_run_has_the_same_bits(
-    world: Callable[[int], World], tmp_path: Path
-) -> None:
-    whole = world(2).run(fit_whole, tmp_path / "whole", SETTINGS)
-    folder = tmp_path / "parts"
-    for number, rows, more in ((signal.SIGINT, 15, []), (signal.SIGTERM, 45, ["--resume"])):
-        process = start(folder, "--procs", "2", *more)
-        wait_for_rows(process, folder, rows)
-        os.kill(process.pid, number)
-        status, out, err = finish(process)
-        assert status == 128 + number, err
-        assert out == ""
-        (said,) = sentences(err)
-        assert said.startswith(f"bigstep: Stopped by {number.name} after step ")
-        assert said.endswith("; its state is saved: go on with --resume.")
-    assert world(2).run(fit_whole, folder, SETTINGS, True) == whole
-    losses = [(row["step"], row["loss"]) for row in read_run(folder).train]
-    assert losses == [(row["step"], row["loss"]) for row in read_run(tmp_path / "whole").train]
-
-
 TIMEOUT_S = 3
 
 STUCK = """
@@ -108,9 +81,9 @@ def ending(process: Run, pid: int | None = None) -> Ending:
     return Ending(status, err, seconds, pid is not None and Path(f"/proc/{pid}").exists())
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def endings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Ending]]:
-    """Runs of two ranks that lose one; each is started while those before it wait out their timeouts."""
+    """Runs of two ranks that lose one; they wait out their timeouts while the other tests run."""
     place = tmp_path_factory.mktemp("lost")
     more = ["--procs", "2", "--timeout", str(TIMEOUT_S)]
     with ThreadPoolExecutor() as watchers:
@@ -130,28 +103,31 @@ def endings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str]
         yield lambda name: watched[name].result()
 
 
-@pytest.mark.timeout(400)
-@pytest.mark.parametrize("stopped", [0, 1])
-def test_a_stopped_rank_is_named_with_its_step_and_the_exchange(endings: Callable[[str], Ending], stopped: int) -> None:
-    ended = endings(f"stopped-{stopped}")
-    assert ended.status == 1
-    (said,) = sentences(ended.err)
-    assert f"rank {stopped} is silent, last heard of at step " in said
-    assert re.search(
-        r"exchange \(none\) of step \d+ failed|failed at step \d+ in (the sum of losses|a checkpoint)", said
-    )
-    # 2 s to look for dead processes, 2.5 s for signs of life, 10 s for a rank 0 that does not answer
-    assert ended.seconds < TIMEOUT_S + 12 + 10 * (stopped == 0)
-    assert not ended.rank_is_left, "the stopped rank was left behind"
+def fit_whole(folder: Path, settings: list[str], resume: bool = False) -> str:
+    """The run that nobody touches, or what is left of one, on the ranks that call this."""
+    config = apply_settings(recipes.load("plain", "mini"), settings)
+    return fit(config, out=folder, device="cpu", resume=resume).weights_sha256
 
 
 @pytest.mark.timeout(400)
-def test_a_stuck_rank_is_named_with_the_place_where_it_stands(endings: Callable[[str], Ending]) -> None:
-    ended = endings("stuck")
-    assert ended.status == 1
-    (said,) = sentences(ended.err)
-    assert "rank 1 stands at step " in said
-    assert "__getitem__ line " in said
+def test_signals_to_the_launcher_save_and_the_resumed_run_has_the_same_bits(
+    world: Callable[[int], World], tmp_path: Path
+) -> None:
+    whole = world(2).run(fit_whole, tmp_path / "whole", SETTINGS)
+    folder = tmp_path / "parts"
+    for number, rows, more in ((signal.SIGINT, 15, []), (signal.SIGTERM, 45, ["--resume"])):
+        process = start(folder, "--procs", "2", *more)
+        wait_for_rows(process, folder, rows)
+        os.kill(process.pid, number)
+        status, out, err = finish(process)
+        assert status == 128 + number, err
+        assert out == ""
+        (said,) = sentences(err)
+        assert said.startswith(f"bigstep: Stopped by {number.name} after step ")
+        assert said.endswith("; its state is saved: go on with --resume.")
+    assert world(2).run(fit_whole, folder, SETTINGS, True) == whole
+    losses = [(row["step"], row["loss"]) for row in read_run(folder).train]
+    assert losses == [(row["step"], row["loss"]) for row in read_run(tmp_path / "whole").train]
 
 
 @pytest.mark.timeout(400)
@@ -213,3 +189,27 @@ def test_torchrun_restarts_a_run_from_its_last_checkpoint(tmp_path: Path) -> Non
     resumed = [note for note in run.notes if note.startswith("Resumed at step")]
     assert len(resumed) == 1
     assert int(resumed[0].split()[-1].rstrip(".")) >= 4, "a checkpoint was there, and the run began anew"
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_stopped_rank_is_named_with_its_step_and_the_exchange(endings: Callable[[str], Ending], stopped: int) -> None:
+    ended = endings(f"stopped-{stopped}")
+    assert ended.status == 1
+    (said,) = sentences(ended.err)
+    assert f"rank {stopped} is silent, last heard of at step " in said
+    assert re.search(
+        r"exchange \(none\) of step \d+ failed|failed at step \d+ in (the sum of losses|a checkpoint)", said
+    )
+    # 2 s to look for dead processes, 2.5 s for signs of life, 10 s for a rank 0 that does not answer
+    assert ended.seconds < TIMEOUT_S + 12 + 10 * (stopped == 0)
+    assert not ended.rank_is_left, "the stopped rank was left behind"
+
+
+@pytest.mark.timeout(400)
+def test_a_stuck_rank_is_named_with_the_place_where_it_stands(endings: Callable[[str], Ending]) -> None:
+    ended = endings("stuck")
+    assert ended.status == 1
+    (said,) = sentences(ended.err)
+    assert "rank 1 stands at step " in said
+    assert "__getitem__ line " in said

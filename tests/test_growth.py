@@ -61,8 +61,21 @@ def train(order: RunConfig, folder: str, steps: int | None = None, resume: bool 
     }
 
 
-def test_the_batch_grows_and_the_plan_that_it_wrote_leads_along_the_same_path(tmp_path: Path) -> None:
-    grown = train(ORDER, str(tmp_path / "auto"))
+@pytest.fixture(scope="module")
+def auto(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the run on one rank."""
+    return tmp_path_factory.mktemp("growth") / "auto"
+
+
+@pytest.fixture(scope="module")
+def grown(auto: Path) -> dict[str, Any]:
+    """The run on one rank, from beginning to end."""
+    return train(ORDER, str(auto))
+
+
+def test_the_batch_grows_and_the_plan_that_it_wrote_leads_along_the_same_path(
+    auto: Path, grown: dict[str, Any], tmp_path: Path
+) -> None:
     assert len(grown["plan"]) >= 2, "the noise of 16 images is far above 16: the batch must grow"
     assert all(stage["local_batch"] == 4 for stage in grown["plan"])
     assert [stage["count"] for stage in grown["plan"]] == [4 * 2**k for k in range(1, len(grown["plan"]) + 1)]
@@ -71,14 +84,14 @@ def test_the_batch_grows_and_the_plan_that_it_wrote_leads_along_the_same_path(tm
     fixed = train(listed, str(tmp_path / "fixed"))
     assert fixed["batches"] == grown["batches"]
     assert fixed["losses"] == pytest.approx(grown["losses"], rel=1e-12)  # other steps are measured, none is changed
-    outcome = outcome_of(read_run(tmp_path / "auto"))
+    outcome = outcome_of(read_run(auto))
     assert outcome.batches.startswith("16 → 32 → "), "the report tells the stages that were decided"
 
 
 def test_ranks_decide_alike_and_a_resumed_run_decides_again_what_it_had_decided(
-    world: Callable[[int], World], tmp_path: Path
+    grown: dict[str, Any], world: Callable[[int], World], tmp_path: Path
 ) -> None:
-    alone = train(ORDER, str(tmp_path / "1"))
+    alone = grown
     for ranks in (2, 3):
         together = world(ranks).run(train, ORDER, str(tmp_path / str(ranks)))
         assert all(each["plan"] == alone["plan"] for each in together)
