@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from bigstep.exchange.bucket import Bucket
 from bigstep.exchange.codecs import Sum, SummableCodec
@@ -14,6 +17,9 @@ from bigstep.exchange.world import World
 from bigstep.tables.collectives import collective_traffic
 
 __all__ = ["Summed"]
+
+_SMALL = 65_536
+"""Values of a part below which a call for it costs more than a copy of it."""
 
 
 class Summed:
@@ -47,17 +53,28 @@ class Summed:
     def start(self, bucket: Bucket) -> Steps:
         """Agree where the codec asks for it, encode, sum, decode."""
         flat, sizes, agreed = bucket.flat, bucket.sizes, None
+        parts = _join([flat, *bucket.held])  # one call for many small ones
         if self._agrees:
-            agreed = self._codec.measure(flat, sizes)
-            for part in bucket.held:
-                agreed = torch.maximum(agreed, self._codec.measure(part, sizes))
+            found = [self._codec.measure(part, sizes * count) for part, count in parts]
+            agreed = torch.cat([each.view(count, -1) for each, (_, count) in zip(found, parts, strict=True)]).amax(0)
         if agreed is not None and self._agreement is not None:
             self.bytes_sent += collective_traffic("ring", agreed.nbytes, self._ranks).bytes_sent
             yield [issue(dist.all_reduce(agreed, op=dist.ReduceOp.MAX, group=self._agreement, async_op=True))]
-        wire = self._codec.encode(flat, sizes, agreed, self._rule)
-        for part in bucket.held:
-            wire += self._codec.encode(part, sizes, agreed, self._rule)
+        wire: Tensor | None = None
+        for part, count in parts:
+            scales = agreed if agreed is None or count == 1 else agreed.repeat(count)
+            code = self._codec.encode(part, sizes * count, scales, self._rule)
+            code = code if count == 1 else code.view(count, -1).sum(0)
+            wire = code if wire is None else wire.add_(code)
+        assert wire is not None
         if self._collective is not None:
             self.bytes_sent += self._collective.bytes_sent(wire)
             yield from self._collective.start(wire)
         self._codec.decode(wire, flat, sizes, agreed, self._rule)
+
+
+def _join(parts: Sequence[Tensor]) -> list[tuple[Tensor, int]]:
+    """Put small parts one behind the other, leave large ones alone; return tensors, and how many parts each holds."""
+    if len(parts) == 1 or parts[0].numel() > _SMALL:
+        return [(part, 1) for part in parts]
+    return [(torch.cat(list(parts)), len(parts))]

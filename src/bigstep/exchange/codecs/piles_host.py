@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,13 +17,17 @@ from bigstep.exchange.codecs.powers import spare_bits
 __all__ = ["HostPiles"]
 
 
-@dataclass(frozen=True)
-class _Part:
-    """A part of some parameters that is in no sum yet."""
+_NOWHERE = kernels.Where(np.empty((0, 0), np.int64), np.empty(0, np.float32), np.empty(0, np.int32), np.int32(0), 0)
 
-    pieces: Sequence[Tensor]
+
+@dataclass(frozen=True)
+class _Waiting:
+    """Parts of some parameters that are in no row yet."""
+
+    parts: Sequence[Sequence[Tensor]]
     where: kernels.Where
     levels: Any
+    """A row for each part."""
 
 
 class HostPiles:
@@ -50,41 +53,42 @@ class HostPiles:
         self._sums = np.empty((0, self._offsets[-1]), np.int64)
         self._all = np.arange(len(sizes))
         self._wires: dict[tuple[int, ...], Tensor] = {}  # fresh memory costs more than what is written into it
-        self._held: _Part | None = None  # of all parameters; what was gathered is EMPTY
-        self._last: dict[tuple[int, ...], _Part] = {}  # of the parameters that are gathered together
+        self._held: Sequence[Tensor] | None = None  # a part of all parameters
+        self._holds = np.zeros(len(sizes), np.bool_)  # of which of them it is in no sum yet
+        self._last: dict[tuple[int, ...], _Waiting] = {}  # by the parameters that are gathered together
 
     def add(self, pieces: Sequence[Tensor], which: Sequence[int] | None = None, *, clear: bool = False) -> None:
         """Add a part of each parameter."""
-        self._fold(self._places(which), [self._part(pieces, which)])
+        self._fold(self._places(which), _as_floats(pieces))
         if clear:
             torch._foreach_zero_(list(pieces))
 
     def hold(self, pieces: Sequence[Tensor], which: Sequence[int] | None = None) -> None:
         """Let one part of all parameters wait for another, and add both."""
-        part = self._part(pieces, which)
+        part = _as_floats(pieces)
         if which is None and self._held is None:
-            self._held = part
-        elif which is None and self._held is not None and self._held.where.like is part.where.like:
+            self._held, self._holds[:] = part, True
+        elif which is None and self._held is not None and self._held[0].dtype == part[0].dtype:
             held, self._held = self._held, None
-            self._fold(self._all, [held, part])
+            self._fold(self._all, held, part)
         else:
-            self._fold(self._places(which), [part])
+            self._fold(self._places(which), part)
 
     def add_last(self, pieces: Sequence[Tensor], which: Sequence[int] | None = None) -> Tensor:
         """Look at the last part of each parameter; `gather` and `take` add it."""
-        part, places = self._part(pieces, which), self._places(which)
-        if self._held is not None and self._held.where.like is not part.where.like:
-            held, self._held = self._held, None
-            self._fold(self._all, [held])
-        self._last[tuple(places.tolist())] = part
+        places, part = self._places(which), _as_floats(pieces)
+        if self._held is not None and self._held[0].dtype != part[0].dtype:
+            held, left = self._held, np.flatnonzero(self._holds)
+            self._held = None
+            self._fold(left, [held[place] for place in left.tolist()])
+        self._last[tuple(places.tolist())] = self._look(places, part)
         return self.levels(which)
 
     def levels(self, which: Sequence[int] | None = None) -> Tensor:
         """Return the highest level and minus the lowest of each."""
         places = self._places(which)
         out = np.empty(2 * places.size, np.int32)
-        _, parts, _ = self._waiting(places)
-        kernels.span(self._levels[: len(self._sums)], self._broken, places, parts, out)
+        kernels.span(self._levels[: len(self._sums)], self._broken, places, self._waiting(places).levels, out)
         return torch.from_numpy(out)
 
     def gather(self, agreed: Tensor, which: Sequence[int] | None = None, into: Tensor | None = None) -> Tensor:
@@ -92,8 +96,9 @@ class HostPiles:
         places, (high, pairs) = self._places(which), spans_of(agreed.numpy())
         length = int((self._sizes[places] * pairs).sum())
         wire = (self._wire(places, length) if into is None else into)[:length]
-        rows = self._sums, self._levels, places, self._offsets
-        kernels.gather(*rows, high, pairs, self._digits, *self._waiting(places), wire.numpy())
+        rows, waiting = (self._sums, self._levels, places, self._offsets), self._waiting(places)
+        parts = waiting.where.addresses, waiting.levels, waiting.where.like
+        kernels.gather(*rows, high, pairs, self._digits, *parts, wire.numpy())
         self._forget(places)
         return wire
 
@@ -105,41 +110,43 @@ class HostPiles:
         held = _as_floats(pieces)
         where, sizes = kernels.Where.of(held), self._sizes[self._places(which)]
         rows = np.array([wire.data_ptr() for wire in wires])
-        kernels.spread(rows, sizes, high, pairs, self._digits, where.addresses, where.like)
+        kernels.spread(rows, sizes, high, pairs, self._digits, where.addresses[0], where.like)
         _give_back(held, pieces)
 
     def take(self, pieces: Sequence[Tensor]) -> None:
         """Write the sums of a rank that has all parts, one after another, while each is in the core's cache."""
         high, pairs = spans_of(self.levels().numpy())
-        held = _as_floats(pieces)
-        where = kernels.Where.of(held)
+        out, waiting = _as_floats(pieces), self._waiting(self._all)
+        where = kernels.Where.of(out)
         rows = self._sums, self._levels, self._offsets
-        kernels.take(*rows, high, pairs, self._digits, *self._waiting(self._all), where.addresses, where.like)
-        _give_back(held, pieces)
+        parts = waiting.where.addresses, waiting.levels, waiting.where.like
+        kernels.take(*rows, high, pairs, self._digits, *parts, where.addresses[0], where.like)
+        _give_back(out, pieces)
         self._forget(self._all)
 
-    def _part(self, pieces: Sequence[Tensor], which: Sequence[int] | None) -> _Part:
-        held = _as_floats(pieces)
-        where = kernels.Where.of(held)
-        return _Part(held, where, kernels.find_levels(where, self._sizes[self._places(which)]))
-
-    def _fold(self, places: Any, parts: Sequence[_Part]) -> None:
+    def _fold(self, places: Any, *parts: Sequence[Tensor]) -> None:
         """Add parts of one type to rows."""
-        begin, (addresses, levels) = 0, _stack(parts)
-        arguments = addresses, levels, parts[0].where.like, places, self._offsets
+        where, begin = kernels.Where.of(*parts), 0
+        values = where.addresses, where.like, where.bits, where.mask, where.point
         state = self._levels, self._broken, self._digits
-        while (begin := kernels.add(*arguments, self._sums, *state, begin)) >= 0:
+        while (begin := kernels.add(*values, places, self._offsets, self._sums, *state, begin)) >= 0:
             self._sums = np.concatenate([self._sums, np.empty((1, self._offsets[-1]), np.int64)])
 
-    def _waiting(self, places: Any) -> tuple[Any, Any, Any]:
-        """Where the parts of some parameters lie that are in no row, their levels, and an array of their type."""
-        parts = [] if (last := self._last.get(tuple(places.tolist()))) is None else [last]
-        if (held := self._held) is not None:
-            where = dataclasses.replace(held.where, addresses=held.where.addresses[places])
-            parts.append(_Part(held.pieces, where, held.levels[places]))
-        if not parts:
-            return np.empty((0, places.size), np.int64), np.empty((0, places.size), np.int64), np.empty(0, np.float32)
-        return *_stack(parts), parts[0].where.like
+    def _look(self, places: Any, *parts: Sequence[Tensor]) -> _Waiting:
+        """Find the levels of parts of some parameters, and of what is held of them."""
+        held = self._held
+        parts = parts if held is None else (*parts, [held[place] for place in places.tolist()])
+        levels = np.empty((len(parts), places.size), np.int64)
+        where = kernels.Where.of(*parts) if parts else _NOWHERE
+        if parts:
+            kernels.find_levels(where.addresses, where.bits, where.mask, where.point, self._sizes[places], levels)
+        if held is not None:
+            levels[-1, ~self._holds[places]] = EMPTY
+        return _Waiting(parts, where, levels)
+
+    def _waiting(self, places: Any) -> _Waiting:
+        """What is in no row: what was looked at, or else what is held."""
+        return self._last.get(tuple(places.tolist())) or self._look(places)
 
     def _wire(self, places: Any, length: int) -> Tensor:
         key = tuple(places.tolist())
@@ -154,14 +161,9 @@ class HostPiles:
         self._levels[:, places] = EMPTY
         self._broken[places] = False
         self._last.pop(tuple(places.tolist()), None)
-        if self._held is not None:
-            self._held.levels[places] = EMPTY
-            if (self._held.levels == EMPTY).all():
-                self._held = None
-
-
-def _stack(parts: Sequence[_Part]) -> tuple[Any, Any]:
-    return np.stack([part.where.addresses for part in parts]), np.stack([part.levels for part in parts])
+        self._holds[places] = False
+        if not self._holds.any():
+            self._held = None
 
 
 def _as_floats(pieces: Sequence[Tensor]) -> Sequence[Tensor]:

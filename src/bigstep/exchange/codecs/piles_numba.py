@@ -41,26 +41,23 @@ class Where:
     """Where tensors of one type lie: kernels take dozens of them at once, and an array of each would cost more."""
 
     addresses: Any
+    """In a row for each part."""
     like: Any
     """An empty array of their type."""
     bits: Any
     """One of the integers that their digits are."""
+    mask: Any
+    """All of those digits but the sign."""
     point: int
     """How many digits are behind the point."""
 
     @classmethod
-    def of(cls, tensors: Sequence[Any]) -> Where:
+    def of(cls, *parts: Sequence[Tensor]) -> Where:
         """Hazard: the tensors must outlive what is done at their addresses."""
-        integer, digits, like = _BITS[tensors[0].dtype]
-        return cls(np.array([tensor.data_ptr() for tensor in tensors], np.int64), like, np.empty(0, integer), digits)
-
-
-def find_levels(where: Where, sizes: Any) -> Any:
-    """Return the level of each of some parts; BROKEN of one that is not finite, EMPTY of zeros."""
-    out = np.empty(sizes.size, np.int64)
-    mask = where.bits.dtype.type(np.iinfo(where.bits.dtype).max)
-    _find_levels(where.addresses, where.bits, mask, where.point, sizes, out)
-    return out
+        integer, digits, like = _BITS[parts[0][0].dtype]
+        addresses = np.array([tensor.data_ptr() for part in parts for tensor in part], np.int64)
+        mask = integer(np.iinfo(integer).max)
+        return cls(addresses.reshape(len(parts), -1), like, np.empty(0, integer), mask, digits)
 
 
 @intrinsic
@@ -104,13 +101,20 @@ def _find_exponents(bits: Any, mask: Any, point: int, sizes: Any, out: Any) -> N
 
 
 @compiled()
-def _find_levels(addresses: Any, bits_like: Any, mask: Any, point: int, sizes: Any, out: Any) -> None:
+def find_levels(addresses: Any, bits_like: Any, mask: Any, point: int, sizes: Any, out: Any) -> None:
+    """Write the level of each of some parts."""
     for k in range(sizes.size):
-        exponent = _exponent(carray(_pointer(addresses[k], bits_like), sizes[k]), mask, point)
-        if exponent == NOT_FINITE:
-            out[k] = BROKEN
-        else:
-            out[k] = EMPTY if exponent == -NOT_FINITE else max(-(-exponent // WIDTH), LEAST)
+        for j in range(addresses.shape[0]):
+            out[j, k] = _level(carray(_pointer(addresses[j, k], bits_like), sizes[k]), mask, point)
+
+
+@compiled()
+def _level(bits: Any, mask: Any, point: int) -> Any:
+    """The level of a part; BROKEN of one that is not finite, EMPTY of zeros."""
+    exponent = _exponent(bits, mask, point)
+    if exponent == NOT_FINITE:
+        return BROKEN
+    return EMPTY if exponent == -NOT_FINITE else max(-(-exponent // WIDTH), LEAST)
 
 
 @compiled()
@@ -129,18 +133,20 @@ def span(levels: Any, broken: Any, places: Any, parts: Any, out: Any) -> None:
 
 @compiled()
 def add(
-    addresses: Any, parts: Any, like: Any, places: Any, offsets: Any, sums: Any, levels: Any, broken: Any, digits: int,
-    begin: int,
+    addresses: Any, like: Any, bits_like: Any, mask: Any, point: int, places: Any, offsets: Any, sums: Any, levels: Any,
+    broken: Any, digits: int, begin: int,
 ) -> int:  # fmt: skip
-    """Add parts of some parameters, `parts[j, k]` being the level of the j-th of the k-th, to rows of their levels.
+    """Add parts of some parameters to rows of their levels.
 
     Returns:
         Where it has stopped, since it needs another row; -1 if all are added. A parameter's parts are added one after
         another, while its row is in the core's cache.
     """
-    for i in range(begin, places.size * parts.shape[0]):
-        k, j = i // parts.shape[0], i % parts.shape[0]
-        p, level = places[k], parts[j, k]
+    for i in range(begin, addresses.size):
+        k, j = i // addresses.shape[0], i % addresses.shape[0]
+        p = places[k]
+        size = offsets[p + 1] - offsets[p]
+        level = _level(carray(_pointer(addresses[j, k], bits_like), size), mask, point)
         if level == BROKEN:
             broken[p] = True
         elif level != EMPTY:
@@ -157,7 +163,7 @@ def add(
                 if row < 0 and free < 0:
                     return i
                 factor = _power(digits - WIDTH * level)
-                values = carray(_pointer(addresses[j, k], like), offsets[p + 1] - offsets[p])
+                values = carray(_pointer(addresses[j, k], like), size)
                 if row >= 0:
                     _accumulate(sums[row, offsets[p] : offsets[p + 1]], values, factor, 1.0)
                 else:
