@@ -463,12 +463,16 @@ def test_a_chunk_for_the_device_holds_every_image_once(tmp_path: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(nvjpeg.why_not_torchvision() is not None, reason=f"{nvjpeg.why_not_torchvision()}")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("decoders", ["0", "2"])  # through torchvision, and directly
 @pytest.mark.parametrize("train", [True, False])
-def test_a_gpu_decodes_what_pillow_decodes_beside_work_of_its_own(tmp_path: Path, train: bool) -> None:
+def test_a_gpu_decodes_what_pillow_decodes_beside_work_of_its_own(
+    tmp_path: Path, train: bool, decoders: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Memory that is freed while queued work still reads it is what the decoders would overwrite.
 
     Colour is stored at the full size: half of it, blown up, looks different by decoder.
     """
+    monkeypatch.setenv("BIGSTEP_NVJPEG_DECODERS", decoders)
     source, kinds = with_odd_files(tmp_path)
     for index in range(len(source)):
         if kinds.get(source.path(index).name) is None:

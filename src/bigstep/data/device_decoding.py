@@ -12,7 +12,7 @@ import dataclasses
 import itertools
 import time
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,12 +21,12 @@ from torch import Tensor
 
 from bigstep.data.augment import mirrored
 from bigstep.data.background import in_background, in_threads
-from bigstep.data.decoders import nvjpeg
 from bigstep.data.decoders.base import Coded, Mixed
+from bigstep.data.decoders.on_device import OnDevice
 from bigstep.data.decoders.share import Share
 from bigstep.data.decoders.turbo import hear_of_read_only_memory
 from bigstep.data.device_memory import move_indices
-from bigstep.data.loaders import Batch, Chunk, Finish, Job, Loaded, Loaders
+from bigstep.data.loaders import Batch, Chunk, Finish, Job, Loaded, Loaders, one_ahead
 from bigstep.data.view import Request, View
 from bigstep.gpu.crops import Parts, crop_batch
 
@@ -46,6 +46,21 @@ class Normal(NamedTuple):
     std: tuple[float, ...]
 
 
+class _Group(NamedTuple):
+    """Chunks of a batch that are decoded at once."""
+
+    request: Request
+    targets: Tensor
+    """Of the whole batch."""
+    chunks: list[Coded]
+    first: int
+    """The row of the batch that they begin with."""
+    files_s: float
+    """Seconds for which files were waited for."""
+    decoded: Callable[[], Sequence[Tensor]]
+    """Waits for the images."""
+
+
 class DeviceDecoding(Loaders):
     """Yield batches of coded images that the device decodes, all or some.
 
@@ -62,6 +77,7 @@ class DeviceDecoding(Loaders):
         self._threads = max(min(view.loaders, _READERS) if alone else view.loaders, 1)
         self.chunk = _TOGETHER if alone else _TOGETHER // 4  # the cores share a batch
         self._rooms: deque[memoryview] = deque()  # those that are free: memory that is new costs more than to read
+        self._idle: deque[OnDevice] = deque()  # decoders that no pass uses
         self._normal = normal
         self._waiting = False  # whether somebody waits for a batch right now
         self._running: Generator[Batch] | None = None
@@ -108,77 +124,60 @@ class DeviceDecoding(Loaders):
                 yield batch
 
     def _decoded(self, loaded: Generator[Loaded]) -> Generator[Batch]:
-        """Yield batches in a stream of their own; this runs in a thread."""
+        """Yield batches in a stream of their own; this runs in a thread, which has the decoders for itself."""
         with contextlib.closing(loaded):
-            yield from self._each_decoded(loaded)
+            decoder = self._idle.pop() if self._idle else OnDevice(self._device)
+            try:
+                yield from self._each_decoded(loaded, decoder)
+            finally:
+                self._idle.append(decoder)
 
-    def _each_decoded(self, loaded: Generator[Loaded]) -> Generator[Batch]:
+    def _each_decoded(self, loaded: Generator[Loaded], decoder: OnDevice) -> Generator[Batch]:
         cuda = self._device.type == "cuda"
         # before the kernels of a step: a few blocks of this one must not wait for all of those
         stream = torch.cuda.Stream(self._device, priority=-1) if cuda else None  # type: ignore[no-untyped-call]  # untyped in torch
+        files_s = batch_s = 0.0
+        for group in one_ahead(self._begun(loaded, decoder, stream)):  # while these are cut, the next are decoded
+            began, request = time.perf_counter(), group.request
+            with _on(stream):
+                if not group.first:
+                    out = self._out(request)
+                self._cut(group, out)
+                files_s, batch_s = files_s + group.files_s, batch_s + time.perf_counter() - began
+                if group.first + sum(map(_count, group.chunks)) < len(out):
+                    continue
+                targets = move_indices(group.targets, self._device)
+                indices = move_indices(request.indices, self._device)
+                ready = self.waits.now()
+            done = time.perf_counter()
+            self.waits.device_s += batch_s
+            starving = self._waiting and self.waits.idle()
+            self._share.heed(len(out), files_s, batch_s, starving=starving)
+            yield Batch(request.epoch, out, targets, indices, ready)
+            taken = time.perf_counter() - done
+            self.waits.worked(images=len(out), files=files_s, batch=batch_s, taken=taken)
+            files_s = batch_s = 0.0
+
+    def _begun(
+        self, loaded: Generator[Loaded], decoder: OnDevice, stream: torch.cuda.Stream | None
+    ) -> Generator[_Group]:
+        """Yield what the device decodes at once, of batch after batch, as soon as that is begun."""
         while True:
             asked = time.perf_counter()
             found = next(loaded, None)
             if found is None:
                 return
             request, chunks = found
-            began = time.perf_counter()
-            with contextlib.nullcontext() if stream is None else torch.cuda.stream(stream):
-                inputs = self._cut(request, [chunk[0] for chunk in chunks])
-                targets = move_indices(torch.cat([chunk[1] for chunk in chunks]), self._device)
-                indices = move_indices(request.indices, self._device)
-                ready = self.waits.now()
-            done = time.perf_counter()
-            self.waits.device_s += done - began
-            starving = self._waiting and self.waits.idle()
-            self._share.heed(len(request.indices), began - asked, done - began, starving=starving)
-            yield Batch(request.epoch, inputs, targets, indices, ready)
-            taken = time.perf_counter() - done
-            self.waits.worked(images=len(request.indices), files=began - asked, batch=done - began, taken=taken)
+            waited, first = time.perf_counter() - asked, 0
+            targets = torch.cat([chunk[1] for chunk in chunks])
+            for group in _grouped([chunk[0] for chunk in chunks]):
+                with _on(stream):
+                    decoded = self._begin(decoder, group, request.indices[first:].tolist())
+                yield _Group(request, targets, group, first, waited, decoded)
+                waited, first = 0.0, first + sum(map(_count, group))
+            assert first == len(request.indices), "every row of a batch is in one chunk"
 
-    def _cut(self, request: Request, chunks: list[Coded]) -> Tensor:
-        """Decode what is coded, and cut, mirror and normalise all images of a batch."""
-        view = self._view
-        width, height = self._jobs.look(request, view).shape
-        layout = torch.channels_last if self._device.type == "cuda" else torch.contiguous_format
-        out = torch.empty(
-            (len(request.indices), 3, height, width), dtype=view.dtype, device=self._device, memory_format=layout
-        )
-        turned = torch.zeros(len(request.indices), dtype=torch.bool)
-        if view.kind in ("flip", "resized_crop"):
-            turned = mirrored(request.indices, view.seed, request.epoch)
-        begin = 0
-        for group in _grouped(chunks):
-            images, boxes, bounds = self._images(group, request.indices[begin:].tolist(), (width, height))
-            end = begin + len(images)
-            launched = time.perf_counter()
-            crop_batch(images, Parts(boxes, bounds, turned[begin:end]), out[begin:end], *self._normal)
-            self.waits.worked(launch=time.perf_counter() - launched)
-            self._rooms += [chunk.room for chunk in group]
-            begin = end
-        assert begin == len(out), "every row of a batch is in one chunk"
-        return out
-
-    def _images(
-        self, chunks: list[Coded], indices: list[int], shape: tuple[int, int]
-    ) -> tuple[list[Tensor], Tensor, Tensor]:
-        """Return the images of some chunks on the device, with their boxes and what of each may be looked at."""
-        decoded = iter(self._decode(chunks, indices))  # first, while nothing is on its way in this stream
-        images: list[Tensor] = []
-        boxes = torch.tensor([0, 0, *shape], dtype=torch.float64).repeat(sum(map(_count, chunks)), 1)
-        bounds = boxes.long()
-        for chunk in chunks:
-            places = torch.from_numpy(len(images) + chunk.rows)
-            boxes[places], bounds[places] = torch.from_numpy(chunk.boxes), torch.from_numpy(chunk.bounds)
-            if not len(chunk.pixels):
-                images += itertools.islice(decoded, len(chunk.rows))
-                continue
-            cut = iter(chunk.pixels.to(self._device, non_blocking=True).permute(0, 3, 1, 2).unbind(0))
-            coded = set(chunk.rows.tolist())
-            images += [next(decoded if row in coded else cut) for row in range(_count(chunk))]
-        return images, boxes, bounds
-
-    def _decode(self, chunks: list[Coded], indices: list[int]) -> Sequence[Tensor]:
+    def _begin(self, decoder: OnDevice, chunks: list[Coded], indices: list[int]) -> Callable[[], Sequence[Tensor]]:
         """Let the device decode what is coded."""
         contents: list[Tensor] = []
         whose: list[int] = []
@@ -191,16 +190,57 @@ class DeviceDecoding(Loaders):
         def again(number: int) -> Tensor:
             return self._jobs.whole(whose[number], contents[number])  # type: ignore[attr-defined, no-any-return]
 
+        return decoder.begin(contents, np.concatenate([chunk.sizes for chunk in chunks]), again)
+
+    def _out(self, request: Request) -> Tensor:
+        """Return memory for the crops of a batch."""
+        width, height = self._jobs.look(request, self._view).shape
+        layout = torch.channels_last if self._device.type == "cuda" else torch.contiguous_format
+        shape = (len(request.indices), 3, height, width)
+        return torch.empty(shape, dtype=self._view.dtype, device=self._device, memory_format=layout)
+
+    def _cut(self, group: _Group, out: Tensor) -> None:
+        """Cut, mirror and normalise images into their rows of a batch."""
+        images, boxes, bounds = self._images(group, (out.shape[3], out.shape[2]))
+        rows = slice(group.first, group.first + len(images))
+        turned = torch.zeros(len(images), dtype=torch.bool)
+        if self._view.kind in ("flip", "resized_crop"):
+            turned = mirrored(group.request.indices[rows], self._view.seed, group.request.epoch)
+        launched = time.perf_counter()
+        crop_batch(images, Parts(boxes, bounds, turned), out[rows], *self._normal)
+        self.waits.worked(launch=time.perf_counter() - launched)
+        self._rooms += [chunk.room for chunk in group.chunks]
+
+    def _images(self, group: _Group, shape: tuple[int, int]) -> tuple[list[Tensor], Tensor, Tensor]:
+        """Return images on the device, with their boxes and what of each may be looked at."""
         began = time.perf_counter()
-        decoded = nvjpeg.decode_on_device(contents, self._device, again) if contents else []
+        decoded = iter(group.decoded())  # first, while nothing is on its way in this stream
         self.waits.worked(decode=time.perf_counter() - began)
-        return decoded
+        images: list[Tensor] = []
+        boxes = torch.tensor([0, 0, *shape], dtype=torch.float64).repeat(sum(map(_count, group.chunks)), 1)
+        bounds = boxes.long()
+        for chunk in group.chunks:
+            places = torch.from_numpy(len(images) + chunk.rows)
+            boxes[places], bounds[places] = torch.from_numpy(chunk.boxes), torch.from_numpy(chunk.bounds)
+            if not len(chunk.pixels):
+                images += itertools.islice(decoded, len(chunk.rows))
+                continue
+            cut = iter(chunk.pixels.to(self._device, non_blocking=True).permute(0, 3, 1, 2).unbind(0))
+            coded = set(chunk.rows.tolist())
+            images += [next(decoded if row in coded else cut) for row in range(_count(chunk))]
+        return images, boxes, bounds
 
     def close(self) -> None:
         """End the threads; a later call starts new ones."""
         if self._running is not None:
             self._running.close()
+        while self._idle:
+            self._idle.pop().close()
         super().close()
+
+
+def _on(stream: torch.cuda.Stream | None) -> contextlib.AbstractContextManager[Any]:
+    return contextlib.nullcontext() if stream is None else torch.cuda.stream(stream)
 
 
 def _on_one_core() -> None:

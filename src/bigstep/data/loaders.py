@@ -226,7 +226,7 @@ class _Chunks:
 
 
 def one_ahead(items: Iterable[_T]) -> Iterator[_T]:
-    """Yield each item once the next one has been begun.
+    """Yield each item once the next one has been begun; an error comes behind the items before it.
 
     >>> begun = []
     >>> items = one_ahead(begun.append(number) or number for number in range(3))
@@ -234,10 +234,14 @@ def one_ahead(items: Iterable[_T]) -> Iterator[_T]:
     (0, [0, 1])
     """
     waiting: list[_T] = []
-    for item in items:
-        waiting.append(item)
-        if len(waiting) > 1:
-            yield waiting.pop(0)
+    try:
+        for item in items:
+            waiting.append(item)
+            if len(waiting) > 1:
+                yield waiting.pop(0)
+    except Exception:
+        yield from waiting
+        raise
     yield from waiting
 
 

@@ -86,6 +86,8 @@ class Coded(NamedTuple):
     """uint8 (P, height, width, 3): images that were decoded and cut already."""
     files: Sequence[Tensor]
     """uint8: the bytes of each of the others."""
+    sizes: NDArray[np.int64]
+    """(C, 2): width and height of each in pixels."""
     rows: NDArray[np.int64]
     """Which rows of the chunk they are; the rest is in `pixels`, in order."""
     boxes: NDArray[np.float64]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import statistics
 import time
@@ -13,6 +14,7 @@ import torch
 
 from bigstep.data.decoders import nvjpeg
 from bigstep.data.decoders.base import Coded, Mixed
+from bigstep.data.decoders.on_device import OnDevice, said_of
 from bigstep.data.sources.base import spread
 from bigstep.data.sources.coded import CodedImages, Look
 from bigstep.data.view import Decoding
@@ -46,7 +48,7 @@ def choose(asked: str, source: Any, *, size: int, loaders: int, device: torch.de
     if not isinstance(source, CodedImages):
         return Decoding()
     if asked != "auto":
-        return _asked_for(asked, source, size, loaders, device)
+        return _with_way(_asked_for(asked, source, size, loaders, device), device)
     if exact or device.type != "cuda" or not size:
         why = (
             "an exact run, or one in float64, needs one decoder everywhere"
@@ -54,7 +56,14 @@ def choose(asked: str, source: Any, *, size: int, loaders: int, device: torch.de
             else "on a CPU the model takes the time"
         )
         return Decoding(why=f"Images are decoded by Pillow {_where(loaders)}: {why}.")
-    return _fastest(source, size, loaders, device)
+    return _with_way(_fastest(source, size, loaders, device), device)
+
+
+def _with_way(decoding: Decoding, device: torch.device) -> Decoding:
+    """Say also how the device decodes, if it does."""
+    if not DECODERS[decoding.name].on_device:
+        return decoding
+    return dataclasses.replace(decoding, why=f"{decoding.why} {said_of(device)}")
 
 
 def _where(loaders: int) -> str:
@@ -163,17 +172,20 @@ def _rate_of_device(source: CodedImages, size: int, device: torch.device) -> tup
     """Images a second that the device decodes, 0 if these files are not for it; and which part of them are."""
     coded: Coded
     coded, count = _loaded("nvjpeg", source, size, _DECODED_AT_ONCE)
-    contents, part = coded.files, len(coded.rows) / count
+    part = len(coded.rows) / count
     if not part:
         return 0.0, part
+    decoder = OnDevice(device)
 
     def decode() -> tuple[Any, int]:
-        return nvjpeg.decode_on_device(contents, device, _refuse), len(contents)
+        return decoder(coded.files, coded.sizes, _refuse), len(coded.files)
 
     try:
         return _rate(decode), part
     except _RefusedError:
         return 0.0, part
+    finally:
+        decoder.close()
 
 
 class _RefusedError(Exception):
@@ -191,10 +203,11 @@ def _difference_on_device(source: CodedImages, size: int, device: torch.device) 
     """
     coded: Coded = _loaded("nvjpeg", source, size, _COMPARED)[0]
     indices = spread(len(source), _COMPARED)[coded.rows].tolist()
-    decoded = nvjpeg.decode_on_device(coded.files, device, _refuse) if indices else []
     differences = []
-    for index, image in zip(indices, decoded, strict=True):
+    decoder = OnDevice(device)
+    for index, image in zip(indices, decoder(coded.files, coded.sizes, _refuse), strict=True):
         with source.open(index) as opened:
             mine = torch.from_numpy(np.array(opened.convert("RGB"))).permute(2, 0, 1)
         differences.append((image.cpu().float() - mine.float()).abs().mean().item())
+    decoder.close()
     return statistics.fmean(differences) if differences else 0.0

@@ -42,11 +42,13 @@ def read(files: Files, indices: list[int], draw: Draw, how: Mixed, room: memoryv
     for place, row in enumerate(others):
         cropped = cut_plain(contents[row], crops.of(row)) if plain[row] and how.by == "torchvision" else None
         pixels[place] = cut_one(files, indices[row], contents[row], crops.of(row)) if cropped is None else cropped
+    shapes = np.array(sizes, dtype=np.int64).reshape(-1, 2)
     coded = Coded(
         pixels,
         [as_tensor(contents[row]) for row in rows],
+        shapes[rows],
         np.array(rows, dtype=np.int64),
-        *_parts(crops, np.array(sizes, dtype=np.int64), rows),
+        *_parts(crops, shapes, rows),
         room,
     )
     return coded, Spent(read_s, time.perf_counter() - began - read_s)

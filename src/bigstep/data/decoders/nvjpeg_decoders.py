@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from bigstep.data.decoders.nvjpeg_library import Decoder, Library, RefusedError, find_library
+from bigstep.data.decoders.nvjpeg_library import Decoder, Library, RefusedError, Sizes, find_library
 
 __all__ = ["Decoders", "open_decoders", "pinned_room", "why_not_library"]
 
@@ -40,7 +40,7 @@ class Decoders:
         self._decoders = [Decoder(library, device, **options) for _ in range(count)]
         self._threads = [ThreadPoolExecutor(1, "nvjpeg") for _ in range(count)]
 
-    def begin(self, contents: Sequence[Tensor], sizes: Sequence[tuple[int, int]]) -> Callable[[], list[Tensor]]:
+    def begin(self, contents: Sequence[Tensor], sizes: Sizes) -> Callable[[], list[Tensor]]:
         """Begin to decode files; return a function that waits for the images, which `Decoder.decode` describes.
 
         The stream that is the current one now is the one that reads them. What reads them must be queued before the
@@ -60,7 +60,7 @@ class Decoders:
 
         return finish
 
-    def decode(self, contents: Sequence[Tensor], sizes: Sequence[tuple[int, int]]) -> list[Tensor]:
+    def decode(self, contents: Sequence[Tensor], sizes: Sizes) -> list[Tensor]:
         """Decode files and wait for the images."""
         return self.begin(contents, sizes)()
 

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["Decoder", "Library", "RefusedError", "find_library"]
+__all__ = ["Decoder", "Library", "RefusedError", "Sizes", "find_library"]
 
 _HARDWARE = 3  # of nvjpegBackend_t
 _RGB = 3  # of nvjpegOutputFormat_t: a plane for each colour
@@ -30,6 +30,8 @@ _SAMPLINGS = (0, 1, 2, 3)  # of the same: 4:4:4, 4:2:2, 4:2:0 and 4:4:0, which t
 _SMOOTH = 32  # NVJPEG_FLAGS_UPSAMPLING_WITH_INTERPOLATION, from 12.1 on: colour is blown up as libjpeg does it
 _ALIGNED = 16  # bytes: rows of a plane begin at multiples
 _BUFFERS = 3
+Sizes = Sequence[tuple[int, int]] | NDArray[np.int64]
+"""Width and height of each image in pixels."""
 _DESTINATION = np.dtype([("channel", np.int64, 4), ("pitch", np.int64, 4)])
 """nvjpegImage_t; addresses and sizes of memory are below 2 ** 63."""
 
@@ -141,9 +143,7 @@ class Decoder:
         """Make the device that of this thread: handles and states are bound to it."""
         return contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
-    def decode(
-        self, contents: Sequence[Tensor], sizes: Sequence[tuple[int, int]], reader: torch.cuda.Stream | None = None
-    ) -> list[Tensor]:
+    def decode(self, contents: Sequence[Tensor], sizes: Sizes, reader: torch.cuda.Stream | None = None) -> list[Tensor]:
         """Decode files and wait until that is done; return images of (3, height, width) in memory that is used again.
 
         What reads them must be queued on the stream of the reader before the next call but one.
