@@ -30,6 +30,8 @@ from worlds import Pool, WarmContext, World, forked_context
 if TYPE_CHECKING:
     from bigstep.check import Pool as CheckPool
 
+collect_ignore = ["preloaded.py"]  # it is for another process, and does at once what it is for
+
 LONGEST = tuple(
     f"test_{name}.py"
     for name in (
