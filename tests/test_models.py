@@ -75,6 +75,7 @@ SMALL = {
     "mlp": (1, 28),
     "resnet9": (3, 32),
     "conv8": (3, 32),
+    "conv8-wide": (3, 32),
     "resnet18": (3, 32),
     "alexnet": (3, 96),
     "vgg16": (3, 32),
@@ -168,7 +169,7 @@ def test_a_users_function_gets_only_the_arguments_it_names(tmp_path: Path, monke
     "name, sentence",
     [
         ("resnet5O", "Unknown model 'resnet5O': did you mean 'resnet50'"),
-        ("zzz", "allowed are alexnet, conv8, gpt-10m, gpt-10m-untied"),
+        ("zzz", "allowed are alexnet, conv8, conv8-wide, gpt-10m, gpt-10m-untied"),
         ("no_such_package.nets:build", "there is no module 'no_such_package'"),
         (":build", "is not an import path"),
         ("alexnet", "at least 63 pixels a side"),

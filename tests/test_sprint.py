@@ -89,7 +89,7 @@ def test_muon_takes_the_six_convolutions_and_biases_have_a_rate_of_their_own() -
         for kind in group["kind"]
     }
     # the head and six factors of norms; seven biases: of six norms and of the whitening
-    assert shapes == {("matrix", 1): 6, ("rest", 1): 6, ("rest", 64): 7}
+    assert shapes == {("matrix", 1): 6, ("rest", 1): 6, ("rest", 16): 7}
 
 
 def test_two_epochs_show_each_image_both_ways() -> None:

@@ -9,11 +9,12 @@ from torch import Tensor, nn
 from bigstep.models.initial import he_initialise
 from bigstep.models.small import GlobalMax, Scaled
 
-__all__ = ["Conv8", "Whitening", "conv8"]
+__all__ = ["Conv8", "Whitening", "conv8", "conv8_wide"]
 
 EPS = 5e-4
 """Added to the variances of patches: directions in which images hardly differ are not blown up to noise."""
-WIDTHS = (64, 256, 256)
+NARROW, WIDE = (64, 256, 256), (128, 384, 384)
+"""Maps of the three blocks."""
 
 
 class Whitening(nn.Module):
@@ -91,9 +92,22 @@ def conv8(*, classes: int, channels: int, image_size: int) -> nn.Sequential:
 
     Differs from it: ReLU where that has GELU, since norm and ReLU are one kernel here; norms have factors.
     """
+    return _conv8(classes, channels, NARROW)
+
+
+def conv8_wide(*, classes: int, channels: int, image_size: int) -> nn.Sequential:
+    """Build `conv8` with wider blocks, which learn more in an epoch; 0.60 GFLOP for 32x32 images.
+
+    >>> sum(p.numel() for p in conv8_wide(classes=10, channels=3, image_size=32).parameters())
+    4606232
+    """
+    return _conv8(classes, channels, WIDE)
+
+
+def _conv8(classes: int, channels: int, widths: tuple[int, ...]) -> nn.Sequential:
     whitening = Whitening(channels)
     inputs, layers = 8 * channels, []
-    for outputs in WIDTHS:
+    for outputs in widths:
         layers += _block(inputs, outputs)
         inputs = outputs
     head = nn.Linear(inputs, classes, bias=False)

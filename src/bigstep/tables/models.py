@@ -32,6 +32,7 @@ MODELS: dict[str, Model] = {
     "conv8": Model(
         about="eight layers for CIFAR-10 in seconds, the first whitens patches", home="bigstep.models.conv8:conv8"
     ),
+    "conv8-wide": Model(about="conv8 with wider blocks", home="bigstep.models.conv8:conv8_wide"),
     "resnet18": Model(about="ResNet-18", home="bigstep.models.resnet:resnet18"),
     "resnet34": Model(about="ResNet-34", home="bigstep.models.resnet:resnet34"),
     "resnet50": Model(about="ResNet-50, which the large-batch papers trained", home="bigstep.models.resnet:resnet50"),
