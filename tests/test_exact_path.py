@@ -10,7 +10,10 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
+from bigstep.config import ExchangeConfig
 from bigstep.train import fit
+from test_faults_diagnosis import Break, Sixty, order
+from test_faults_diagnosis import network as faulty
 from test_islands import config, data, network
 from worlds import World
 
@@ -60,3 +63,18 @@ def test_a_run_that_is_resumed_on_other_ranks_has_the_same_bits(world: Callable[
     (tmp_path / "part" / "checkpoints" / kept.name).write_bytes(kept.read_bytes())
     for weights in world(3).run(go_on, str(tmp_path / "part"), *settings):
         assert weights == whole
+
+
+def break_exactly(on_rank: int, folder: str, forwards: int) -> tuple[float, int]:
+    run = order(nonfinite="skip", exchange=ExchangeConfig(codec="exact"))
+    result = fit(run, faulty(Break(forwards, on_rank)), (Sixty(), Sixty()), out=folder, device="cpu")
+    return result.loss, result.facts["skipped_steps"]
+
+
+def test_a_step_in_which_one_worker_is_not_finite_is_found_on_any_number_of_ranks(
+    world: Callable[[int], World], tmp_path: Path
+) -> None:
+    alone = break_exactly(0, str(tmp_path / "1"), 4 * 6 + 3)  # the third of four workers, which waits for the fourth
+    assert alone[1] == 1
+    # on the second of two ranks it is the first worker, after a rehearsal
+    assert world(2).run(break_exactly, 1, str(tmp_path / "2"), 1 + 2 * 6 + 1) == [alone] * 2

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from bigstep.errors import ConfigError, RunError, require
 from bigstep.exchange.bucket import Bucket, Transport
 from bigstep.exchange.codecs.dense import Whole
+from bigstep.exchange.codecs.levels import exponent_above
 from bigstep.exchange.codecs.piles import Piles, make_piles
 from bigstep.exchange.collectives import Ring
 from bigstep.exchange.double_buffer import DoubleBuffer
@@ -131,6 +132,11 @@ class Exchange:
         """Time since the beginning from a backward's last bucket being ready until its last exchange had ended."""
         return self._runner.exposed.seconds if self.world else 0.0
 
+    @property
+    def exponent_above(self) -> int:
+        """With parts: an e with every |value| of the last backward's sum below 2^e; a large one if it is not finite."""
+        return max(exponent_above(piled.highest(self.steps - 1), self.parts) for piled in self._piled_transports())
+
     def attach(self, ddp: DistributedDataParallel) -> Exchange:
         """Put this exchange under `ddp`; every rank must call it, once for each DDP object.
 
@@ -157,9 +163,8 @@ class Exchange:
             self._transports = self._make_transports(self.world)
             if self._loaded is not None:
                 self.load_state_dict(self._loaded)
-        for transport in self._transports:
-            if isinstance(transport, Piled):
-                transport.regroup()
+        for piled in self._piled_transports():
+            piled.regroup()
         ddp.register_comm_hook(None, lambda _, bucket: self._on_bucket(bucket))
         return self
 
@@ -296,6 +301,9 @@ class Exchange:
             Summed(world, Ring(world), Whole()),
             Gathered(world, collective, codec, entry.blocks, shapes, settings, error_feedback=self.error_feedback),
         ]
+
+    def _piled_transports(self) -> list[Piled]:
+        return [transport for transport in self._transports if isinstance(transport, Piled)]
 
     def _count_shared(self) -> int:
         """How many integers ranks of one host may read of each other.

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bigstep.exchange.bucket import Bucket
-from bigstep.exchange.codecs.levels import spans_of
+from bigstep.exchange.codecs.levels import BROKEN, EMPTY, spans_of
 from bigstep.exchange.codecs.piles import Piles
 from bigstep.exchange.collectives.phases import Collective, issue
 from bigstep.exchange.line import Steps
@@ -42,6 +42,7 @@ class Piled:
         self._written = world.new_group(world.everyone()) if self._shared else self._agreement
         self.residuals = Residuals(world.rank, world.size)
         self.bytes_sent = 0.0
+        self._highest = -1, EMPTY  # the step of training that is exchanged, and the highest level of its parts so far
 
     def start(self, bucket: Bucket) -> Steps:
         """Put the sum over all parts of all ranks into the bucket."""
@@ -56,6 +57,8 @@ class Piled:
         else:
             yield [issue(dist.all_reduce(levels, op=dist.ReduceOp.MAX, group=self._agreement, async_op=True))]
             agreed = levels.cpu()
+        high = self._highest[1] if self._highest[0] == bucket.step else EMPTY
+        self._highest = bucket.step, max(int(agreed[::2].max()), high)
         length = int((np.array(bucket.sizes) * spans_of(agreed.numpy())[1]).sum())
         if regions and levels.numel() + length <= regions.mine.numel():
             rows = [row[levels.numel() :] for row in regions.all]
@@ -66,6 +69,10 @@ class Piled:
             yield from self._collective.start(wire) if length else ()
         self.bytes_sent += self._collective.bytes_sent(wire) if length else 0.0
         piles.spread(agreed, rows, pieces, places)
+
+    def highest(self, step: int) -> int:
+        """The highest level of a step of training whose buckets were all exchanged last; BROKEN of any other."""
+        return self._highest[1] if self._highest[0] == step else BROKEN
 
     def regroup(self) -> None:
         """Take note that buckets will be others."""

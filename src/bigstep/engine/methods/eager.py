@@ -67,14 +67,13 @@ class Eager:
         learner, parallel = self._learner, self._parallel
         if inputs is None and parallel is None:
             return torch.zeros((), device=self._ranks.device)
-        objective = parallel.ddp if parallel else learner.objective
+        objective = parallel.ddp if parallel and last else learner.objective  # as in `no_sync`, and less to call
         self._kept_behind_exchange = keep and last and parallel is not None
         if self._kept_behind_exchange and parallel:
             parallel.exchange.keep_own()  # behind the backward there is only the mean over ranks
-        with contextlib.nullcontext() if last or parallel is None else parallel.ddp.no_sync():
-            with self._precision.autocast():
-                weighted: Tensor = objective(inputs, target, weight * self._factor)
-            self._scale.scale(weighted).backward()  # type: ignore[no-untyped-call]  # untyped in torch
+        with self._precision.autocast():
+            weighted: Tensor = objective(inputs, target, weight * self._factor)
+        self._scale.scale(weighted).backward()  # type: ignore[no-untyped-call]  # untyped in torch
         return weighted.detach() / self._factor
 
     @property
@@ -115,12 +114,15 @@ class Eager:
                 self._debt.pay({name: p.grad for name, p in learner.objective.named_parameters()})
         if self._scale.is_enabled() or (self._ranks.device.type == "cuda" and not self._skip):
             return True
-        if gradients_are_finite(learner.trained):
+        if self._is_finite():
             return True
         if not self._skip:
             raise nonfinite_error(learner.model, inputs, self._ranks, step.position.step + 1, learner.optimizer)
         learner.optimizer.zero_grad()
         return False
+
+    def _is_finite(self) -> bool:
+        return gradients_are_finite(self._learner.trained)
 
     def update(self) -> None:
         """Weigh and clip the gradient that the weights hold, update them with it, and clear it."""

@@ -17,11 +17,15 @@ from bigstep.engine.methods.eager import Eager
 from bigstep.engine.methods.parallel import Parallel
 from bigstep.engine.precision import Precision
 from bigstep.engine.ranks import Ranks
+from bigstep.exchange.codecs.levels import exponent_above
 from bigstep.exchange.codecs.piles import make_piles
 from bigstep.exchange.piled import add_gradients, in_order
 from bigstep.gpu.loss_scale import LossScale
 
 __all__ = ["ExactEager"]
+
+_CALM, _ANY = 40, 10_000
+"""Below 2^40 a gradient and the squares of its norm are far from all bounds; an exponent above anything."""
 
 
 class ExactEager(Eager):
@@ -53,6 +57,7 @@ class ExactEager(Eager):
         super().__init__(learner, ranks, precision, scale, parallel, skip_nonfinite=skip_nonfinite, clip=clip)
         sizes = [parameter.numel() for parameter in learner.trained]
         self._piles = make_piles(sizes, parts, ranks.device)  # of a rank alone
+        self._parts, self._bound = parts, _ANY
         self._factor = 1.0  # the exchange gives the sum of all parts
         self._open = False  # whether the gradient of the last forward still lies in `.grad` and is in no sum
         self.gives_mean = True
@@ -66,6 +71,11 @@ class ExactEager(Eager):
         self._open = not last
         return on_grid(loss)
 
+    def _is_finite(self) -> bool:
+        """Look at gradients only where their levels do not say how large they are at most."""
+        bound = self._bound if self._parallel is None else self._parallel.exchange.exponent_above
+        return bound < _CALM or super()._is_finite()
+
     def _settle(self) -> None:
         """Add the gradient of the last forward to the sum, as a part of its own."""
         if self._open and self._parallel is not None:
@@ -78,9 +88,11 @@ class ExactEager(Eager):
         """Add the last gradient of a rank alone, and leave the sum in `.grad`."""
         trained = self._learner.trained
         if all(parameter.grad is not None for parameter in trained):
-            self._piles.add_last([in_order(parameter) for parameter in trained])
+            levels = self._piles.add_last([in_order(parameter) for parameter in trained])
         else:
             add_gradients(self._piles, trained)
+            levels = self._piles.levels()
+        self._bound = exponent_above(int(levels[::2].max()), self._parts)
         gradients = [torch.empty_like(each) if each.grad is None else each.grad for each in trained]
         self._piles.take(gradients)
         for parameter, gradient in zip(trained, gradients, strict=True):

@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["BITS", "BROKEN", "EMPTY", "LEAST", "LEVELS", "WIDTH", "spans_of"]
+from bigstep.exchange.codecs.powers import spare_bits
+
+__all__ = ["BITS", "BROKEN", "EMPTY", "LEAST", "LEVELS", "WIDTH", "exponent_above", "spans_of"]
 
 BITS, WIDTH = 58, 4
 """Binary digits of a pile, and between two levels."""
@@ -30,3 +32,12 @@ def spans_of(agreed: Any) -> tuple[Any, Any]:
     high, minus_low = agreed.reshape(-1, 2).T.astype(np.int64, order="C")  # one layout, compiled once
     pairs = (high - np.maximum(-minus_low, high - LEVELS + 1)) // 2 + 1
     return high, np.where((high == BROKEN) | (high == EMPTY), 0, pairs)
+
+
+def exponent_above(high: int, parts: int) -> int:
+    """Return an e with every |sum| of so many parts below 2^e, given the highest level; a large one if it is BROKEN.
+
+    >>> exponent_above(3, parts=7), exponent_above(BROKEN, parts=1) > 1024
+    (15, True)
+    """
+    return WIDTH * high + spare_bits(parts)
