@@ -36,8 +36,8 @@ DECODERS: dict[str, DecoderKind] = {
         needs="torchvision",
     ),
     "nvjpeg": DecoderKind(
-        about="The GPU's own JPEG decoders, by torchvision, from files that threads read; what is no plain JPEG goes "
-        "through Pillow.",
+        about="The GPU's own JPEG decoders, called directly or by torchvision, from files that threads read; what is "
+        "no plain JPEG goes through Pillow.",
         home="bigstep.data.decoders.nvjpeg:read",
         needs="torchvision",
         on_device=True,

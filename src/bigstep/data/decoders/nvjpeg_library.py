@@ -175,10 +175,8 @@ class Decoder:
         into["channel"][:, :3] = np.stack([starts, starts + planes, starts + 2 * planes], 1)
         into["pitch"][:, :3] = pitches[:, None]
         self._submit(pointers, lengths, into)
-        done = _mark(self._stream)
-        if reader is not None:
-            reader.wait_event(done)  # type: ignore[arg-type]  # there is one if there is a stream
-        _wait(done)  # also for the sake of `contents`, which the GPU may still copy
+        # not in the reader's stream, where the batch before may still be to be cut; and `contents` may be on its way
+        _wait(_mark(self._stream))
         places = zip(sizes.tolist(), planes.tolist(), pitches.tolist(), begins.tolist(), strict=True)
         return [pixels.as_strided((3, h, w), (plane, pitch, 1), at) for (w, h), plane, pitch, at in places]
 
