@@ -133,8 +133,12 @@ class Victim:
                             "last": kept[-1] if kept else None})  # fmt: skip
         if who == "launcher":
             self.process.wait()
-            self.start("--resume")
+            self.go_on()
         return True
+
+    def go_on(self) -> None:
+        """Resume it; one that was killed before it had begun is begun, as a refusal to resume it would say."""
+        self.start(*["--resume"] * (self.folder / "run.json").exists())
 
     def finish(self) -> tuple[int, str]:
         """Let it end; one that has given up, as it says, is resumed."""
@@ -145,7 +149,7 @@ class Victim:
             out, _ = self.process.communicate(timeout=PATIENCE_S)
             if self.process.returncode == 0:
                 break
-            self.start("--resume")
+            self.go_on()
         return self.process.returncode, out
 
 

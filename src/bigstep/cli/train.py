@@ -86,6 +86,7 @@ def train(options: Train) -> None:
     from bigstep.cli.sparse import is_sparse_file, train_sparse_file
     from bigstep.engine import launch
     from bigstep.engine.launchers import adopt_launcher, copies_alone
+    from bigstep.engine.scratch import sweep
 
     if is_sparse_file(options.data, options.recipe):
         train_sparse_file(options)
@@ -93,6 +94,7 @@ def train(options: Train) -> None:
     place = adopt_launcher()
     job = job_of(options, launched=place is not None)
     if job.resume and (result := finished_result(job)) is not None:
+        sweep()  # nothing is started here that would do it
         typer.echo(f"The run in {job.folder} is finished and stays as it is.", err=True)
         if options.as_json:
             print_json(result)

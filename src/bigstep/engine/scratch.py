@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["Scratch", "scratch_folder"]
+__all__ = ["Scratch", "scratch_folder", "sweep"]
 
 _NAME = "bigstep-scratch-"
 _OURS = re.compile(_NAME + r"[a-z0-9_]{8}")
@@ -25,7 +25,7 @@ class Scratch:
 
     def __init__(self) -> None:
         """Make it, and remove those whose processes were killed."""
-        _sweep()
+        sweep()
         made = Path(tempfile.mkdtemp(prefix=".bigstep-"))
         self._held = os.open(made, os.O_RDONLY)
         with contextlib.suppress(OSError):  # a file system without locks: then nobody sweeps there either
@@ -48,7 +48,7 @@ def scratch_folder() -> Iterator[Path]:
         yield scratch.path
 
 
-def _sweep() -> None:
+def sweep() -> None:
     """Remove scratch folders of this user that no process holds."""
     for path in Path(tempfile.gettempdir()).glob(f"{_NAME}*"):
         if not _OURS.fullmatch(path.name):
