@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -329,6 +330,11 @@ RESUMED = dataclasses.replace(serial_order(ADAGRAD, replicas=1, shards=1), check
 
 
 def run_to_the_gate(folder: Path, gate: Path) -> None:
+    from bigstep.asynchronous import board, processes
+
+    # this process has torch from the server; those of its run, which are spawned elsewhere, have it from here
+    forking = SimpleNamespace(get_context=lambda method: multiprocessing.get_context("fork"))
+    board.multiprocessing = processes.multiprocessing = forking  # type: ignore[assignment]
     data = Ninety()
     train_downpour(RESUMED, network(), (data, data), Gated(gate, 12), out=folder, device="cpu")
 
