@@ -122,15 +122,20 @@ def between_flushes(rows: list[dict[str, Any]], warm: int) -> tuple[float, list[
     return last - first, [row for row in rows if row["seconds"] > first]
 
 
-def train(folder: Path, out: Path, sizes: Sizes, decoder: str, cores: int, limit_s: float) -> dict[str, Any]:
-    """Run `bigstep train` on some cores, and read from its records how fast it was and how long the GPU waited."""
+def train(
+    folder: Path, out: Path, sizes: Sizes, decoder: str, cores: int, directly: int, limit_s: float
+) -> dict[str, Any]:
+    """Run `bigstep train` on some cores, and read from its records how fast it was and how long the GPU waited.
+
+    `directly`: decoders of nvJPEG that are called without torchvision.
+    """
     settings = [
         *sizes.settings, f"workers.local_batch={sizes.batch}", f"data.loaders={cores}", f"data.decoder={decoder}",
         f"data.image_size={sizes.image_size}", "lr.base=0.1", "checkpoint.every=0",
     ]  # fmt: skip
     profile = out.with_suffix(".profile.json")
     command = [
-        sys.executable, str(HERE / "gpu_train.py"), str(profile),
+        "env", f"BIGSTEP_NVJPEG_DECODERS={directly}", sys.executable, str(HERE / "gpu_train.py"), str(profile),
         "train", "fujitsu", "--preset", "paper", "--data", str(folder),
         "--workers", "1", "--steps", str(sizes.steps), "--out", str(out), "--no-report", "--json",
         *(word for setting in settings for word in ("--set", setting)),
@@ -232,9 +237,9 @@ def main() -> None:
         root = Path(scratch)
         folder, packed = root / "set", root / "packed"
 
-        def end_to_end(where: Path, decoder: str, of: int) -> Any:
-            out = root / f"run-{where.name}-{decoder}-{of}"
-            return lambda limit_s: train(where, out, sizes, decoder, of, limit_s)
+        def end_to_end(where: Path, decoder: str, of: int, directly: int = 2) -> Any:
+            out = root / f"run-{where.name}-{decoder}-{of}-{directly}"
+            return lambda limit_s: train(where, out, sizes, decoder, of, directly, limit_s)
 
         plan: list[tuple[str, float, Any]] = [
             ("files", 0, lambda limit_s: make_files(root, sizes)),
@@ -253,6 +258,8 @@ def main() -> None:
             ("folder, torchvision", 40, end_to_end(folder, "torchvision", cores)),
             *((f"folder, auto, {few} cores", 45, end_to_end(folder, "auto", few)) for few in (8, 4, 2) if few < cores),
             ("folder, both", 40, end_to_end(folder, "both", cores)),
+            ("folder, nvjpeg by torchvision", 40, end_to_end(folder, "nvjpeg", cores, directly=0)),
+            ("folder, nvjpeg by 3 decoders", 40, end_to_end(folder, "nvjpeg", cores, directly=3)),
         ]
         for name, needs_s, work in plan:
             if args.only is None or name in args.only or name == "files":

@@ -175,10 +175,11 @@ class Decoder:
         into["channel"][:, :3] = np.stack([starts, starts + planes, starts + 2 * planes], 1)
         into["pitch"][:, :3] = pitches[:, None]
         self._submit(pointers, lengths, into)
-        # not in the reader's stream, where the batch before may still be to be cut; and `contents` may be on its way
-        _wait(_mark(self._stream))
+        done = _mark(self._stream)
         places = zip(sizes.tolist(), planes.tolist(), pitches.tolist(), begins.tolist(), strict=True)
-        return [pixels.as_strided((3, h, w), (plane, pitch, 1), at) for (w, h), plane, pitch, at in places]
+        images = [pixels.as_strided((3, h, w), (plane, pitch, 1), at) for (w, h), plane, pitch, at in places]
+        _wait(done)  # not in the reader's stream, in which the batch before may still have to be cut
+        return images
 
     def _check(self, pointers: NDArray[np.int64], lengths: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
         """Refuse what the chip's decoders do not know, and what the library takes for larger than there is room."""
