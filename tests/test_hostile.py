@@ -7,8 +7,6 @@ import io
 import json
 import os
 import resource
-import subprocess
-import sys
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -22,7 +20,7 @@ from bigstep.data.download import unpack
 from bigstep.engine.checkpoint import load_checkpoint, save_checkpoint
 from bigstep.errors import ConfigError, DataError
 from bigstep.records import locked, write_atomically
-from programs import environment
+from warm import run_script
 from worlds import World
 
 MUTATIONS = Path(__file__).parent.parent / "benchmarks" / "faults" / "mutations.py"
@@ -30,9 +28,7 @@ MUTATIONS = Path(__file__).parent.parent / "benchmarks" / "faults" / "mutations.
 
 @pytest.mark.timeout(400)
 def test_sixty_mutated_files_are_read_or_refused(tmp_path: Path) -> None:
-    command = [sys.executable, str(MUTATIONS), "--cases", "63", "--seed", "1", "--out", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=380, env=environment())
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_script(MUTATIONS, "--cases", "63", "--seed", "1", "--out", str(tmp_path))  # it fails where a case does
     cases = json.loads((tmp_path / "mutations.json").read_text())["cases"]
     assert len(cases) == 63
     assert {0, 2} <= {case["status"] for case in cases} <= {0, 1, 2}, "the mutations do not reach both ends"

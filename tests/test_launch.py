@@ -25,8 +25,8 @@ from warm import Program
 from worlds import World
 
 SETTINGS = [
-    "model=mlp", "workers.count=6", "workers.local_batch=16", "epochs=0.8", "exchange.bucket_mb=0.1",
-    "checkpoint.every=0.03", "precision=float64", "evaluate_every=0.4", "lr.base=0.02", "lr.scaling=none",
+    "model=mlp", "workers.count=6", "workers.local_batch=16", "epochs=0.5", "exchange.bucket_mb=0.1",
+    "checkpoint.every=0.03", "precision=float64", "evaluate_every=0.25", "lr.base=0.02", "lr.scaling=none",
 ]  # fmt: skip
 
 
@@ -74,7 +74,7 @@ def kill_when(folder: Path, rows: int, procs: int) -> None:
 @pytest.mark.timeout(240)
 def test_killed_and_resumed_equals_uninterrupted(world: Callable[[int], World], tmp_path: Path) -> None:
     whole = world(2).run(train_here, tmp_path / "whole")[0]
-    kill_when(tmp_path / "killed", 25, 2)
+    kill_when(tmp_path / "killed", 12, 2)
     resumed = train(tmp_path / "killed", 2, "--resume")
     assert resumed["weights_sha256"] == whole["weights_sha256"]
     assert resumed["steps"] == whole["steps"]
