@@ -92,7 +92,8 @@ class ExactEager(Eager):
         else:
             add_gradients(self._piles, trained)
             levels = self._piles.levels()
-        self._bound = exponent_above(int(levels[::2].max()), self._parts)
+        if levels.device.type == "cpu":  # a GPU would be waited for
+            self._bound = exponent_above(int(levels[::2].max()), self._parts)
         gradients = [torch.empty_like(each) if each.grad is None else each.grad for each in trained]
         self._piles.take(gradients)
         for parameter, gradient in zip(trained, gradients, strict=True):
