@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from bigstep.data.decoders.nvjpeg_decoders import (
     try_out,
     why_not_library,
 )
-from bigstep.data.decoders.nvjpeg_library import Decoder, Library, RefusedError, find_library
+from bigstep.data.decoders.nvjpeg_library import Decoder, Library, RefusedError
 from test_data_folder import photograph
 
 CPU = torch.device("cpu")
@@ -59,11 +60,18 @@ int nvjpegJpegStateCreate(void *handle, State **state) {
   tally[STATES]++; *state = calloc(1, sizeof(State)); return 0;
 }
 int nvjpegJpegStateDestroy(State *state) { tally[FREED]++; free(state); return 0; }
-int nvjpegGetImageInfo(void *h, const unsigned char *f, size_t n, int *channels, int *sampling, int *w, int *tall) {
-  if (n < 8 || f[7] == 'U') return 2;
-  *channels = f[4]; *sampling = f[5];
-  for (int c = 0; c < 4; c++) { w[c] = c < 3 ? width(f) : 0; tall[c] = c < 3 ? height(f) : 0; }
-  return 0;
+int nvjpegJpegStreamCreate(void *h, const unsigned char ***header) {
+  *header = calloc(1, sizeof(void *)); return 0;
+}
+int nvjpegJpegStreamDestroy(const unsigned char **header) { free(header); return 0; }
+int nvjpegJpegStreamParseHeader(void *h, const unsigned char *f, size_t n, const unsigned char **header) {
+  *header = f; return n < 8 || f[7] == 'U' ? 3 : 0;
+}
+int nvjpegDecodeBatchedSupported(void *h, const unsigned char **header, int *not) {
+  *not = (*header)[4] != 3 || (*header)[5] > 3; return 0;
+}
+int nvjpegJpegStreamGetFrameDimensions(const unsigned char **header, unsigned *w, unsigned *tall) {
+  *w = width(*header); *tall = height(*header); return 0;
 }
 int nvjpegDecodeBatchedPreAllocate(void *h, State *s, int batch, int w, int tall, int sampling, int format) {
   if (sampling || format != 3 || w < 1 || tall < 1) return 96;
@@ -236,7 +244,7 @@ def test_a_buffer_waits_for_its_own_reader(stub: Stub, monkeypatch: pytest.Monke
     ("bad", "words"),
     [
         (file(9, 9, 0, behaves="F"), "nvjpegDecodeBatched returned status 8"),
-        (file(9, 9, 0, behaves="U"), "nvjpegGetImageInfo returned status 2"),
+        (file(9, 9, 0, behaves="U"), "nvjpegJpegStreamParseHeader returned status 3"),
         (file(9, 10, 0), "another size"),
         (file(1000, 9, 0), "another size"),
         (file(9, 9, 0, sampling=4), "not for the chip's decoders"),
@@ -284,15 +292,24 @@ def test_decoders_share_a_batch_at_once_and_keep_its_order(stub: Stub, count: in
 
 
 def test_the_library_is_found_where_it_is_loaded_or_the_reason_told(
-    built: str, monkeypatch: pytest.MonkeyPatch
+    built: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ctypes.CDLL(built)
-    assert built in list(nvjpeg_library._paths())
-    monkeypatch.setattr(nvjpeg_library, "_paths", lambda: iter(["missing.so", built]))
-    assert find_library().path == built
-    monkeypatch.setattr(nvjpeg_library, "_paths", lambda: iter(["missing.so", "libc.so.6"]))  # a library of other names
+    assert next(nvjpeg_decoders._paths()) == built
+    beside = [tmp_path / "nvidia" / name for name in ("nvjpeg/lib/libnvjpeg.so.12", "cu13/lib/libnvjpeg.so.13")]
+    for path in beside:
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"")
+    monkeypatch.setattr(torch, "__file__", str(tmp_path / "torch" / "__init__.py"))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    paths = list(nvjpeg_decoders._paths())
+    assert str(beside[1]) in paths  # of the CUDA that torch has
+    assert str(beside[0]) not in paths
+    monkeypatch.setattr(nvjpeg_decoders, "_paths", lambda: iter(["missing.so", built]))
+    assert nvjpeg_decoders.find_library().path == built
+    monkeypatch.setattr(nvjpeg_decoders, "_paths", lambda: iter(["missing.so", "libc.so.6"]))
     with pytest.raises(RefusedError, match="no libnvjpeg"):
-        find_library()
+        nvjpeg_decoders.find_library()
 
 
 def test_a_library_that_shows_other_pixels_is_not_trusted(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:

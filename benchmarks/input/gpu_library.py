@@ -32,8 +32,8 @@ from run import photograph
 from torch import Tensor
 
 from bigstep.data.decoders import nvjpeg
-from bigstep.data.decoders.nvjpeg_decoders import Decoders, pinned_room
-from bigstep.data.decoders.nvjpeg_library import RefusedError, find_library
+from bigstep.data.decoders.nvjpeg_decoders import Decoders, find_library, pinned_room
+from bigstep.data.decoders.nvjpeg_library import RefusedError
 from bigstep.data.sources.folder import open_folder
 
 Decode = Callable[[], Sequence[Tensor]]

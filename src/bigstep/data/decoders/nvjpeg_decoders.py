@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes.util
 import functools
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,9 +16,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from bigstep.data.decoders.nvjpeg_library import Decoder, Library, RefusedError, Sizes, find_library
+from bigstep.data.decoders.nvjpeg_library import Decoder, Library, RefusedError, Sizes
 
-__all__ = ["Decoders", "open_decoders", "pinned_room", "why_not_library"]
+__all__ = ["Decoders", "find_library", "open_decoders", "pinned_room", "why_not_library"]
 
 _FEW = 16  # images that one decoder decodes alone
 _ALIKE = 2.0  # mean difference from Pillow's pixels, in grey levels, up to which a decoder is trusted
@@ -85,6 +88,28 @@ def why_not_library(device: torch.device) -> str | None:
     except RefusedError as error:
         return str(error)
     return None
+
+
+def find_library() -> Library:
+    """Return the library that torchvision has loaded, or one that comes with torch, or the system's."""
+    for path in _paths():
+        with contextlib.suppress(OSError, AttributeError):  # it cannot be loaded, or is too old
+            return Library(path)
+    raise RefusedError("there is no libnvjpeg beside torch or torchvision, or on the system")
+
+
+def _paths() -> Iterator[str]:
+    with contextlib.suppress(Exception):  # torchvision is not there, or goes with another torch
+        import torchvision.io  # noqa: F401 - loads it
+    with contextlib.suppress(OSError):  # no Linux
+        lines = Path("/proc/self/maps").read_text().splitlines()
+        names = {line.split(maxsplit=5)[-1] for line in lines if "/" in line}
+        yield from sorted(name for name in names if Path(name).name.startswith("libnvjpeg."))
+    version = str(torch.version.cuda).partition(".")[0]
+    packages = Path(torch.__file__).parents[1]
+    yield from map(str, sorted(packages.glob(f"nvidia/*/lib/libnvjpeg.so.{version}")))
+    if found := ctypes.util.find_library("nvjpeg"):
+        yield found
 
 
 def pinned_room(size: int) -> memoryview:

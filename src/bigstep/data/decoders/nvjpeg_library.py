@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import ctypes.util
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,12 +19,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["Decoder", "Library", "RefusedError", "Sizes", "find_library"]
+__all__ = ["Decoder", "Library", "RefusedError", "Sizes"]
 
 _HARDWARE = 3  # of nvjpegBackend_t
 _RGB = 3  # of nvjpegOutputFormat_t: a plane for each colour
 _FULL_COLOUR = 0  # of nvjpegChromaSubsampling_t: 4:4:4
-_SAMPLINGS = (0, 1, 2, 3)  # of the same: 4:4:4, 4:2:2, 4:2:0 and 4:4:0, which the chip's decoders know
 _SMOOTH = 32  # NVJPEG_FLAGS_UPSAMPLING_WITH_INTERPOLATION, from 12.1 on: colour is blown up as libjpeg does it
 _ALIGNED = 16  # bytes: rows of a plane begin at multiples
 _BUFFERS = 3
@@ -35,13 +32,19 @@ Sizes = Sequence[tuple[int, int]] | NDArray[np.int64]
 _DESTINATION = np.dtype([("channel", np.int64, 4), ("pitch", np.int64, 4)])
 """nvjpegImage_t; addresses and sizes of memory are below 2 ** 63."""
 
+_QUICK = ("nvjpegJpegStreamParseHeader", "nvjpegJpegStreamGetFrameDimensions", "nvjpegDecodeBatchedSupported")
+"""A microsecond for each image is too short to give Python's lock away: it may take long to come back."""
 _P, _I = ctypes.c_void_p, ctypes.c_int
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "nvjpegCreateEx": (_I, _P, _P, ctypes.c_uint, _P),
     "nvjpegDestroy": (_P,),
     "nvjpegJpegStateCreate": (_P, _P),
     "nvjpegJpegStateDestroy": (_P,),
-    "nvjpegGetImageInfo": (_P, _P, ctypes.c_size_t, _P, _P, _P, _P),
+    "nvjpegJpegStreamCreate": (_P, _P),
+    "nvjpegJpegStreamDestroy": (_P,),
+    "nvjpegJpegStreamParseHeader": (_P, _P, ctypes.c_size_t, _P),
+    "nvjpegJpegStreamGetFrameDimensions": (_P, _P, _P),
+    "nvjpegDecodeBatchedSupported": (_P, _P, _P),
     "nvjpegDecodeBatchedPreAllocate": (_P, _P, _I, _I, _I, _I, _I),
     "nvjpegDecodeBatchedInitialize": (_P, _P, _I, _I, _I),
     "nvjpegDecodeBatched": (_P, _P, _P, _P, _P, _P),
@@ -63,8 +66,7 @@ class Library:
         self.path = path
         library, quick = ctypes.CDLL(path), ctypes.PyDLL(path)
         for name, kinds in _SIGNATURES.items():
-            # a microsecond for each image is too short to give Python's lock away: it may take long to come back
-            function = getattr(quick if name == "nvjpegGetImageInfo" else library, name)
+            function = getattr(quick if name in _QUICK else library, name)
             function.argtypes, function.restype = kinds, _I
             setattr(self, name, function)
 
@@ -72,27 +74,6 @@ class Library:
         """Call a function by its name."""
         if status := getattr(self, name)(*arguments):
             raise RefusedError(f"{name} returned status {status}")
-
-
-def find_library() -> Library:
-    """Return the library that torchvision has loaded, or one that comes with torch, or the system's."""
-    for path in _paths():
-        with contextlib.suppress(OSError, AttributeError):  # it cannot be loaded, or is too old
-            return Library(path)
-    raise RefusedError("there is no libnvjpeg beside torch or torchvision, or on the system")
-
-
-def _paths() -> Iterator[str]:
-    with contextlib.suppress(Exception):  # torchvision is not there, or goes with another torch
-        import torchvision.io  # noqa: F401 - loads it
-    with contextlib.suppress(OSError):  # no Linux
-        lines = Path("/proc/self/maps").read_text().splitlines()
-        names = {line.split(maxsplit=5)[-1] for line in lines if "/" in line}
-        yield from sorted(name for name in names if Path(name).name.startswith("libnvjpeg."))
-    packages = Path(torch.__file__).parents[1]
-    yield from map(str, sorted(packages.glob("nvidia/*/lib/libnvjpeg.so.*"), reverse=True))
-    if found := ctypes.util.find_library("nvjpeg"):
-        yield found
 
 
 @dataclass
@@ -133,11 +114,12 @@ class Decoder:
         self._buffers = [_Buffer(torch.empty(0, dtype=torch.uint8, device=device)) for _ in range(_BUFFERS)]
         self._calls = 0
         self._ready_for = 0  # images
-        self._handle, self._state = _P(), _P()
+        self._handle, self._state, self._header = _P(), _P(), _P()
         with self._current():
             flags = _SMOOTH if smooth else 0
             library.call("nvjpegCreateEx", _HARDWARE, None, None, flags, ctypes.byref(self._handle))
             library.call("nvjpegJpegStateCreate", self._handle, ctypes.byref(self._state))
+            library.call("nvjpegJpegStreamCreate", self._handle, ctypes.byref(self._header))
 
     def _current(self) -> contextlib.AbstractContextManager[Any]:
         """Make the device that of this thread: handles and states are bound to it."""
@@ -183,16 +165,17 @@ class Decoder:
 
     def _check(self, pointers: NDArray[np.int64], lengths: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
         """Refuse what the chip's decoders do not know, and what the library takes for larger than there is room."""
-        heads = np.zeros((len(pointers), 10), dtype=np.int32)  # channels, sampling of colour, four widths, four heights
-        look: Any = self._library.nvjpegGetImageInfo  # type: ignore[attr-defined]
-        at, handle = heads.ctypes.data, self._handle
+        heads = np.zeros((len(pointers), 3), dtype=np.int32)  # 0 if it is for the chip, width and height
+        at, call, handle, header = heads.ctypes.data, self._library.call, self._handle, self._header
         for pointer, length in zip(pointers.tolist(), lengths.tolist(), strict=True):
-            if status := look(handle, pointer, length, at, at + 4, at + 8, at + 24):
-                raise RefusedError(f"nvjpegGetImageInfo returned status {status}")
+            call("nvjpegJpegStreamParseHeader", handle, pointer, length, header)
+            call("nvjpegDecodeBatchedSupported", handle, header, at)
+            call("nvjpegJpegStreamGetFrameDimensions", header, at + 4, at + 8)
             at += heads.strides[0]
-        known = (heads[:, 0] == 3) & np.isin(heads[:, 1], _SAMPLINGS)
-        if not (known & (heads[:, [2, 6]] == sizes).all(1)).all():
-            raise RefusedError("a file is of another size than was told, or not for the chip's decoders")
+        if heads[:, 0].any():
+            raise RefusedError("a file is not for the chip's decoders")
+        if (heads[:, 1:] != sizes).any():
+            raise RefusedError("a file is of another size than was told")
 
     def _next_buffer(self, size: int, reader: torch.cuda.Stream | None) -> Tensor:
         """Return a buffer that nobody reads any more."""
@@ -231,6 +214,7 @@ class Decoder:
         with self._current():
             for stream in (self._stream, *(buffer.reader for buffer in self._buffers)):
                 _wait(_mark(stream))
+            self._library.call("nvjpegJpegStreamDestroy", self._header)
             self._library.call("nvjpegJpegStateDestroy", self._state)
             self._library.call("nvjpegDestroy", self._handle)
         self._buffers = []
