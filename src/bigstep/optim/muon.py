@@ -156,12 +156,12 @@ class Muon(MultiTensorOptimizer):
                 torch._foreach_div(torch._foreach_norm(params), [m.shape[0] ** 0.5 for m in matrices])
             )
             torch._foreach_mul_(params, torch.where((lengths > 0) & (taken > 0), 1 / lengths, 1.0).unbind())
-        _move(params, steps, group["lr"] * taken, group["weight_decay"])
+        _move(params, steps, self._rate(group["lr"], params[0]), group["weight_decay"])
 
     def _update_rest(self, group: Mapping[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
         lr, decay, taken = group["rest_lr"] * group["lr"], group["weight_decay"], self._taken()
         if group["rest"] == "sgd":
-            _move(params, self._momentum(group, params, grads), lr * taken, decay)
+            _move(params, self._momentum(group, params, grads), self._rate(lr, params[0]), decay)
             return
         averages, squares, steps = (list(each) for each in zip(*map(self._moments, params), strict=True))
         torch._foreach_add_(steps, [taken] * len(steps) if isinstance(taken, Tensor) else taken)
@@ -184,43 +184,35 @@ class Muon(MultiTensorOptimizer):
         )
 
     def _momentum(self, group: Mapping[str, Any], params: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
-        """Update v and return n, which may be v itself; of a step that is skipped v stays, and n is 0."""
-        velocities = [velocity for param in params for velocity in self._zeros(param, "momentum_buffer")]
-        scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
-        if scale is not None or found_inf is not None:
-            return self._scaled_momentum(group, laid_out_like(velocities, grads), velocities, scale, found_inf)
-        torch._foreach_mul_(velocities, group["momentum"])
-        torch._foreach_add_(velocities, grads)
-        if group["nesterov"]:
-            return list(torch._foreach_add(grads, velocities, alpha=group["momentum"]))
-        return velocities
+        """Update v and return n; of a step that is skipped v stays, and n is 0.
 
-    def _scaled_momentum(
-        self,
-        group: Mapping[str, Any],
-        grads: list[Tensor],
-        velocities: list[Tensor],
-        scale: Tensor | None,
-        found_inf: Tensor | None,
-    ) -> list[Tensor]:
-        """The same from gradients that are scaled or not finite: torch's fused SGD, with zeros for weights."""
+        Torch's fused SGD does it, with zeros for weights, whether gradients are scaled or not: so a scale that is a
+        power of two changes no bit.
+        """
+        velocities = [velocity for param in params for velocity in self._zeros(param, "momentum_buffer")]
         directions = [torch.empty_like(velocity) for velocity in velocities]
         torch._foreach_zero_(directions)
         torch._fused_sgd_(
             directions,
-            grads,
-            velocities,
+            laid_out_like(velocities, grads),
+            velocities if group["momentum"] else [],
             weight_decay=0.0,
             momentum=group["momentum"],
             lr=-1.0,  # 0 + n
             dampening=0.0,
-            nesterov=group["nesterov"],
+            nesterov=group["nesterov"] and group["momentum"] > 0,
             maximize=False,
             is_first_step=False,
-            grad_scale=scale,
-            found_inf=found_inf,
+            grad_scale=getattr(self, "grad_scale", None),
+            found_inf=getattr(self, "found_inf", None),
         )
         return directions
+
+    def _rate(self, rate: float | Tensor, like: Tensor) -> Tensor:
+        """What a step is multiplied by, 0 for one that is skipped; always a tensor, so that all round alike."""
+        dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+        given = rate.to(dtype) if isinstance(rate, Tensor) else torch.full((), rate, dtype=dtype, device=like.device)
+        return given * self._taken()
 
     def _taken(self) -> Tensor | float:
         """1, or 0 for a step that is skipped, which the device alone knows."""
@@ -262,7 +254,7 @@ def _like(matrix: Tensor, param: Tensor) -> Tensor:
     return matrix.reshape(len(param), *(param.shape[dimension] for dimension in order)).permute(back)
 
 
-def _move(params: list[Tensor], directions: list[Tensor], lr: float | Tensor, weight_decay: float) -> None:
+def _move(params: list[Tensor], directions: list[Tensor], lr: Tensor, weight_decay: float) -> None:
     """W <- (1 - lr * weight_decay) * w - lr * direction."""
     if weight_decay:
         torch._foreach_mul_(params, 1 - lr * weight_decay)
