@@ -99,6 +99,19 @@ def test_a_batch_is_cut_before_its_memory_is_used_again(tmp_path: Path, decoding
 
 
 @pytest.mark.usefixtures("_with_stand_ins")
+def test_a_batch_of_very_large_images_takes_less_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torchvision frees what was read; three buffers of such images would stay."""
+    source, _ = open_folder(make_folder(tmp_path))
+    contents = [torch.frombuffer(bytearray(source.content(index)), dtype=torch.uint8) for index in range(2)]
+    sizes = np.array([source.size(index) for index in range(2)])
+    decoder, bytes_ = on_device.OnDevice(CPU), 3 * int(sizes.prod(1).sum())
+    for largest, calls in ((bytes_ - 1, 0), (bytes_, 1)):
+        monkeypatch.setattr(on_device, "_LARGE", largest)
+        assert len(decoder(contents, sizes, lambda number: torch.zeros(0))) == 2
+        assert StandIns.made[0].calls == calls
+
+
+@pytest.mark.usefixtures("_with_stand_ins")
 def test_an_error_comes_behind_the_batches_before_it(tmp_path: Path) -> None:
     source, _ = open_folder(make_folder(tmp_path))
     source.path(4).write_bytes(b"")

@@ -43,6 +43,16 @@ PACKED_FOR_EVALUATION = 8  # one of so many files: a packer decodes all of them,
 TURNS = (None, Image.Transpose.FLIP_LEFT_RIGHT, Image.Transpose.FLIP_TOP_BOTTOM, Image.Transpose.ROTATE_180)
 
 
+OTHERWISE = {
+    "by torchvision": "BIGSTEP_NVJPEG_DECODERS=0",
+    "by 1 decoder": "BIGSTEP_NVJPEG_DECODERS=1",
+    "by 3 decoders": "BIGSTEP_NVJPEG_DECODERS=3",
+    "pinned": "PINNED_FILES=1",
+    "lock handed on sooner": "SWITCH_S=0.0005",
+}
+"""Ways in which `nvjpeg` may be run, beside two decoders."""
+
+
 @dataclass
 class Sizes:
     """How large everything is."""
@@ -123,11 +133,11 @@ def between_flushes(rows: list[dict[str, Any]], warm: int) -> tuple[float, list[
 
 
 def train(
-    folder: Path, out: Path, sizes: Sizes, decoder: str, cores: int, directly: int, limit_s: float
+    folder: Path, out: Path, sizes: Sizes, decoder: str, cores: int, settled: str, limit_s: float
 ) -> dict[str, Any]:
     """Run `bigstep train` on some cores, and read from its records how fast it was and how long the GPU waited.
 
-    `directly`: decoders of nvJPEG that are called without torchvision.
+    `settled` is a variable of its environment, as in `OTHERWISE`.
     """
     settings = [
         *sizes.settings, f"workers.local_batch={sizes.batch}", f"data.loaders={cores}", f"data.decoder={decoder}",
@@ -135,7 +145,7 @@ def train(
     ]  # fmt: skip
     profile = out.with_suffix(".profile.json")
     command = [
-        "env", f"BIGSTEP_NVJPEG_DECODERS={directly}", sys.executable, str(HERE / "gpu_train.py"), str(profile),
+        "env", settled, sys.executable, str(HERE / "gpu_train.py"), str(profile),
         "train", "fujitsu", "--preset", "paper", "--data", str(folder),
         "--workers", "1", "--steps", str(sizes.steps), "--out", str(out), "--no-report", "--json",
         *(word for setting in settings for word in ("--set", setting)),
@@ -237,9 +247,9 @@ def main() -> None:
         root = Path(scratch)
         folder, packed = root / "set", root / "packed"
 
-        def end_to_end(where: Path, decoder: str, of: int, directly: int = 2) -> Any:
-            out = root / f"run-{where.name}-{decoder}-{of}-{directly}"
-            return lambda limit_s: train(where, out, sizes, decoder, of, directly, limit_s)
+        def end_to_end(where: Path, decoder: str, of: int, settled: str = "BIGSTEP_NVJPEG_DECODERS=2") -> Any:
+            out = root / f"run-{where.name}-{decoder}-{of}-{settled}"
+            return lambda limit_s: train(where, out, sizes, decoder, of, settled, limit_s)
 
         plan: list[tuple[str, float, Any]] = [
             ("files", 0, lambda limit_s: make_files(root, sizes)),
@@ -258,8 +268,10 @@ def main() -> None:
             ("folder, torchvision", 40, end_to_end(folder, "torchvision", cores)),
             *((f"folder, auto, {few} cores", 45, end_to_end(folder, "auto", few)) for few in (8, 4, 2) if few < cores),
             ("folder, both", 40, end_to_end(folder, "both", cores)),
-            ("folder, nvjpeg by torchvision", 40, end_to_end(folder, "nvjpeg", cores, directly=0)),
-            ("folder, nvjpeg by 3 decoders", 40, end_to_end(folder, "nvjpeg", cores, directly=3)),
+            *(
+                (f"folder, nvjpeg, {how}", 40, end_to_end(folder, "nvjpeg", cores, told))
+                for how, told in OTHERWISE.items()
+            ),
         ]
         for name, needs_s, work in plan:
             if args.only is None or name in args.only or name == "files":

@@ -1,6 +1,8 @@
 """`bigstep WORDS`, after which the file that is named first says what the threads did that let a GPU decode.
 
 python benchmarks/input/gpu_train.py PROFILE.json train fujitsu --data FOLDER ...
+
+PINNED_FILES=1 reads files into pinned memory, and SWITCH_S sets how soon Python's lock is handed on.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import atexit
 import io
 import json
+import os
 import resource
 import sys
 import time
@@ -21,7 +24,9 @@ from PIL import Image
 from torch import Tensor
 
 from bigstep.__main__ import program
+from bigstep.data import device_decoding
 from bigstep.data.decoders import nvjpeg
+from bigstep.data.decoders.nvjpeg_decoders import pinned_room
 from bigstep.data.device_decoding import DeviceDecoding
 
 
@@ -55,6 +60,10 @@ def main() -> None:
     began = time.perf_counter()
     atexit.register(tell)
     DeviceDecoding.__init__ = remember  # type: ignore[method-assign]
+    if os.environ.get("PINNED_FILES"):
+        device_decoding._new_room = pinned_room
+    if seconds := os.environ.get("SWITCH_S"):  # after which a thread hands on Python's lock; 0.005 if nothing is said
+        sys.setswitchinterval(float(seconds))
     if not torch.cuda.is_available():  # a rehearsal
         nvjpeg.why_not_nvjpeg = lambda device: None
         nvjpeg.decode_on_device = by_pillow

@@ -106,7 +106,7 @@ class DeviceDecoding(Loaders):
         try:
             room = self._rooms.pop()
         except IndexError:
-            room = np.empty(_ROOM * self.chunk, dtype=np.uint8).data
+            room = _new_room(_ROOM * self.chunk)
         how = Mixed(self.share, self._view.decoding.loaders_use, pinned=self._device.type == "cuda")
         return self._jobs.read(job, how, room)  # type: ignore[attr-defined, no-any-return]
 
@@ -241,6 +241,10 @@ class DeviceDecoding(Loaders):
 
 def _on(stream: torch.cuda.Stream | None) -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext() if stream is None else torch.cuda.stream(stream)
+
+
+def _new_room(size: int) -> memoryview:
+    return np.empty(size, dtype=np.uint8).data
 
 
 def _on_one_core() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +17,8 @@ __all__ = ["OnDevice", "said_of"]
 _VARIABLE = "BIGSTEP_NVJPEG_DECODERS"
 _USUAL = 2
 _MOST = 8
+_LARGE = 1 << 30
+"""Bytes of decoded images above which torchvision decodes a batch: our buffers would keep three times as much."""
 
 
 class OnDevice:
@@ -42,7 +45,8 @@ class OnDevice:
             sizes: Width and height of each image.
             again: Decodes the file of this number on the CPU, or raises a `DataError` that names it.
         """
-        if self._decoders is None or not contents:
+        large = 3 * np.prod(np.asarray(sizes).reshape(-1, 2), 1).sum() > _LARGE
+        if self._decoders is None or large or not contents:
             return lambda: nvjpeg.decode_on_device(contents, self._device, again) if contents else []
         finish = self._decoders.begin(contents, sizes)
 
