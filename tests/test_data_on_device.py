@@ -61,6 +61,11 @@ class StandIns:
         self.closed = True
 
 
+@pytest.fixture(autouse=True)
+def _called_directly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BIGSTEP_NVJPEG_DECODERS", "2")
+
+
 @pytest.fixture
 def _with_stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     StandIns.made = []
@@ -140,14 +145,17 @@ def test_a_note_says_who_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
     decoding = Decoding("nvjpeg", why="Images are decoded by the GPU.")
     monkeypatch.delenv("BIGSTEP_NVJPEG_DECODERS", raising=False)
     assert _with_way(Decoding("pillow", why="By Pillow."), CPU).why == "By Pillow."
-    said = "Images are decoded by the GPU. nvJPEG is called through torchvision: there is no GPU."
-    assert _with_way(decoding, CPU).why == said
+    said = "Images are decoded by the GPU. nvJPEG is called through torchvision: "
+    assert _with_way(decoding, CPU).why == f"{said}BIGSTEP_NVJPEG_DECODERS asks for no decoder."
+    monkeypatch.setenv("BIGSTEP_NVJPEG_DECODERS", "2")
+    assert _with_way(decoding, CPU).why == f"{said}there is no GPU."
     monkeypatch.setattr(nvjpeg_decoders, "why_not_library", lambda device: None)
     for told, words in (
-        ("", "directly, by 2 decoders."),
+        ("", "through torchvision: BIGSTEP_NVJPEG_DECODERS asks for no decoder."),
+        ("2", "directly, by 2 decoders."),
         ("1", "directly, by 1 decoder."),
-        ("0", "through torchvision: BIGSTEP_NVJPEG_DECODERS is 0."),
-        ("many", "directly, by 2 decoders."),
+        ("0", "through torchvision: BIGSTEP_NVJPEG_DECODERS asks for no decoder."),
+        ("many", "through torchvision: BIGSTEP_NVJPEG_DECODERS asks for no decoder."),
     ):
         monkeypatch.setenv("BIGSTEP_NVJPEG_DECODERS", told)
         assert on_device.said_of(CPU) == f"nvJPEG is called {words}"

@@ -15,7 +15,8 @@ from bigstep.data.decoders.nvjpeg_library import RefusedError, Sizes
 __all__ = ["OnDevice", "said_of"]
 
 _VARIABLE = "BIGSTEP_NVJPEG_DECODERS"
-_USUAL = 2
+_USUAL = 0
+"""Called directly only where it is asked for, as long as no GPU has shown what that gains."""
 _MOST = 8
 _LARGE = 1 << 30
 """Bytes of decoded images above which torchvision decodes a batch: our buffers would keep three times as much."""
@@ -76,7 +77,7 @@ def said_of(device: torch.device) -> str:
 
 
 def _why_torchvision(device: torch.device) -> str | None:
-    return nvjpeg_decoders.why_not_library(device) if _count() else f"{_VARIABLE} is 0"
+    return nvjpeg_decoders.why_not_library(device) if _count() else f"{_VARIABLE} asks for no decoder"
 
 
 def _count() -> int:
