@@ -164,12 +164,15 @@ class Loaders:
             # Python 3.12 and later warn of any fork beside threads; a loader touches nothing that the threads hold
             warnings.filterwarnings("ignore", ".*fork.*", DeprecationWarning)
             # What is garbage here must not be collected there: it may be streams and events of a GPU, which are none
-            # in a process that was forked, and end it.
-            gc.freeze()
+            # in a process that was forked, and end it. So a loader begins with its collector off, and sets all of it
+            # aside. Here nothing is: gc.unfreeze would give back what a program has set aside, torch and all.
+            collects = gc.isenabled()
+            gc.disable()
             try:
                 return iter(self._loader)
             finally:
-                gc.unfreeze()
+                if collects:
+                    gc.enable()
 
     def _gathered(self, chunks: Iterator[Any], turn: int) -> Generator[Loaded]:
         while True:
@@ -251,5 +254,7 @@ def _as_it_is(chunk: _T) -> _T:
 
 
 def _quiet_worker(_: int) -> None:
-    """Leave Ctrl-C to the main process, which ends its loaders."""
+    """Leave Ctrl-C to the main process, which ends its loaders, and what it had by now out of all collections."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.freeze()
+    gc.enable()
