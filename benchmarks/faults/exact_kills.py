@@ -227,9 +227,11 @@ def stop_one(folder: Path, whole: dict[str, Any], chance: random.Random, seconds
     victim = Victim.__new__(Victim)
     victim.folder, victim.chance, victim.log = folder, chance, folder.with_suffix(".log")
     victim.struck, victim.seen = [], set()
-    victim.start("--timeout", "20")
-    victim.await_checkpoint()
-    ranks = victim.hosted()
+    ranks: dict[int, int] = {}
+    while not ranks:  # on a busy machine ranks may be silent for 20 s by themselves
+        victim.start("--timeout", "20", *["--resume"] * (folder / "run.json").exists())
+        victim.await_checkpoint()
+        ranks = victim.hosted()
     rank = chance.choice(sorted(ranks))
     os.kill(ranks[rank], signal.SIGSTOP)
     began = time.monotonic()
