@@ -53,7 +53,8 @@ class Summed:
     def start(self, bucket: Bucket) -> Steps:
         """Agree where the codec asks for it, encode, sum, decode."""
         flat, sizes, agreed = bucket.flat, bucket.sizes, None
-        parts = _join([flat, *bucket.held])  # one call for many small ones
+        # one call for many small ones; but a code that agrees on nothing may be the bucket itself, summed in its place
+        parts = _join([flat, *bucket.held]) if self._agrees else [(part, 1) for part in (flat, *bucket.held)]
         if self._agrees:
             found = [self._codec.measure(part, sizes * count) for part, count in parts]
             agreed = torch.cat([each.view(count, -1) for each, (_, count) in zip(found, parts, strict=True)]).amax(0)
