@@ -13,9 +13,12 @@ import sys
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # some hundred processes start, and each would compile this package again
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-# who starts the tests in the background of a script has Ctrl-C ignored, by every process that a test starts, too
+# who starts the tests in the background of a script has Ctrl-C ignored, by every process that a test starts, too; who
+# starts them with nohup, the end of the terminal
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
