@@ -176,9 +176,12 @@ def test_chunks_on_the_wire_give_the_bits_of_the_whole(tmp_path: Path) -> None:
     )  # fmt: skip
     store.set("layout", cut.to_json())
     clients = [connect_store(where) for _ in range(2)]
-    for index, client in enumerate(clients):
-        folder = tmp_path / str(index)
-        threading.Thread(target=serve_shard, args=(client, where, index, folder), daemon=True).start()
+    serving = [
+        threading.Thread(target=serve_shard, args=(client, where, index, tmp_path / str(index)), daemon=True)
+        for index, client in enumerate(clients)
+    ]
+    for thread in serving:
+        thread.start()
     whole = Shard(dataclasses.replace(cut, shards=1, chunk=1000), 0)
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(1000, generator=generator)
@@ -198,6 +201,8 @@ def test_chunks_on_the_wire_give_the_bits_of_the_whole(tmp_path: Path) -> None:
     for index in range(2):
         stop_shard(store, index)
     until(lambda: store.check(["final/0", "final/1"]))
+    for thread in serving:  # what they told is there before they have heard that it is
+        thread.join(timeout=60)
     for each in (*clients, store):
         each.close()
 
