@@ -56,11 +56,12 @@ class SharedMemory:
         host = world.processes[world.rank][0]
         together = world.ranks_per_node >= world.size and all(where == host for where, _ in world.processes)
         mine = _Offered.make(values) if together and world.size <= MOST_RANKS else None
+        offer: tuple[int, list[int]] | None = None if mine is None else (mine.descriptor, mine.token)
         offers: list[tuple[int, list[int]] | None] = [None] * world.size
-        dist.all_gather_object(offers, mine and tuple(mine), group=world.group)
+        dist.all_gather_object(offers, offer, group=world.group)
         rows = [
-            _open(process, offer, values) if offer is not None and mine is not None else None
-            for (_, process), offer in zip(world.processes, offers, strict=True)
+            _open(process, each, values) if each is not None and mine is not None else None
+            for (_, process), each in zip(world.processes, offers, strict=True)
         ]
         found = [row for row in rows if row is not None]
         opened: list[bool | None] = [None] * world.size
