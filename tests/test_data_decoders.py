@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
-import os
-import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,21 +15,15 @@ from torch import Tensor
 
 from bigstep.data import open_data
 from bigstep.data.augment import resized_crop_boxes
-from bigstep.data.background import in_background, in_threads
 from bigstep.data.decode import snap
-from bigstep.data.decoders import choose as choosing
 from bigstep.data.decoders import nvjpeg, pillow, turbo
 from bigstep.data.decoders.base import Coded, Mixed
-from bigstep.data.decoders.choose import choose
 from bigstep.data.decoders.plain import plain_size, why_not_plain
-from bigstep.data.decoders.share import Share
 from bigstep.data.feed import Feed, Request
-from bigstep.data.reading import read_files
 from bigstep.data.sources.coded import Look
 from bigstep.data.sources.folder import FolderImages, open_folder
 from bigstep.data.view import Decoding
-from bigstep.data.waits import Waits
-from bigstep.errors import ConfigError, DataError
+from bigstep.errors import DataError
 from test_data_folder import make_folder, photograph
 from test_data_pack import packed
 
@@ -229,174 +219,6 @@ def test_an_unfinished_pass_ends_the_thread(tmp_path: Path) -> None:
     feed.close()
     found = list(feed([Request(0, torch.tensor([4, 1]))]))
     assert found[0][1].tolist() == [1, 0]
-
-
-def test_files_are_read_into_memory_that_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, _ = with_odd_files(tmp_path)
-    everything = list(range(len(source)))
-    draw = Look("centre", (8, 8)).draw(everything, 0, 0)
-    for size in (0, 3000, 100_000):  # none fits, some do, all do
-        room = memoryview(bytearray(size))
-        coded, _ = nvjpeg.read(source, everything, draw, Mixed(1.0, "pillow", pinned=False), room)
-        for row, content in zip(coded.rows, coded.files, strict=True):
-            assert content.numpy().tobytes() == source.content(row)
-        shared = [
-            torch.frombuffer(room, dtype=torch.uint8).data_ptr() <= each.data_ptr() for each in coded.files if size
-        ]
-        assert not size or any(shared)
-    monkeypatch.setattr(nvjpeg, "decode_on_device", by_pillow)
-    feed = Feed(source, train=False, image_size=8, loaders=2, decoding=Decoding("nvjpeg"))
-    assert len(list(feed(Request(0, torch.tensor([n % 6])) for n in range(40)))) == 40
-    assert 1 <= len(feed._way._rooms) <= 2 + 2 + 1  # type: ignore[attr-defined]  # being read, ahead, being decoded
-    assert feed.loaders == 2
-
-
-def test_many_files_are_read_until_one_is_not(tmp_path: Path) -> None:
-    sizes = {"first": 5000, "empty": 0, "large": 70_000, "last": 3}
-    for name, size in sizes.items():
-        (tmp_path / name).write_bytes(np.random.default_rng(size).bytes(size))
-    (tmp_path / "folder").mkdir()
-    paths = {name: os.fsencode(tmp_path / name) for name in (*sizes, "folder", "missing")}
-    good = [paths[name] for name in sizes]
-    room = memoryview(bytearray(75_004))
-    assert [bytes(part) for part in read_files(good, room)] == [(tmp_path / name).read_bytes() for name in sizes]
-    for names, room_for, count in (
-        (["first", "missing", "last"], 10_000, 1),
-        (["first", "folder", "last"], 10_000, 1),
-        (["missing"], 10_000, 0),
-        (["first", "large", "last"], 75_000, 1),  # nobody would know whether that was all
-        (["first", "large", "last"], 75_001, 2),
-        (["first"], 0, 0),
-        ([], 10, 0),
-    ):
-        found = read_files([paths[name] for name in names], room[:room_for])
-        assert [len(part) for part in found] == [sizes[name] for name in names[:count]]
-    before = len(os.listdir("/proc/self/fd"))
-    read_files([paths["missing"], *good], room)
-    read_files([*good, paths["folder"]], room)
-    assert len(os.listdir("/proc/self/fd")) == before  # nothing stays open
-
-
-def test_threads_keep_the_order_and_end_with_whoever_takes() -> None:
-    begun: list[int] = []
-
-    def double(number: int) -> int:
-        begun.append(number)
-        time.sleep(0.002 * (number % 3))
-        return 2 * number
-
-    numbers = in_threads(double, itertools.count(), threads=3, ahead=5)
-    assert [next(numbers) for _ in range(10)] == list(range(0, 20, 2))
-    before = threading.active_count()
-    numbers.close()
-    assert threading.active_count() == before - 3
-    assert len(begun) <= 10 + 5
-    with pytest.raises(ZeroDivisionError):
-        list(in_threads(lambda number: 1 // number, [1, 0], threads=1, ahead=2))
-
-
-def test_work_in_the_background_stops_with_whoever_takes_it() -> None:
-    made: list[int] = []
-    ended: list[bool] = []
-
-    def count() -> Any:
-        try:
-            for number in range(1000):
-                made.append(number)
-                yield number
-        finally:
-            ended.append(True)
-
-    numbers = in_background(count(), depth=2)
-    assert [next(numbers), next(numbers)] == [0, 1]
-    numbers.close()
-    assert ended == [True]
-    assert len(made) <= 6  # two taken, two waiting, one or two in hand
-
-
-def test_the_share_follows_whoever_is_late() -> None:
-    """A model of a run: all cores bring 4 chunks in a unit of time, the device 8, and the step wants `pace`."""
-    for pace, low, high in ((3.0, 1.0, 1.0), (7.9, 1.0, 1.0), (10.0, 0.75, 0.85), (20.0, 0.6, 0.75)):
-        share = Share(1.0)
-        for _ in range(3000):
-            cores_s, device_s = (1 - share.value) / 4, share.value / 8
-            share.heed(256, cores_s, device_s, starving=max(cores_s, device_s) > 1 / pace)
-        assert low <= share.value <= high, pace
-    share = Share(0.3, fixed=True)
-    share.heed(256, 0.0, 1.0, starving=True)
-    assert share.value == 0.3
-
-
-def test_a_device_that_is_busy_starves_for_nothing() -> None:
-    """A host that runs ahead waits for batches that its device does not need yet."""
-
-    class Busy:
-        def query(self) -> bool:
-            return False
-
-    waits = Waits(CPU)
-    assert waits.asked() is None
-    assert waits.idle()
-    waits.now = Busy  # type: ignore[method-assign, assignment]
-    waits.asked()
-    assert not waits.idle()
-
-
-def test_what_cannot_be_had_is_refused_and_the_rest_chosen_with_a_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source, _ = open_folder(make_folder(tmp_path))
-    found = choose("auto", source, size=16, loaders=2, device=CPU)
-    assert (found.name, found.why) == (
-        "pillow",
-        "Images are decoded by Pillow in 2 loader processes: on a CPU the model takes the time.",
-    )
-    assert choose("auto", object(), size=16, loaders=2, device=CPU) == Decoding()
-    with pytest.raises(ConfigError, match=r"data\.decoder is nvjpeg, but there is no GPU: use data\.decoder=auto or"):
-        choose("nvjpeg", source, size=16, loaders=2, device=CPU)
-    monkeypatch.setattr(nvjpeg, "why_not_torchvision", lambda: "torchvision is not installed")
-    with pytest.raises(ConfigError, match=r"data\.decoder is torchvision, but torchvision is not installed"):
-        choose("torchvision", source, size=16, loaders=2, device=CPU)
-
-
-@pytest.mark.usefixtures("_decoded_here")
-def test_a_measurement_chooses_and_a_decoder_that_is_wrong_is_not_trusted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source, _ = open_folder(make_folder(tmp_path))
-    monkeypatch.setattr(nvjpeg, "why_not_torchvision", lambda: "torchvision is not installed")
-    monkeypatch.setattr(nvjpeg, "why_not_nvjpeg", lambda device: None)
-    rate, part = choosing._rate_of_device(source, 16, CPU)
-    assert rate > 0
-    assert part == 1.0
-    monkeypatch.setattr(choosing, "_rates_of_loaders", lambda *how: {"pillow": 100.0})
-    for rate, part, loaders, name, words in (
-        (
-            50.0,
-            1.0,
-            2,
-            "both",
-            "by the GPU, 50 images/s alone, and by Pillow in 2 threads as far as it does not keep up;",
-        ),
-        (49.0, 1.0, 2, "pillow", "not by the GPU: it decodes only 49 images/s"),
-        (50.0, 0.8, 2, "pillow", "not by the GPU: only 80 % of these files are for it"),
-        (0.0, 0.0, 2, "pillow", "not by the GPU: the GPU decodes none of these files"),
-        (50.0, 1.0, 0, "nvjpeg", "by the GPU and read by a thread: 50 images/s alone"),
-    ):
-        monkeypatch.setattr(choosing, "_rate_of_device", lambda *how, found=(rate, part): found)
-        chosen = choosing._fastest(source, 16, loaders, CPU)
-        assert (chosen.name, chosen.loaders_use) == (name, "pillow")
-        assert words in chosen.why
-        assert name == "pillow" or chosen.share == 1.0
-    monkeypatch.setattr(choosing, "_rate_of_device", lambda *how: (50.0, 1.0))
-
-    def brighter(*how: Any) -> list[Tensor]:
-        return [image.clamp(max=200) + 50 for image in by_pillow(*how)]
-
-    monkeypatch.setattr(nvjpeg, "decode_on_device", brighter)
-    refused = choosing._fastest(source, 16, 2, CPU)
-    assert refused.name == "pillow"
-    assert "not by the GPU: its pixels are off by" in refused.why
 
 
 @pytest.mark.skipif(nvjpeg.why_not_torchvision() is not None, reason=f"{nvjpeg.why_not_torchvision()}")
