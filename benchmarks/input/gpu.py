@@ -191,13 +191,6 @@ def part(name: str, folder: Path, sizes: Sizes, cores: int, limit_s: float, phot
     return json.loads(out.strip().splitlines()[-1])
 
 
-def beside(folder: Path, sizes: Sizes, limit_s: float) -> Any:
-    """Decode in other ways beside the step; see gpu_beside.py."""
-    options = ["--folder", str(folder), "--batch", str(sizes.batch), "--seconds", "2.5"]
-    out = run_limited([sys.executable, str(HERE / "gpu_beside.py"), *options], limit_s)
-    return json.loads(out.strip().splitlines()[-1])
-
-
 def library(folder: Path, tiny: bool, limit_s: float) -> Any:
     """Call nvJPEG directly beside the step, by number of decoders and by option; see gpu_library.py."""
     options = ["--tiny"] if tiny else ["--folder", str(folder)]
@@ -257,7 +250,6 @@ def main() -> None:
             ("folder, auto", 40, end_to_end(folder, "auto", cores)),
             ("folder, nvjpeg", 40, end_to_end(folder, "nvjpeg", cores)),
             ("feed", 20, lambda limit_s: part("feed", folder, sizes, cores, limit_s)),
-            ("beside", 40, lambda limit_s: beside(folder, sizes, limit_s)),
             ("library", 80, lambda limit_s: library(folder, args.tiny, limit_s)),
             ("pack", 20, lambda limit_s: make_packed(root, sizes, limit_s)),
             ("packed, auto", 35, end_to_end(packed, "auto", cores)),

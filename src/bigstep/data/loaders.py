@@ -242,7 +242,7 @@ def one_ahead(items: Iterable[_T]) -> Iterator[_T]:
             waiting.append(item)
             if len(waiting) > 1:
                 yield waiting.pop(0)
-    except Exception:
+    except Exception:  # whatever it was, it rises, behind the batches that were whole before it
         yield from waiting
         raise
     yield from waiting

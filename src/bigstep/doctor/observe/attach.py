@@ -90,10 +90,8 @@ def _observe_frameworks(recorder: Recorder, name: str) -> None:
 
 def _note_the_end(recorder: Recorder) -> None:
     before = sys.excepthook
-    errors: list[BaseException] = []
 
     def failed(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        errors.append(error)
         if not recorder.enough and not isinstance(error, Examined):
             where = ""
             while trace is not None:
@@ -106,25 +104,8 @@ def _note_the_end(recorder: Recorder) -> None:
             recorder.enough = True
         before(kind, error, error.__traceback__)
 
-    def leave() -> None:
-        if not recorder.enough:
-            recorder.close("finished")
-        elif not errors:
-            _leave_at_once()
-
     sys.excepthook = failed
-    atexit.register(leave)  # before the program's own, so that it runs behind them
-
-
-def _leave_at_once() -> None:
-    """End a process that was stopped and has run all that it wanted to run at its end.
-
-    Taking the interpreter and torch apart takes a second of every rank, and others wait for it.
-    """
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or none
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(0)
+    atexit.register(lambda: None if recorder.enough else recorder.close("finished"))
 
 
 def _die_with_parent() -> None:
