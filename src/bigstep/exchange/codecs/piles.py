@@ -33,8 +33,8 @@ class Piles(Protocol):
     each, without gaps in memory, whose values count in the order in which they lie there.
     """
 
-    def add(self, pieces: Sequence[Tensor], which: Sequence[int] | None = None, *, clear: bool = False) -> None:
-        """Add a part of each parameter; it is not kept, and becomes 0 if it is to be cleared."""
+    def add(self, pieces: Sequence[Tensor], which: Sequence[int] | None = None) -> None:
+        """Add a part of each parameter; it is not kept."""
 
     def hold(self, pieces: Sequence[Tensor], which: Sequence[int] | None = None) -> None:
         """Add a part of each parameter that stays as it is: it may be kept until it is gathered, to save a pass."""

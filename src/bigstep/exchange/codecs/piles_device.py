@@ -35,12 +35,10 @@ class DevicePiles:
         self._sums: list[Tensor] = []
         self._device = torch.device("cpu")
 
-    def add(self, pieces: Sequence[Tensor], which: Sequence[int] | None = None, *, clear: bool = False) -> None:
+    def add(self, pieces: Sequence[Tensor], which: Sequence[int] | None = None) -> None:
         """Add a part of each parameter."""
         places, sizes = self._places(which)
         flat = torch.cat([piece.as_strided((piece.numel(),), (1,)) for piece in pieces])
-        if clear:
-            torch._foreach_zero_(list(pieces))
         self._device = flat.device
         exponents = _find_exponents(flat, sizes).cpu().numpy()  # all that the host waits for
         self._broken[places[exponents == NOT_FINITE]] = True

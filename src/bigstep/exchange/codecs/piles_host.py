@@ -57,11 +57,9 @@ class HostPiles:
         self._holds = np.zeros(len(sizes), np.bool_)  # of which of them it is in no sum yet
         self._last: dict[tuple[int, ...], _Waiting] = {}  # by the parameters that are gathered together
 
-    def add(self, pieces: Sequence[Tensor], which: Sequence[int] | None = None, *, clear: bool = False) -> None:
+    def add(self, pieces: Sequence[Tensor], which: Sequence[int] | None = None) -> None:
         """Add a part of each parameter."""
         self._fold(self._places(which), _as_floats(pieces))
-        if clear:
-            torch._foreach_zero_(list(pieces))
 
     def hold(self, pieces: Sequence[Tensor], which: Sequence[int] | None = None) -> None:
         """Let one part of all parameters wait for another, and add both."""
