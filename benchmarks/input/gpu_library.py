@@ -26,7 +26,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from gpu_beside import refuse, stepping
 from PIL import Image
 from run import photograph
 from torch import Tensor
@@ -131,6 +130,27 @@ def by_torchvision(files: list[bytes], device: torch.device) -> Iterator[Decode]
 @contextmanager
 def by_pillow(files: list[bytes]) -> Iterator[Decode]:
     yield lambda: [as_pillow_does(file) for file in files]
+
+
+def refuse(number: int) -> Tensor:
+    raise AssertionError(f"the GPU refused file {number}")
+
+
+def stepping(device: torch.device, batch: int) -> Callable[[], Any]:
+    """Return a step of ResNet-50 as `bigstep train` takes it: one CUDA graph, fp16."""
+    from bigstep.gpu import GraphedStep, optimize
+    from bigstep.models import build_model
+
+    model = build_model("resnet50", classes=1000, channels=3, image_size=224).to(device).train()
+    optimize(model)
+    x = torch.randn(batch, 3, 224, 224, device=device).to(memory_format=torch.channels_last)
+    y = torch.randint(0, 1000, (batch,), device=device)
+    loss = torch.nn.CrossEntropyLoss(label_smoothing=0.1)
+    step = GraphedStep(model, loss, torch.optim.SGD(model.parameters(), 0.01, 0.9, fused=True))
+    for _ in range(5):
+        step(x, y)
+    torch.cuda.synchronize()
+    return lambda: step(x, y)
 
 
 def train_for(step: Callable[[], Any], seconds: float, device: torch.device) -> float:
