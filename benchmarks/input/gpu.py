@@ -49,6 +49,9 @@ OTHERWISE = {
     "by 3 decoders": "BIGSTEP_NVJPEG_DECODERS=3",
     "pinned": "PINNED_FILES=1",
     "lock handed on sooner": "SWITCH_S=0.0005",
+    "own stream, torchvision": "OWN_STREAM=1 BIGSTEP_NVJPEG_DECODERS=0",
+    "own stream, 2": "OWN_STREAM=1 BIGSTEP_NVJPEG_DECODERS=2",
+    "own stream, 3": "OWN_STREAM=1 BIGSTEP_NVJPEG_DECODERS=3",
 }
 """Ways in which `nvjpeg` may be run, beside two decoders."""
 
@@ -145,7 +148,7 @@ def train(
     ]  # fmt: skip
     profile = out.with_suffix(".profile.json")
     command = [
-        "env", settled, sys.executable, str(HERE / "gpu_train.py"), str(profile),
+        "env", *settled.split(), sys.executable, str(HERE / "gpu_train.py"), str(profile),
         "train", "fujitsu", "--preset", "paper", "--data", str(folder),
         "--workers", "1", "--steps", str(sizes.steps), "--out", str(out), "--no-report", "--json",
         *(word for setting in settings for word in ("--set", setting)),
@@ -259,6 +262,7 @@ def main() -> None:
             ("loop", 40, lambda limit_s: part("loop", folder, sizes, cores, limit_s)),
             ("folder, torchvision", 40, end_to_end(folder, "torchvision", cores)),
             *((f"folder, auto, {few} cores", 45, end_to_end(folder, "auto", few)) for few in (8, 4, 2) if few < cores),
+            ("both, own stream", 40, end_to_end(folder, "both", cores, "OWN_STREAM=1 BIGSTEP_NVJPEG_DECODERS=2")),
             ("folder, both", 40, end_to_end(folder, "both", cores)),
             *(
                 (f"folder, nvjpeg, {how}", 40, end_to_end(folder, "nvjpeg", cores, told))

@@ -36,9 +36,12 @@ def fixed_arithmetic(device: torch.device) -> Iterator[None]:
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     cudnn = torch.backends.cudnn
     by_clock, in_order = cudnn.benchmark, cudnn.deterministic
+    filling = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]  # untyped in torch
     if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses to be deterministic
         torch.use_deterministic_algorithms(True)
+        # else every new tensor is written once for nothing: a tenth of a step
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         cudnn.benchmark, cudnn.deterministic = False, True
     else:
         torch.set_num_threads(1)
@@ -47,6 +50,7 @@ def fixed_arithmetic(device: torch.device) -> Iterator[None]:
     finally:
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(deterministic)
+        torch.utils.deterministic.fill_uninitialized_memory = filling  # type: ignore[attr-defined]
         cudnn.benchmark, cudnn.deterministic = by_clock, in_order
 
 
