@@ -63,12 +63,15 @@ def test_a_measurement_chooses_and_a_decoder_that_is_wrong_is_not_trusted(
         (50.0, 0.8, 2, "pillow", "not by the GPU: only 80 % of these files are for it"),
         (0.0, 0.0, 2, "pillow", "not by the GPU: the GPU decodes none of these files"),
         (50.0, 1.0, 0, "nvjpeg", "by the GPU and read by a thread: 50 images/s alone"),
+        (200.0, 1.0, 2, "both", "by the GPU, 200 images/s alone, and by Pillow in 2 threads"),
+        (201.0, 1.0, 2, "nvjpeg", "by the GPU and read by threads: 201 images/s alone; 2 loader processes would bring"),
     ):
         monkeypatch.setattr(choosing, "_rate_of_device", lambda *how, found=(rate, part): found)
         chosen = choosing._fastest(source, 16, loaders, CPU)
         assert (chosen.name, chosen.loaders_use) == (name, "pillow")
         assert words in chosen.why
         assert name == "pillow" or chosen.share == 1.0
+        assert chosen.least == (pytest.approx(rate / (rate + 100)) if name == "both" else 0.0)
     monkeypatch.setattr(choosing, "_rate_of_device", lambda *how: (50.0, 1.0))
 
     def brighter(*how: Any) -> list[Tensor]:
@@ -88,6 +91,10 @@ def test_the_share_follows_whoever_is_late() -> None:
             cores_s, device_s = (1 - share.value) / 4, share.value / 8
             share.heed(256, cores_s, device_s, starving=max(cores_s, device_s) > 1 / pace)
         assert low <= share.value <= high, pace
+    share = Share(0.3, least=0.25)
+    for _ in range(30):
+        share.heed(256, 0.0, 1.0, starving=True)  # however late the device is
+    assert share.value == 0.25
     share = Share(0.3, fixed=True)
     share.heed(256, 0.0, 1.0, starving=True)
     assert share.value == 0.3

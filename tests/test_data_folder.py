@@ -15,7 +15,9 @@ from PIL import Image
 from bigstep.data.catalog import open_data
 from bigstep.data.decode import centre_box, cut, cut_fast, open_image
 from bigstep.data.rectangles import rectangle_of, rectangular_batches
+from bigstep.data.sources import coded
 from bigstep.data.sources.folder import open_folder, scan_folder
+from bigstep.data.view import View
 from bigstep.errors import DataError
 
 
@@ -157,6 +159,16 @@ def test_rectangles_hold_every_sample_once_and_one_shape_a_batch(tmp_path: Path)
         images = test.load_rectangles(batch.tolist(), shapes.copy().pop())
         assert images.shape[1:] == (3, *reversed(shapes.pop()))
     assert {tuple(s) for s in test.sizes.tolist()} == {(96, 64), (64, 96), (80, 80)}
+
+
+def test_a_gpu_evaluates_fewer_images_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels for many images hold up the decoding of the next."""
+    monkeypatch.setattr(coded, "_EVALUATED_AT_ONCE", 2)
+    source = open_folder(make_folder(tmp_path))[1]
+    for device, most in (("cuda", 2), ("cpu", 100)):
+        batches = source.batches(100, View(train=False, image_size=16, device=torch.device(device)))
+        assert max(map(len, batches)) == min(most, len(source))
+        assert torch.equal(torch.cat(batches), torch.arange(len(source)))
 
 
 def test_a_whole_image_is_evaluated_whole(tmp_path: Path) -> None:

@@ -295,7 +295,7 @@ def test_the_library_is_found_where_it_is_loaded_or_the_reason_told(
     built: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ctypes.CDLL(built)
-    assert next(nvjpeg_decoders._paths()) == built
+    assert built in nvjpeg_decoders._paths()  # behind that of torchvision, where it has one
     beside = [tmp_path / "nvidia" / name for name in ("nvjpeg/lib/libnvjpeg.so.12", "cu13/lib/libnvjpeg.so.13")]
     for path in beside:
         path.parent.mkdir(parents=True)

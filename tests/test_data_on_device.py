@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from bigstep.data.loaders import one_ahead
 from bigstep.data.sources.folder import open_folder
 from bigstep.data.view import Decoding
 from bigstep.errors import DataError
+from bigstep.gpu import queues
 from test_data_decoders import GREY_LEVEL, by_pillow, with_odd_files
 from test_data_folder import make_folder
 
@@ -146,16 +148,39 @@ def test_a_note_says_who_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("BIGSTEP_NVJPEG_DECODERS", raising=False)
     assert _with_way(Decoding("pillow", why="By Pillow."), CPU).why == "By Pillow."
     said = "Images are decoded by the GPU. nvJPEG is called through torchvision: "
-    assert _with_way(decoding, CPU).why == f"{said}BIGSTEP_NVJPEG_DECODERS asks for no decoder."
-    monkeypatch.setenv("BIGSTEP_NVJPEG_DECODERS", "2")
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     assert _with_way(decoding, CPU).why == f"{said}there is no GPU."
     monkeypatch.setattr(nvjpeg_decoders, "why_not_library", lambda device: None)
     for told, words in (
-        ("", "through torchvision: BIGSTEP_NVJPEG_DECODERS asks for no decoder."),
+        ("", "directly, by 2 decoders."),
         ("2", "directly, by 2 decoders."),
         ("1", "directly, by 1 decoder."),
         ("0", "through torchvision: BIGSTEP_NVJPEG_DECODERS asks for no decoder."),
-        ("many", "through torchvision: BIGSTEP_NVJPEG_DECODERS asks for no decoder."),
+        ("many", "directly, by 2 decoders."),
     ):
         monkeypatch.setenv("BIGSTEP_NVJPEG_DECODERS", told)
         assert on_device.said_of(CPU) == f"nvJPEG is called {words}"
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [(None, "CUDA had started before with eight queues"), ("8", "CUDA_DEVICE_MAX_CONNECTIONS is 8"), ("32", "")],
+)
+def test_a_note_says_that_queues_are_few(told: str | None, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
+    if told:
+        monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", told)
+    assert words in on_device.said_of(CPU)
+    assert bool(words) == (queues.why_few_queues() is not None)
+
+
+@pytest.mark.parametrize(("started", "told", "expected"), [(False, None, "32"), (False, "1", "1"), (True, None, None)])
+def test_queues_are_asked_for_before_cuda_starts(
+    started: bool, told: str | None, expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", told or "")  # put back afterwards, whatever is set here
+    if told is None:
+        monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS")
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: started)
+    queues.ask_for_queues()
+    assert os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == expected

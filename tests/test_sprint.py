@@ -173,7 +173,7 @@ def test_noise_is_not_measured_where_that_is_not_wanted(tmp_path: Path) -> None:
 
 def test_the_preset_holds_what_a_sprint_needs() -> None:
     config = recipes.load("muon", "sprint")
-    assert (config.model, config.batch, config.precision, config.measure_noise) == ("conv8", 2048, "fp16", False)
+    assert (config.model, config.batch, config.precision, config.measure_noise) == ("conv8-wide", 2048, "fp16", False)
     assert config.checkpoint.every == config.checkpoint.seconds == 0
     assert config.evaluate_every >= config.epochs  # once, at the end
 

@@ -67,8 +67,6 @@ def main() -> None:
     if not torch.cuda.is_available():  # a rehearsal
         nvjpeg.why_not_nvjpeg = lambda device: None
         nvjpeg.decode_on_device = by_pillow
-    if os.environ.get("OWN_STREAM"):
-        torch.cuda.set_stream(torch.cuda.Stream())
     program()
 
 

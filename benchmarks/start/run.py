@@ -21,8 +21,8 @@ from typing import Any
 TRAIN = """
 import sys, torch
 torch.backends.cudnn.benchmark_limit = int(sys.argv.pop(1))
-from bigstep.cli import main
-main()
+from bigstep.__main__ import program
+program()
 """
 
 
@@ -32,7 +32,8 @@ def train(arguments: list[str], cache: Path, limit: int) -> dict[str, Any]:
     environment = {key: value for key, value in os.environ.items() if key not in known}
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as out:
-        command = [sys.executable, "-c", TRAIN, str(limit), "train", *arguments, "--out", f"{out}/run", "--json"]
+        arguments = [*arguments, "--out", f"{out}/run", "--json", "--no-report"]
+        command = [sys.executable, "-c", TRAIN, str(limit), "train", *arguments]
         done = subprocess.run(command, env={**environment, "BIGSTEP_DATA": str(cache)}, capture_output=True, text=True)
         wall_s = time.perf_counter() - begin
         if done.returncode:

@@ -73,7 +73,7 @@ class DeviceDecoding(Loaders):
 
     def __init__(self, view: View, jobs: Any, normal: Normal, name: str) -> None:
         alone = view.decoding.name == "nvjpeg"
-        self._share = Share(1.0 if alone else view.decoding.share, fixed=alone)
+        self._share = Share(1.0 if alone else view.decoding.share, least=view.decoding.least, fixed=alone)
         self._threads = max(min(view.loaders, _READERS) if alone else view.loaders, 1)
         self.chunk = _TOGETHER if alone else _TOGETHER // 4  # the cores share a batch
         self._rooms: deque[memoryview] = deque()  # those that are free: memory that is new costs more than to read
@@ -112,7 +112,7 @@ class DeviceDecoding(Loaders):
 
     def _arriving(self, requests: Iterable[Request]) -> Generator[Batch]:
         """Yield batches that a thread made ready."""
-        ahead = _AHEAD if self._view.train else 1  # evaluation has far larger batches
+        ahead = _AHEAD if self._view.train else _AHEAD - 1  # batches of an evaluation are larger
         batches = self._running = in_background(self._decoded(self._loaded(requests)), ahead)
         with contextlib.closing(batches):
             while True:

@@ -34,6 +34,8 @@ class Decoding:
     """Who decodes what the device does not keep up with."""
     share: float = 1.0
     """The part of the images that the device decodes at first."""
+    least: float = 0.0
+    """And at least, however much others help."""
     why: str = ""
     """One sentence for the first note of a run."""
 

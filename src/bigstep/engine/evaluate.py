@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -50,7 +51,7 @@ class Evaluator:
         totals, averaged = Totals(ranks.device, self.metrics), Totals(ranks.device)
         if feed.waits is not None:
             feed.waits.forget()  # nobody asks how long an evaluation waited
-        with method.evaluation() as model:
+        with method.evaluation() as model, _algorithms_by_rule():
             for inputs, target in feed(Request(0, indices) for indices in batches):
                 with self.precision.autocast():
                     output = model(inputs)
@@ -67,3 +68,14 @@ class Evaluator:
             return evaluation
         ranks.sum_(averaged.sums)
         return replace(evaluation, more={**evaluation.more, "accuracy_views": averaged.evaluation().accuracy or 0.0})
+
+
+@contextlib.contextmanager
+def _algorithms_by_rule() -> Iterator[None]:
+    """Let cuDNN choose as it thinks: to time the algorithms takes seconds for each shape, and an evaluation has two."""
+    cudnn = torch.backends.cudnn
+    by_clock, cudnn.benchmark = cudnn.benchmark, False
+    try:
+        yield
+    finally:
+        cudnn.benchmark = by_clock

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bigstep.errors import ConfigError, RunError
+from bigstep.gpu.queues import ask_for_queues
 
 __all__ = ["STORE_VARIABLE", "AgreedError", "DeviceChoice", "Ranks", "joined_ranks"]
 
@@ -120,6 +121,7 @@ def joined_ranks(device: DeviceChoice = "auto", timeout_s: float = 600) -> Itera
     """Join the ranks that torchrun or `bigstep train --procs` started; alone, be the only rank."""
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    ask_for_queues()  # before anything starts CUDA
     chosen = _device(device, int(os.environ.get("LOCAL_RANK", "0")), local_size)
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)

@@ -29,6 +29,7 @@ _DECODED_AT_ONCE = 192  # images that the GPU is timed on, in one call, as in a 
 _ROUNDS = 3
 _BETTER = 1.1  # what a decoder must gain over Pillow to be taken: less may be chance
 _FEWER = 0.5  # of what all loaders would bring, the GPU must bring at least
+_ALONE = 2.0  # times what all loaders would bring: then they need not help the GPU
 _MOSTLY = 0.9  # of the files must be for the GPU: threads are slower than processes where Pillow decodes many
 _COMPARED = 12  # images that the GPU and Pillow decode both
 _ALIKE = 2.0  # mean difference in grey levels from Pillow's pixels above which the GPU's decoders are not trusted
@@ -80,8 +81,8 @@ def _asked_for(asked: str, source: CodedImages, size: int, loaders: int, device:
     said = f"Images are decoded by {_words(asked)} {_where(loaders)}, as data.decoder says."
     if not kind.on_device:
         return Decoding(asked, why=said)
-    device_rate, _ = _rate_of_device(source, size, device)
-    if not device_rate:
+    rate, _ = _rate_of_device(source, size, device)
+    if not rate:
         raise ConfigError(
             f"data.decoder is {asked}, but the GPU decodes none of the files in {source.name}: use pillow."
         )
@@ -92,7 +93,16 @@ def _asked_for(asked: str, source: CodedImages, size: int, loaders: int, device:
     rates = _rates_of_loaders(source, size, loaders)
     best = max(rates, key=rates.__getitem__)
     said = f"Images are decoded by the GPU, and by {_words(best)} {_helping(loaders)}, as data.decoder says."
-    return Decoding(asked, best, why=said)
+    return Decoding(asked, best, least=_alone_share(rate, rates[best]), why=said)
+
+
+def _alone_share(device_rate: float, loaders_rate: float) -> float:
+    """The device's part where it and the cores take equally long, each at what it brings alone.
+
+    >>> _alone_share(9000, 3000)
+    0.75
+    """
+    return device_rate / (device_rate + loaders_rate)
 
 
 def _helping(loaders: int) -> str:
@@ -122,16 +132,15 @@ def _fastest(source: CodedImages, size: int, loaders: int, device: torch.device)
             reason = f"only {100 * part:.0f} % of these files are for it"
         elif rate < _FEWER * rates[best]:
             reason = f"it decodes only {rate:,.0f} images/s"
-        elif loaders < 2:
-            why = (
-                f"Images are decoded by the GPU and read by a thread: {rate:,.0f} images/s alone (data.decoder=nvjpeg)."
-            )
-            return Decoding("nvjpeg", best, why=why)
+        elif loaders < 2 or rate > _ALONE * rates[best]:
+            why = f"Images are decoded by the GPU and read by {'threads' if loaders > 1 else 'a thread'}"
+            return Decoding("nvjpeg", best, why=f"{why}: {rate:,.0f} images/s alone; {told} (data.decoder=nvjpeg).")
         else:
             why = (
                 f"Images are decoded by the GPU, {rate:,.0f} images/s alone, and by {_words(best)} {_helping(loaders)}"
             )
-            return Decoding("both", best, why=f"{why}; {told} (data.decoder=both).")
+            least = _alone_share(rate, rates[best])
+            return Decoding("both", best, least=least, why=f"{why}; {told} (data.decoder=both).")
     chosen = f"Images are decoded by {_words(best)} {_where(loaders)}: {told} (data.decoder={best})"
     return Decoding(best, best, why=f"{chosen}; not by the GPU: {reason}.")
 

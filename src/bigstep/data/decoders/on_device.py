@@ -11,12 +11,12 @@ from torch import Tensor
 
 from bigstep.data.decoders import nvjpeg, nvjpeg_decoders
 from bigstep.data.decoders.nvjpeg_library import RefusedError, Sizes
+from bigstep.gpu.queues import why_few_queues
 
 __all__ = ["OnDevice", "said_of"]
 
 _VARIABLE = "BIGSTEP_NVJPEG_DECODERS"
-_USUAL = 0
-"""Called directly only where it is asked for, as long as no GPU has shown what that gains."""
+_USUAL = 2
 _MOST = 8
 _LARGE = 1 << 30
 """Bytes of decoded images above which torchvision decodes a batch: our buffers would keep three times as much."""
@@ -70,10 +70,11 @@ class OnDevice:
 
 
 def said_of(device: torch.device) -> str:
-    """Say how a device decodes, in one sentence."""
+    """Say how a device decodes, and what slows it down."""
+    slowed = f" {few}" if (few := why_few_queues()) else ""
     if reason := _why_torchvision(device):
-        return f"nvJPEG is called through torchvision: {reason}."
-    return f"nvJPEG is called directly, by {_count()} decoder{'s' * (_count() > 1)}."
+        return f"nvJPEG is called through torchvision: {reason}.{slowed}"
+    return f"nvJPEG is called directly, by {_count()} decoder{'s' * (_count() > 1)}.{slowed}"
 
 
 def _why_torchvision(device: torch.device) -> str | None:

@@ -15,6 +15,7 @@ class Share:
 
     Args:
         share: The part that the device decodes at first.
+        least: The part that it always decodes: cores that are given more than they can do slow all of it down.
         fixed: Keep it so.
 
     >>> share = Share(1.0)
@@ -23,8 +24,9 @@ class Share:
     0.99
     """
 
-    def __init__(self, share: float, *, fixed: bool = False) -> None:
-        self.value, self._fixed = min(max(share, 0.0), 1.0), fixed
+    def __init__(self, share: float, *, least: float = 0.0, fixed: bool = False) -> None:
+        self._least = min(max(least, 0.0), 1.0)
+        self.value, self._fixed = min(max(share, self._least), 1.0), fixed
 
     def heed(self, images: int, loaders_s: float, device_s: float, *, starving: bool) -> None:
         """Move the share after a batch.
@@ -40,4 +42,4 @@ class Share:
         step = _BACK
         if starving:
             step = _STEP if loaders_s > device_s else -_STEP
-        self.value = min(max(self.value + images * step, 0.0), 1.0)
+        self.value = min(max(self.value + images * step, self._least), 1.0)

@@ -32,6 +32,7 @@ __all__ = ["CodedImages", "Look"]
 
 _SAMPLE = 500  # images that are decoded for statistics unless all are asked for
 _STATISTICS_SIZE = 64  # side at which they are decoded, in pixels
+_EVALUATED_AT_ONCE = 512  # on a GPU: kernels for more images run so long that the next ones are not decoded meanwhile
 
 
 class CodedImages(Source):
@@ -100,6 +101,7 @@ class CodedImages(Source):
 
     def batches(self, batch: int, view: View) -> list[Tensor]:
         """Divide all samples into batches: in order, or by shape if whole images are evaluated."""
+        batch = min(batch, _EVALUATED_AT_ONCE) if view.device.type == "cuda" else batch
         if _is_whole(view):
             return rectangular_batches(self.sizes, view.image_size, batch)
         return super().batches(batch, view)
