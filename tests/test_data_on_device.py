@@ -174,13 +174,25 @@ def test_a_note_says_that_queues_are_few(told: str | None, words: str, monkeypat
     assert bool(words) == (queues.why_few_queues() is not None)
 
 
-@pytest.mark.parametrize(("started", "told", "expected"), [(False, None, "32"), (False, "1", "1"), (True, None, None)])
+class Driver:
+    """CUDA's, of which nothing is loaded that was not there."""
+
+    def __init__(self, name: str, mode: int, started: bool | None) -> None:
+        assert (name, mode) == ("libcuda.so.1", os.RTLD_NOLOAD)
+        if started is None:
+            raise OSError
+        self.cuDeviceGetCount = lambda count: 0 if started else 3
+
+
+@pytest.mark.parametrize(
+    ("started", "told", "expected"), [(None, None, "32"), (False, None, "32"), (False, "1", "1"), (True, None, None)]
+)
 def test_queues_are_asked_for_before_cuda_starts(
-    started: bool, told: str | None, expected: str | None, monkeypatch: pytest.MonkeyPatch
+    started: bool | None, told: str | None, expected: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", told or "")  # put back afterwards, whatever is set here
     if told is None:
         monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS")
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: started)
+    monkeypatch.setattr(queues.ctypes, "CDLL", lambda name, mode: Driver(name, mode, started))
     queues.ask_for_queues()
     assert os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == expected

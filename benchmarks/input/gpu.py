@@ -147,7 +147,8 @@ def train(
     ]  # fmt: skip
     profile = out.with_suffix(".profile.json")
     command = [
-        "env", settled, sys.executable, str(HERE / "gpu_train.py"), str(profile),
+        "env", settled, *(["REHEARSED=1"] if sizes is TINY else []),
+        sys.executable, str(HERE / "gpu_train.py"), str(profile),
         "train", "fujitsu", "--preset", "paper", "--data", str(folder),
         "--workers", "1", "--steps", str(sizes.steps), "--out", str(out), "--no-report", "--json",
         *(word for setting in settings for word in ("--set", setting)),

@@ -8,12 +8,14 @@ import sys
 import threading
 
 from bigstep.cli import main
+from bigstep.gpu.queues import ask_for_queues
 
 __all__ = ["program"]
 
 
 def program() -> None:
     """Run the command as all that this process does, and end the process."""
+    ask_for_queues()
     try:
         main()
     except SystemExit as ending:

@@ -121,7 +121,7 @@ def joined_ranks(device: DeviceChoice = "auto", timeout_s: float = 600) -> Itera
     """Join the ranks that torchrun or `bigstep train --procs` started; alone, be the only rank."""
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    ask_for_queues()  # before anything starts CUDA
+    ask_for_queues()  # where it is not the command that runs, but somebody's program
     chosen = _device(device, int(os.environ.get("LOCAL_RANK", "0")), local_size)
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
