@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -12,6 +13,7 @@ from unittest import mock
 import pytest
 from torch import nn
 
+from bigstep.engine import elastic
 from bigstep.engine.elastic import _newest, _shrink
 from bigstep.engine.launch import RankProcesses
 from bigstep.engine.meetings import forget_meetings
@@ -170,3 +172,20 @@ def test_what_a_run_has_yet_to_come_to_is_forgotten_and_nothing_else(tmp_path: P
     (kept / "mine.txt").unlink()
     forget_meetings(tmp_path)
     assert not (tmp_path / "meetings").exists()
+
+
+def test_a_rank_that_is_killed_when_all_is_done_starts_nothing_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts = []
+
+    @contextlib.contextmanager
+    def started(procs: int, job: Any) -> Iterator[RankProcesses]:
+        starts.append(procs)
+        ranks = [subprocess.Popen(["true"]), subprocess.Popen(["sh", "-c", "kill -KILL $$"])]
+        assert [rank.wait() for rank in ranks] == [0, -9]
+        yield RankProcesses(ranks, tmp_path)
+
+    monkeypatch.setattr(elastic, "started", started)
+    assert elastic.launch_elastic(2, mock.Mock(folder=tmp_path)) == 0
+    assert starts == [2]

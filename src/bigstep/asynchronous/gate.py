@@ -41,8 +41,8 @@ _PROOF_S = 5.0
 _WAITING = 64
 """Connections that may be about to prove it; one more takes the place of the oldest."""
 
-_AT_ONCE, _PAUSE_S = 4, 0.01
-"""So many are taken in, then others have their turn: 400 a second, a few hundredths of a core."""
+_AT_ONCE, _PAUSE_S = 4, 0.02
+"""So many are taken in, then others have their turn: 200 a second, one or two hundredths of a core."""
 
 _SHORTEST = 16
 """Characters of a secret that people choose."""

@@ -34,9 +34,9 @@ def launch_elastic(procs: int, job: Job) -> int:
         with started(ranks, job) as running:
             # with a rank missing, go on only until there is something new to lose
             running.watch(until=lambda: ranks < procs and _newest(folder) > saved)  # noqa: B023 - watched right here
-            failed = running.first_failed()
-            if failed is None and all(process.poll() == 0 for process in running.processes):
+            if running.processes[0].poll() == 0:  # it has told the result: whoever is lost now is not missed
                 return 0
+            failed = running.first_failed()
             if running.stop_number:
                 return running.stopped()
             if failed is not None and not running.killed():
