@@ -8,7 +8,7 @@ import gc
 import sys
 from collections.abc import Iterator
 
-__all__ = ["collector_off"]
+__all__ = ["collector_off", "leave_out_compiler"]
 
 
 @contextlib.contextmanager
@@ -30,3 +30,17 @@ def collector_off() -> Iterator[None]:
         gc.freeze()
         atexit.register(gc.unfreeze)  # else extension modules tell of what they find not taken apart
         gc.enable()
+
+
+def leave_out_compiler() -> None:
+    """Let the optimizers of this process do without torch's compiler, which takes two seconds to import.
+
+    When a method of an Optimizer is first called, torch imports its compiler only to tell it to leave the method alone.
+    Here it is told that this is done. Optimizers of torch itself import it in every step all the same. A release that
+    keeps its books elsewhere imports the compiler as before.
+    """
+    from torch.optim import Optimizer
+
+    for method in vars(Optimizer).values():
+        if (plain := getattr(method, "__wrapped__", None)) is not None:
+            plain.__dynamo_disable = plain

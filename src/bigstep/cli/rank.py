@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from bigstep.cli.imports import collector_off
+from bigstep.cli.imports import collector_off, leave_out_compiler
 from bigstep.cli.options import print_json
 from bigstep.config.edit import flatten
 from bigstep.config.text import config_to_mapping
@@ -24,7 +24,10 @@ __all__ = ["show_report", "train_as_rank"]
 def train_as_rank(job: Job) -> None:
     """Take this rank's part in a job; on the first rank show what came of it."""
     with collector_off():
-        import torch._dynamo  # noqa: F401 - else torch's first optimizer imports it, outside of this block
+        if job.config.compile or job.config.optimizer.home.startswith("torch."):
+            import torch._dynamo  # noqa: F401 - else torch's first optimizer imports it, outside of this block
+        else:
+            leave_out_compiler()
 
         from bigstep.engine.observers.progress import Progress
         from bigstep.engine.ranks import joined_ranks
