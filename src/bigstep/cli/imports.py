@@ -35,12 +35,15 @@ def collector_off() -> Iterator[None]:
 def leave_out_compiler() -> None:
     """Let the optimizers of this process do without torch's compiler, which takes two seconds to import.
 
-    When a method of an Optimizer is first called, torch imports its compiler only to tell it to leave the method alone.
-    Here it is told that this is done. Optimizers of torch itself import it in every step all the same. A release that
-    keeps its books elsewhere imports the compiler as before.
+    torch imports it when a method of an Optimizer is first called, only to tell it to leave the method alone: here that
+    is noted as done. And in every step of its own rules, to keep it out of that too: here a step does without, and
+    without gradients, as it would. A release that does either in another way imports the compiler as before.
     """
-    from torch.optim import Optimizer
+    from torch import no_grad, optim
 
-    for method in vars(Optimizer).values():
+    for method in vars(optim.Optimizer).values():
         if (plain := getattr(method, "__wrapped__", None)) is not None:
             plain.__dynamo_disable = plain
+    for rule in vars(optim).values():
+        if isinstance(rule, type) and (plain := getattr(getattr(rule, "step", None), "__wrapped__", None)) is not None:
+            rule.step = no_grad()(plain)  # type: ignore[attr-defined]  # `rule` is an Optimizer

@@ -24,9 +24,7 @@ __all__ = ["show_report", "train_as_rank"]
 def train_as_rank(job: Job) -> None:
     """Take this rank's part in a job; on the first rank show what came of it."""
     with collector_off():
-        if job.config.compile or job.config.optimizer.home.startswith("torch."):
-            import torch._dynamo  # noqa: F401 - else torch's first optimizer imports it, outside of this block
-        else:
+        if not job.config.compile:
             leave_out_compiler()
 
         from bigstep.engine.observers.progress import Progress
