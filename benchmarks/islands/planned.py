@@ -108,13 +108,15 @@ def laboratory(step_s: float, rate: str, start_s: float = 0.0) -> tuple[Workload
 def predicted(case: dict[str, Any], step_s: float, software_s: float) -> float:
     """Predict the seconds of a step from the constants of its method and the rate of its links.
 
-    What a shaper lets through at once after a pause saves each meeting so much of the wire, and no more than it takes.
+    What a shaper lets through at once after a pause saves each meeting so much of the wire: no more than the meeting
+    takes, and no more than the shaper could save up while nothing was sent.
     """
     workload, cluster = laboratory(step_s, case["rate"])
     plan = IslandPlan(**case["islands"])
     found = predict_islands(workload, cluster, devices=HOSTS, local_batch=1, plan=plan)
     burst_s = burst_bytes(case["rate"]) * 8 / bits_per_second(case["rate"])
-    saved = min(burst_s, found.meeting_s / plan.fragments, found.exposed_s * plan.every / plan.fragments)
+    rounds_s = [found.meeting_s, found.exposed_s * plan.every, step_s * plan.every]
+    saved = min(burst_s, *(each / plan.fragments for each in rounds_s))
     return found.step_s - saved * plan.fragments / plan.every + software_s / plan.every
 
 
