@@ -3,11 +3,12 @@
     python benchmarks/downpour/strangers.py [--rounds 10] [--seconds 2] [--megabytes 1] [--out FOLDER]
 
 A shard, a replica without a computation of its own, and an attacker, each in a process. The attacker has a core for
-itself, where there are two: strangers sit elsewhere, and what counts is the work that they make, not their own. It
-keeps a thousand connections open to the shard and to the store, says random bytes on some of them, and opens every one
-again that is closed, up to a thousand a second. Rounds in peace and under attack take turns, so that what else the
-machine does falls on both alike; the figure is the median of the rounds' ratios. The processor time that a connection
-costs the server, while nobody exchanges anything, is told as well. Writes strangers.json.
+itself, where there are two. It keeps a thousand connections open to the shard and to the store, says random bytes on
+some of them, and opens every one again that is closed, up to a thousand a second. In rounds of peace it does the same
+to two gates of another process on its own core: what counts is the work that strangers make for a run, not that of
+being strangers on the same machine. Rounds in peace and under attack take turns; the figure is the median of their
+ratios. The processor time that a connection costs the server, while nobody exchanges anything, is told as well. Writes
+strangers.json.
 """
 
 from __future__ import annotations
@@ -43,18 +44,29 @@ def serve(pipe: Any, elements: int, folder: str) -> None:
     serve_shard(store, where, 0, Path(folder))
 
 
-def attack(addresses: list[str], active: Any, opened: Any, cores: set[int]) -> None:
-    """Crowd the ports while `active` is set."""
+def stand_in(pipe: Any, cores: set[int]) -> None:
+    """Two gates of nobody."""
+    from bigstep.asynchronous.gate import Gate, new_secret
+
+    os.sched_setaffinity(0, cores)
+    gates = [Gate("127.0.0.1", 0, new_secret(), lambda line: line.close()) for _ in range(2)]
+    pipe.send([gate.address for gate in gates])
+    time.sleep(3600)
+
+
+def attack(addresses: list[str], others: list[str], active: Any, opened: Any, cores: set[int]) -> None:
+    """Crowd the ports while `active` is set, and else those of others."""
     os.sched_setaffinity(0, cores)
     rng, lines = random.Random(0), []
+    was_active = False
     while True:
-        if not active.is_set():
+        if was_active != active.is_set():
+            was_active = not was_active
             for line in lines:
                 line.close()
             lines = []
-            active.wait()
         began = time.perf_counter()
-        for address in addresses * 5:
+        for address in (addresses if was_active else others) * 5:
             host, _, port = address.rpartition(":")
             with contextlib.suppress(OSError):
                 line = socket.create_connection((host, int(port)), timeout=1)
@@ -62,7 +74,7 @@ def attack(addresses: list[str], active: Any, opened: Any, cores: set[int]) -> N
                 if rng.random() < 0.5:
                     line.send(rng.randbytes(rng.randrange(1, 2000)))
                 lines.append(line)
-                opened.value += 1
+                opened.value += was_active
         while len(lines) > CONNECTIONS:
             lines.pop(0).close()
         time.sleep(max(0.0, 5 * len(addresses) / A_SECOND - (time.perf_counter() - began)))
@@ -126,7 +138,9 @@ def main() -> None:
         client, vector = Client(store, where.secret, layout), torch.randn(layout.size)
         client.fetch().result()
         addresses = [where.address, store.get("shard/0")]
-        attacker = context.Process(target=attack, args=(addresses, active, opened, {last}), daemon=True)
+        decoy = context.Process(target=stand_in, args=(theirs, {last}), daemon=True)
+        decoy.start()
+        attacker = context.Process(target=attack, args=(addresses, ours.recv(), active, opened, {last}), daemon=True)
         attacker.start()
         _, number = exchanges(client, vector, 0, options.seconds)  # warm
         each_s = cost_of_a_connection(server, active, opened, 8.0)
@@ -139,8 +153,8 @@ def main() -> None:
             active.clear()
             rounds.append({"peace_per_s": peace, "attack_per_s": war, "ratio": war / peace})
             print(f"{peace:.1f} exchanges/s in peace, {war:.1f} under attack: {war / peace:.3f}", flush=True)
-        attacker.kill()
-        server.kill()
+        for process in (attacker, decoy, server):
+            process.kill()
     ratios = sorted(each["ratio"] for each in rounds)
     result = {
         "rounds": rounds,
