@@ -122,7 +122,7 @@ def text(book: Book) -> None:
     """One row of a sequence model: the last tenth of the training text judges, rates grow until the best is inside."""
     for name, (preset, middle, changes) in TEXTS.items():
         recipe = name.split()[0]
-        trials = widening(middle, most=4)
+        trials = widening(middle, most=7)
         rate = next(trials)
         try:
             while True:
