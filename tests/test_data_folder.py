@@ -162,7 +162,7 @@ def test_rectangles_hold_every_sample_once_and_one_shape_a_batch(tmp_path: Path)
 
 
 def test_a_gpu_evaluates_fewer_images_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels for many images hold up the decoding of the next."""
+    """What it computes on is not far ahead of what it decodes."""
     monkeypatch.setattr(coded, "_EVALUATED_AT_ONCE", 2)
     source = open_folder(make_folder(tmp_path))[1]
     for device, most in (("cuda", 2), ("cpu", 100)):

@@ -37,7 +37,8 @@ def leave_out_compiler() -> None:
 
     torch imports it when a method of an Optimizer is first called, only to tell it to leave the method alone: here that
     is noted as done. And in every step of its own rules, to keep it out of that too: here a step does without, and
-    without gradients, as it would. A release that does either in another way imports the compiler as before.
+    without gradients, as it would. A release that does either in another way imports the compiler as before. Not for a
+    process that has imported torch already: this changes classes of torch, which are somebody else's there.
     """
     from torch import no_grad, optim
 

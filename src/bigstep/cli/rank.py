@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,7 +25,7 @@ __all__ = ["show_report", "train_as_rank"]
 def train_as_rank(job: Job) -> None:
     """Take this rank's part in a job; on the first rank show what came of it."""
     with collector_off():
-        if not job.config.compile:
+        if not job.config.compile and "torch" not in sys.modules:
             leave_out_compiler()
 
         from bigstep.engine.observers.progress import Progress

@@ -72,7 +72,7 @@ class Evaluator:
 
 @contextlib.contextmanager
 def _algorithms_by_rule() -> Iterator[None]:
-    """Let cuDNN choose as it thinks: to time the algorithms takes seconds for each shape, and an evaluation has two."""
+    """Let cuDNN choose as it thinks: to time its algorithms pays in the many steps of a run, not in a few batches."""
     cudnn = torch.backends.cudnn
     by_clock, cudnn.benchmark = cudnn.benchmark, False
     try:

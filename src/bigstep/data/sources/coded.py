@@ -32,7 +32,7 @@ __all__ = ["CodedImages", "Look"]
 
 _SAMPLE = 500  # images that are decoded for statistics unless all are asked for
 _STATISTICS_SIZE = 64  # side at which they are decoded, in pixels
-_EVALUATED_AT_ONCE = 512  # on a GPU: kernels for more images run so long that the next ones are not decoded meanwhile
+_EVALUATED_AT_ONCE = 512  # on a GPU: two groups of those that it decodes at once, so that the next are not long behind
 
 
 class CodedImages(Source):
