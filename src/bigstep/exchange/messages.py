@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from bigstep.exchange.line import Waitable
 
-__all__ = ["Message", "transfer"]
+__all__ = ["Message", "issue", "transfer"]
 
 
 class Message(NamedTuple):
@@ -35,10 +36,39 @@ class _HostTransfer:
             place.copy_(copy)
 
 
+class _InTurns:
+    """Receives that are all under way, and sends that begin one after another, each when a receive has ended.
+
+    The last messages leave while somebody waits for them, so somebody must.
+    """
+
+    def __init__(self, receives: Sequence[Waitable], sends: Sequence[Callable[[], Waitable]]) -> None:
+        self._receives, self._sends = list(receives), list(sends)
+        self._leaving = [self._sends.pop(0)()] if self._sends else []
+
+    def wait(self) -> None:
+        """Return when all have ended."""
+        while self._receives:
+            self._receives.pop(0).wait()
+            if self._sends:
+                self._leaving.append(self._sends.pop(0)())
+        self._leaving += [send() for send in self._sends]
+        for work in self._leaving:
+            work.wait()
+
+
 def transfer(
-    receives: Sequence[Message], sends: Sequence[Message], group: dist.ProcessGroup, tag: int
+    receives: Sequence[Message],
+    sends: Sequence[Message],
+    group: dist.ProcessGroup,
+    tag: int,
+    *,
+    in_turns: bool = False,
 ) -> Sequence[Waitable]:
     """Start these messages and return what to wait for; empty tensors are not sent.
+
+    `in_turns`: the first message leaves at once, the next when the first has been received that `receives` names, and
+    so on, so that ranks whose turns fit together never send to one rank at the same time.
 
     Every receive is posted before the first send: Gloo tells a peer that it may send in the same stream that carries
     our own data, and behind that data the word would come too late; both directions would then take turns (measured:
@@ -53,7 +83,20 @@ def transfer(
         arrivals = [(message.tensor, torch.empty_like(message.tensor, device="cpu")) for message in receives]
         landing = [Message(message.peer, copy) for message, (_, copy) in zip(receives, arrivals, strict=True)]
         leaving = [Message(message.peer, message.tensor.cpu()) for message in sends]
-        return [_HostTransfer(transfer(landing, leaving, group, tag), arrivals)]
+        return [_HostTransfer(transfer(landing, leaving, group, tag, in_turns=in_turns), arrivals)]
+    if in_turns:
+        under_way = [issue(dist.irecv(message.tensor, message.peer, group, tag)) for message in receives]
+        return [_InTurns(under_way, [functools.partial(_send, message, group, tag) for message in sends])]
     operations = [dist.P2POp(dist.irecv, message.tensor, message.peer, group, tag) for message in receives]
     operations += [dist.P2POp(dist.isend, message.tensor, message.peer, group, tag) for message in sends]
     return dist.batch_isend_irecv(operations)
+
+
+def _send(message: Message, group: dist.ProcessGroup, tag: int) -> Waitable:
+    return issue(dist.isend(message.tensor, message.peer, group, tag))
+
+
+def issue(work: dist.Work | None) -> dist.Work:
+    """The operation that was just started; this rank must be in its group."""
+    assert work is not None, "this rank is not in the group"
+    return work

@@ -17,13 +17,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bigstep.exchange.line import Steps, Waitable
-from bigstep.exchange.messages import Message, transfer
+from bigstep.exchange.messages import Message, issue, transfer
 from bigstep.exchange.world import World
 
 __all__ = ["Collective", "all_gather", "all_to_all", "copy_back", "fill_up", "issue", "round_up", "sum_over_ranks"]
 
 # all_gather_into_tensor was renamed; releases before that know only the old name, later ones warn about it
 _all_gather_flat = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+_AT_ONCE = 32 * 1024
+"""Bytes of the longest message that leaves for everybody at once. Such messages fit into the queue of a slow link; and
+where longer ones take no more time than the delay of a turn (10 Gbit/s: 26 us) there would be little to gain."""
 
 
 class Collective(Protocol):
@@ -75,7 +79,10 @@ def all_gather(
 def _trade(
     inbox: Tensor, outbox: list[Tensor], world: World, members: list[int], group: dist.ProcessGroup, tag: int
 ) -> Sequence[Waitable]:
-    """Send outbox[k] to the k-th member and receive inbox[k] from it, with everybody at once.
+    """Send outbox[k] to the k-th member and receive inbox[k] from it: short messages at once, long ones in turns.
+
+    In the d-th turn everybody sends to the member d places on, so that one message at a time crosses each link: several
+    that arrive at once overflow the queue of a slow one, and TCP then waits for a fifth of a second.
 
     Gloo's own all-to-all and all-gather do not post every receive first, as `transfer` does: two ranks then take turns
     for as long as a socket's buffer needs to drain (measured on two ranks at 50 Mbit/s: up to 1.4 times slower).
@@ -87,13 +94,7 @@ def _trade(
     others = [(mine + distance) % count for distance in range(1, count)]
     receives = [Message(world.ranks[members[k]], inbox[k]) for k in reversed(others)]
     sends = [Message(world.ranks[members[k]], outbox[k]) for k in others]
-    return transfer(receives, sends, group, tag % 2**20)
-
-
-def issue(work: dist.Work | None) -> dist.Work:
-    """The operation that was just started; this rank must be in its group."""
-    assert work is not None, "this rank is not in the group"
-    return work
+    return transfer(receives, sends, group, tag % 2**20, in_turns=inbox[mine].nbytes > _AT_ONCE)
 
 
 def round_up(length: int, parts: int) -> int:
