@@ -66,8 +66,8 @@ def markdown(result: dict[str, Any]) -> str:
     machine = result["machine"]
     lines = [
         "# Messages to everybody, at once and in turns", "",
-        f"Written by `python benchmarks/exchange/turns.py`: {HOSTS} hosts hand each other one message each; milliseconds "
-        f"until all have all, medians of {REPEATS} (lowest to highest), both ways alternating. "
+        f"Written by `python benchmarks/exchange/turns.py`: {HOSTS} hosts hand each other one message each; "
+        f"milliseconds until all have all, medians of {REPEATS} (lowest to highest), both ways alternating. "
         f"{machine['hardware']['processor']}, {machine['hardware']['cores']} cores shared by the hosts, torch "
         f"{machine['versions']['torch']}, commit {machine['commit']}.", "",
         "| links | message | in turns | at once | the bytes alone |", "|---|--:|--:|--:|--:|",

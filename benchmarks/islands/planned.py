@@ -2,8 +2,9 @@
 
     python benchmarks/islands/planned.py [--minutes 8] [--out benchmarks/islands/results/planned]
 
-Needs root (network namespaces). Runs on links that limit nothing set the constants: the step of an island, and what a
-meeting costs in software where four hosts share two cores, for each method at two values of H. No shaped run sets any.
+Needs root (network namespaces). Runs on links that limit nothing set the constants: the step of an island, which is the
+same however islands meet, and for each method what a round of meetings costs in software where four hosts share two
+cores. No shaped run sets any.
 Every turn takes all cases in an order of its own, so that what drifts on the machine falls on all alike; a case is
 judged by the first quartile of its periods, since other programs only ever lengthen one. Turns that were taken before
 stay in OUT.json, so that the series may be broken off; OUT.md is written anew.
@@ -54,7 +55,7 @@ def cases() -> list[dict[str, Any]]:
         for rate in (FREE, *RATES):
             for every in FREE_EVERY if rate == FREE else values:
                 islands = {"count": HOSTS, "every": every, **settings}
-                periods = max(2, 16 // every) if rate == FREE else max(2, 8 // every)
+                periods = max(4, 32 // every) if rate == FREE else max(3, 8 // every)
                 found.append({"method": name, "rate": rate, "islands": islands, "periods": periods})
     return found
 
@@ -82,13 +83,19 @@ def measured(turns: list[dict[str, list[float]]], case: dict[str, Any]) -> float
     return max(quartile, min(periods)) / float(case["islands"]["every"])
 
 
-def constants(turns: list[dict[str, list[float]]], method: str) -> tuple[float, float]:
-    """Return the step of an island and what a round of meetings adds to it where links limit nothing."""
-    free = {case["islands"]["every"]: case for case in cases() if case["method"] == method and case["rate"] == FREE}
+def constants(turns: list[dict[str, list[float]]]) -> dict[str, tuple[float, float]]:
+    """Return by method the step of an island, and what a round of meetings adds to it where links limit nothing."""
     few, many = FREE_EVERY
-    periods = {every: measured(turns, free[every]) * every for every in FREE_EVERY}
-    step = (periods[many] - periods[few]) / (many - few)
-    return step, max(0.0, periods[few] - few * step)
+    free = {
+        (case["method"], case["islands"]["every"]): measured(turns, case) * case["islands"]["every"]
+        for case in cases()
+        if case["rate"] == FREE
+    }
+    step = statistics.mean((free[method, many] - free[method, few]) / (many - few) for method in METHODS)
+    return {
+        method: (step, max(0.0, statistics.mean(free[method, every] - every * step for every in FREE_EVERY)))
+        for method in METHODS
+    }
 
 
 def laboratory(step_s: float, rate: str, start_s: float = 0.0) -> tuple[Workload, Cluster]:
@@ -122,7 +129,7 @@ def predicted(case: dict[str, Any], step_s: float, software_s: float) -> float:
 
 def compare(turns: list[dict[str, list[float]]]) -> dict[str, Any]:
     """Set predictions beside measurements, and the H that is proposed beside the one that the measurement asks for."""
-    known = {method: constants(turns, method) for method in METHODS}
+    known = constants(turns)
     rows = []
     for case in cases():
         if case["rate"] == FREE:
@@ -138,7 +145,7 @@ def compare(turns: list[dict[str, list[float]]]) -> dict[str, Any]:
 
 def propose(turns: list[dict[str, list[float]]], rate: str) -> dict[str, Any]:
     """Return the smallest H whose meetings take a tenth of the time, as planned and as the longest H measured says."""
-    step_s, software_s = constants(turns, "averaging")
+    step_s, software_s = constants(turns)["averaging"]
     workload, cluster = laboratory(step_s, rate, software_s)
     plan = IslandPlan(count=HOSTS)
     found = fewest_steps_between(workload, cluster, devices=HOSTS, local_batch=1, plan=plan)
@@ -159,10 +166,10 @@ def markdown(results: dict[str, Any]) -> str:
         f"**{summary['worst_error']:.1%}**. A GPT of 120,000 weights; n = {len(results['turns'])} turns, the first "
         f"quartile of the periods of meetings; {machine['hardware']['processor']}, {machine['hardware']['cores']} "
         f"cores shared by four hosts, torch {machine['versions']['torch']}, commit {machine['commit']}. Constants come "
-        "from links that limit nothing (step, and software of a round of meetings):", "",
-        "| method | step | meetings |", "|---|--:|--:|",
-        *(f"| {name} | {step * 1e3:.1f} ms | {more * 1e3:.1f} ms |"
-          for name, (step, more) in found["constants"].items()),
+        f"from links that limit nothing: a step takes {found['constants']['averaging'][0] * 1e3:.1f} ms, and software of a "
+        "round of meetings", "",
+        "| method | meetings |", "|---|--:|",
+        *(f"| {name} | {more * 1e3:.1f} ms |" for name, (_, more) in found["constants"].items()),
         "", "| method, H, links | measured | predicted | error |", "|---|--:|--:|--:|",
         *(f"| {row['name']} | {row['measured_ms']:.1f} ms | {row['predicted_ms']:.1f} ms | {row['error']:+.1%} |"
           for row in found["rows"]),
