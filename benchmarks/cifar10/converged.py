@@ -13,7 +13,6 @@ Parts, behind those of `ours.py`, which tunes and shows `leap` and `muon`:
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,10 +23,9 @@ import ours
 from lanes import Lanes, singles
 from runs import LOCAL, VALIDATION, Parts, Planned
 
-from bigstep import recipes
-
 sys.path.append(str(Path(__file__).parent.parent / "huge"))
 from grid import widening  # noqa: E402
+from techniques import without  # noqa: E402
 
 SEEDS = 3
 SEARCHED = (16384, 2048)
@@ -107,18 +105,10 @@ def converged(rows: Rows, systems: Sequence[str] = tuple(MIDDLES)) -> Lanes:
     )
 
 
-def without(recipe: str, batch: int, rows: Rows) -> Iterator[tuple[str, tuple[str, ...]]]:
+def left_out(recipe: str, batch: int, rows: Rows) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Settings that leave one technique out of a system, each by itself."""
-    config = recipes.load(recipe, "cifar10")
-    pieces = [vars(piece) for piece in config.lr.schedule if piece.shape != "warmup"]
-    yield "label smoothing", ("loss.label_smoothing=0.0",)
-    yield "batch-size control", ("plan=[]", f"workers.count={batch // LOCAL}", f"workers.local_batch={LOCAL}")
-    other = "sony" if recipe == "leap" else "plain"
-    rule = recipes.load(other, "cifar10").optimizer
-    fields = [f"optimizer.{name}={json.dumps(value)}" for name, value in vars(rule).items() if name != "name"]
-    yield config.optimizer.name, (f"optimizer.name={rule.name}", *fields, *_rated(rows, other, batch))
-    yield "warm-up", (f"lr.schedule={json.dumps(pieces)}",)
-    yield "last-batch statistics", ("norm.statistics=moving",)
+    constant = (f"workers.count={batch // LOCAL}", f"workers.local_batch={LOCAL}")
+    return without(recipe, "cifar10", constant, lambda other: _rated(rows, other, batch))
 
 
 def _changed(tuned: tuple[str, ...], settings: tuple[str, ...]) -> tuple[str, ...]:
@@ -138,7 +128,7 @@ def ablation(rows: Rows) -> Lanes:
         for seed in range(SEEDS)
         for recipe in ("leap", "sony")
         for batch in (16384, 512, 8192)
-        for name, settings in without(recipe, batch, rows)
+        for name, settings in left_out(recipe, batch, rows)
     )  # fmt: skip
 
 

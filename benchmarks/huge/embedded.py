@@ -1,35 +1,48 @@
 """Huge batches on the embedded images, every system on two CPU cores: what a GPU is then asked to confirm.
 
-    PYTHONPATH=src python benchmarks/huge/embedded.py search table auto rates text --seconds 540
+    PYTHONPATH=src python benchmarks/huge/embedded.py search table ablation auto rates text --seconds 540
 
-The parts: `rates` (settings of `muon` at 1,024), `search` (a rate for each system at the huge batch, on held-out
-images, grids that grow until the best is inside), `table` (three other seeds, the rates that `search` chose),
-`auto` (plan: auto against a fixed plan), `text` (the same optimizer on gpt-mini). What is in the book is not run again.
+The parts: `rates` (settings of `muon` at 1,024), `search` (a rate for each system at a huge and at a large batch, on
+held-out images, grids that grow until the best is inside), `table` (three other seeds, the rates that `search` chose),
+`ablation` (the same seeds without one technique), `auto` (plan: auto against a fixed plan), `text` (the same optimizer
+on gpt-mini). What is in the book is not run again.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from book import Book, config_of
 from grid import widening
+from techniques import without
 
 HOLDOUT = "data.holdout=0.75"  # 3,000 images to train on and 9,000 to judge: the test images are not looked at
 SEEDS = (1, 2, 3)
 """Of the tables; the search has seed 0."""
-BATCH, EPOCHS = 1024, 10
-"""Three steps an epoch, 30 in all where the batch is constant: as 16,384 of 50,000 images."""
+BATCHES, EPOCHS = (1024, 128), 10
+"""Three steps an epoch, 30 in all where the batch is constant, as 16,384 of 50,000 images; and 24, as 2,048."""
+LOCAL = 32
 SYSTEMS: dict[str, tuple[float, tuple[str, ...]]] = {
     "leap": (0.1, ()),
     "muon": (0.1, ()),
     "sony": (8.0, ()),
-    "fujitsu": (1.0, ("workers.count=32", "workers.local_batch=32")),
-    "lars": (8.0, ("workers.count=32", "workers.local_batch=32")),
     "plain": (0.4, ()),
+    "google": (0.4, ()),
+    "fujitsu": (1.0, (f"workers.local_batch={LOCAL}",)),
+    "lars": (8.0, ()),
+    "fastai": (0.4, ()),
+    "pfn": (0.4, ()),
+    "fair": (0.4, ()),
+    "onebit": (0.06, ()),
+    "localsgd": (0.4, ()),
+    "postlocal": (0.4, ()),
+    "localsgd, last batch": (0.4, ("norm.statistics=last_batch",)),
+    "postlocal, last batch": (0.4, ("norm.statistics=last_batch",)),
 }
-"""The middle of the rates, and settings that make batches alike."""
+"""A recipe and what is said of it: the middle of its rates at 1,024, and settings. `tencent` is `lars` on one rank, and
+there `onebit` quantises nothing; islands have as many workers in all as the others."""
 
 
 def rated(rate: float) -> tuple[str, ...]:
@@ -54,16 +67,28 @@ MUON_TRIALS: Sequence[tuple[str, ...]] = (
 )
 
 
-def best_rate(book: Book, recipe: str, batch: int, *, run: bool) -> float:
+def chosen(system: str, batch: int) -> tuple[str, ...]:
+    """Settings of a system at a batch, but for its rate."""
+    _, settings = SYSTEMS[system]
+    count = (f"workers.count={batch // LOCAL}",) if f"workers.local_batch={LOCAL}" in settings else ()
+    return (*count, *settings, HOLDOUT)
+
+
+def recipe_of(system: str) -> str:
+    """The recipe of a system."""
+    return system.split(",")[0]
+
+
+def best_rate(book: Book, system: str, batch: int, *, run: bool) -> float:
     """The rate that the held-out images prefer; `run` trains what is missing for it."""
-    middle, settings = SYSTEMS[recipe]
+    middle, _ = SYSTEMS[system]
     trials = widening(middle)
     rate = next(trials)
     try:
         while True:
-            name = f"search {recipe} {batch} rate {rate:g}"
+            name = f"search {system} {batch} rate {rate:g}"
             if run:
-                config = config_of(recipe, batch, (*settings, *rated(rate), HOLDOUT), EPOCHS)
+                config = config_of(recipe_of(system), batch, (*chosen(system, batch), *rated(rate)), EPOCHS)
                 score = book.run(name, config, device="cpu")["accuracy"]
             else:
                 found = book.of(name)
@@ -75,17 +100,37 @@ def best_rate(book: Book, recipe: str, batch: int, *, run: bool) -> float:
 
 def search(book: Book) -> None:
     """A rate for each system."""
-    for recipe in SYSTEMS:
-        best_rate(book, recipe, BATCH, run=True)
+    for batch in BATCHES:
+        for system in SYSTEMS:
+            best_rate(book, system, batch, run=True)
 
 
 def table(book: Book) -> None:
     """Seeds that no rate was chosen with."""
-    for seed in SEEDS:
-        for recipe, (_, settings) in SYSTEMS.items():
-            rate = best_rate(book, recipe, BATCH, run=False)
-            config = config_of(recipe, BATCH, (*settings, *rated(rate), HOLDOUT), EPOCHS)
-            book.run(f"table {recipe} {BATCH} rate {rate:g}", config, seed, device="cpu")
+    for batch in BATCHES:
+        for seed in SEEDS:
+            for system in SYSTEMS:
+                rate = best_rate(book, system, batch, run=False)
+                config = config_of(recipe_of(system), batch, (*chosen(system, batch), *rated(rate)), EPOCHS)
+                book.run(f"table {system} {batch} rate {rate:g}", config, seed, device="cpu")
+
+
+def left_out(book: Book, recipe: str, batch: int) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Techniques, and settings that leave each out of a system with the rate of the search."""
+    constant = (f"workers.count={batch // LOCAL}", f"workers.local_batch={LOCAL}")
+    settings = (*chosen(recipe, batch), *rated(best_rate(book, recipe, batch, run=False)))
+    others = without(recipe, "mini", constant, lambda other: rated(best_rate(book, other, batch, run=False)))
+    return ((name, (*settings, *changes)) for name, changes in others)
+
+
+def ablation(book: Book) -> None:
+    """What each technique buys; whole systems are in the table."""
+    for batch in BATCHES:
+        for seed in SEEDS:
+            for recipe in ("leap", "sony"):
+                for name, settings in left_out(book, recipe, batch):
+                    config = config_of(recipe, batch, settings, EPOCHS)
+                    book.run(f"ablation {recipe} {batch} without {name}", config, seed, device="cpu")
 
 
 FIRST = ("workers.count=4", "workers.local_batch=16")
@@ -94,6 +139,7 @@ AUTO: dict[str, tuple[str, ...]] = {
     "constant 64": ("plan=[]", *FIRST),
     "64, 128, 256 by plan": (*FIRST, FIXED),
     "64 and on, auto": (*FIRST, "plan=auto", "growth.measured=2"),
+    "64 and on, auto, up to four noise scales": (*FIRST, "plan=auto", "growth.measured=2", "growth.scales=4"),
     "constant 256": ("plan=[]", "workers.count=16", "workers.local_batch=16"),
 }
 """LARS with sony's settings: constant, by a fixed plan like Sony's, by the noise scale."""
@@ -135,7 +181,9 @@ def text(book: Book) -> None:
 
 
 Part = Callable[[Book], None]
-PARTS: dict[str, Part] = {"search": search, "table": table, "auto": auto, "rates": rates, "text": text}
+PARTS: dict[str, Part] = {
+    "search": search, "table": table, "ablation": ablation, "auto": auto, "rates": rates, "text": text,
+}  # fmt: skip
 
 
 def main() -> None:

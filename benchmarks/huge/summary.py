@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from book import Book, shown
-from embedded import AUTO, BATCH, EPOCHS, SYSTEMS, TEXT_BATCH, TEXT_EPOCHS, TEXTS, best_rate
+from embedded import AUTO, BATCHES, EPOCHS, SYSTEMS, TEXT_BATCH, TEXT_EPOCHS, TEXTS, best_rate
 
 HERE = Path(__file__).parent / "results"
 
@@ -21,6 +21,45 @@ def searched(book: Book, pattern: str) -> list[str]:
     return [f"{rate:g}: {shown([found[rate]])}" for rate in sorted(found)]
 
 
+def tabulated(book: Book, batch: int) -> list[str]:
+    """All systems at a batch, the best first: rates that were tried, other seeds at the best of them, steps."""
+    lines = {}
+    for system in SYSTEMS:
+        rates = searched(book, f"search {system} {batch}")
+        if rates:
+            runs = book.of(f"table {system} {batch} rate {best_rate(book, system, batch, run=False):g}")
+            steps = runs[0].get("steps", "") if runs else ""
+            mean = sum(row["accuracy"] for row in runs) / len(runs) if runs else 0.0
+            lines[f"| {system} | {', '.join(rates)} | {shown(runs)} | {steps} |"] = mean
+    heading = f"## Batch {batch:,} (largest stage), {EPOCHS} epochs of 3,000 images, percent of 9,000 held-out images"
+    titles = ["| system | rates, seed 0 | the best of them, seeds 1 to 3 | steps |", "|---|---|---|---:|"]
+    return ["", heading, "", *titles, *sorted(lines, key=lines.__getitem__, reverse=True)] if lines else []
+
+
+def lost(book: Book) -> list[str]:
+    """Points that a system loses without a technique, over the seeds that both have."""
+    kinds = dict.fromkeys(
+        (name.split()[1], name.split(" without ")[1].rsplit(" seed ", 1)[0])
+        for name in book.rows
+        if name.startswith("ablation ")
+    )
+    lines = []
+    for recipe, technique in kinds:
+        cells = []
+        for batch in BATCHES:
+            rate = best_rate(book, recipe, batch, run=False)
+            whole = {row["seed"]: row["accuracy"] for row in book.of(f"table {recipe} {batch} rate {rate:g}")}
+            losses = [
+                {"accuracy": whole[row["seed"]] - row["accuracy"]}
+                for row in book.of(f"ablation {recipe} {batch} without {technique}")
+                if row["seed"] in whole
+            ]
+            cells.append(shown(losses))
+        lines.append(f"| {recipe} | {technique} | {' | '.join(cells)} |")
+    titles = [f"| system | without | {' | '.join(f'{batch:,}' for batch in BATCHES)} |", "|---|---|---|---|"]
+    return ["", "## Points lost without one technique, same seeds", "", *titles, *lines] if lines else []
+
+
 def main() -> None:
     """Write what was run, and nothing else."""
     book = Book(HERE / "embedded.jsonl")
@@ -28,16 +67,11 @@ def main() -> None:
     text = [
         "# Huge batches on the embedded images", "",
         "Written by `python benchmarks/huge/summary.py`. Two cores of an AMD EPYC, shared with other work; one thread "
-        f"a run; commit {', '.join(commits)}.", "",
-        f"## Batch {BATCH:,} (largest stage), {EPOCHS} epochs of 3,000 images, percent of 9,000 held-out images", "",
-        "| system | rates, seed 0 | the best of them, seeds 1 to 3 | steps |", "|---|---|---|---:|",
+        f"a run; commit {', '.join(commits)}.",
     ]  # fmt: skip
-    for recipe in SYSTEMS:
-        rates = searched(book, f"search {recipe} {BATCH}")
-        if rates:
-            runs = book.of(f"table {recipe} {BATCH} rate {best_rate(book, recipe, BATCH, run=False):g}")
-            steps = runs[0].get("steps", "") if runs else ""
-            text.append(f"| {recipe} | {', '.join(rates)} | {shown(runs)} | {steps} |")
+    for batch in BATCHES:
+        text += tabulated(book, batch)
+    text += lost(book)
     if any(book.of(f"auto {name}") for name in AUTO):
         text += ["", "## plan: auto (LARS with the settings of `sony`, 3,000 images, 10 epochs), held-out images", ""]
         text += ["| batches | percent | steps | batches of the first seed |", "|---|---|---:|---|"]

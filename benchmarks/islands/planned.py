@@ -166,8 +166,8 @@ def markdown(results: dict[str, Any]) -> str:
         f"**{summary['worst_error']:.1%}**. A GPT of 120,000 weights; n = {len(results['turns'])} turns, the first "
         f"quartile of the periods of meetings; {machine['hardware']['processor']}, {machine['hardware']['cores']} "
         f"cores shared by four hosts, torch {machine['versions']['torch']}, commit {machine['commit']}. Constants come "
-        f"from links that limit nothing: a step takes {found['constants']['averaging'][0] * 1e3:.1f} ms, and software of a "
-        "round of meetings", "",
+        f"from links that limit nothing: a step takes "
+        f"{found['constants']['averaging'][0] * 1e3:.1f} ms, and software of a round of meetings", "",
         "| method | meetings |", "|---|--:|",
         *(f"| {name} | {more * 1e3:.1f} ms |" for name, (_, more) in found["constants"].items()),
         "", "| method, H, links | measured | predicted | error |", "|---|--:|--:|--:|",

@@ -60,6 +60,9 @@ OVER = "the time is over; the same command goes on from here"
 class Cell:
     """Runs of one number of islands, H and rule, in the book of `benchmarks/sequence/books.py`."""
 
+    rates: tuple[float, ...] = RATES
+    """Outer rates that are tried."""
+
     def __init__(self, epochs: float, check: bool) -> None:
         self.epochs, self.check = epochs, check
         batch, rate = (32, 1e-2) if check else (BATCH, 1e-3)
@@ -93,7 +96,7 @@ def bits(book: books.Book, run: books.Run) -> float:
 
 def best_rate(book: books.Book, cell: Cell, count: int) -> float:
     """Return the outer rate that is best for a number of islands, as far as the book knows."""
-    return min(RATES, key=lambda rate: (bits(book, cell.nesterov(count, MAIN, rate)), rate != FIRST))
+    return min(cell.rates, key=lambda rate: (bits(book, cell.nesterov(count, MAIN, rate)), rate != FIRST))
 
 
 def in_order(book: books.Book, cell: Cell) -> Iterator[books.Run]:
@@ -103,7 +106,7 @@ def in_order(book: books.Book, cell: Cell) -> Iterator[books.Run]:
         for count in COUNTS:
             yield cell.nesterov(count, MAIN, FIRST, seed)
     for count in COUNTS:
-        for rate in RATES:
+        for rate in cell.rates:
             yield cell.nesterov(count, MAIN, rate)
     for seed in range(1, SEEDS):
         for count in COUNTS:
@@ -183,8 +186,18 @@ def run_cifar10(options: argparse.Namespace, begun: float) -> None:
 
 
 def summary(options: argparse.Namespace) -> None:
-    """Print the tables: bits per byte by M and H at the best outer rate, rates by M, and accuracies."""
-    book, cell = books.Book(options.book, "", Ranks(), options.check), Cell(options.epochs, options.check)
+    """Print the tables of the text, and accuracies."""
+    tabulate(books.Book(options.book, "", Ranks(), options.check), Cell(options.epochs, options.check))
+    rows: dict[str, list[Any]] = {}
+    for name, row in runs.Book(options.images).rows.items():
+        rows.setdefault(name.rpartition(" seed ")[0], []).append(row["accuracy"])
+    for name, values in rows.items():
+        seen = [100 * value for value in values if value is not None]
+        print(f"{name}: {statistics.mean(seen):.2f} % (n = {len(seen)})" if seen else f"{name}: failed")
+
+
+def tabulate(book: books.Book, cell: Cell) -> None:
+    """Print bits per byte by M and H at the best outer rate, rates by M, and longer runs."""
     counts, columns = sorted(COUNTS), sorted((*EVERY, MAIN))
     print(f"synchronous: {_cell([bits(book, cell.run('synchronous', seed=seed)) for seed in range(SEEDS)])}\n")
     print(f"| M | {' | '.join(f'H = {every}' for every in columns)} | average | from half | outer rate |")
@@ -195,19 +208,13 @@ def summary(options: argparse.Namespace) -> None:
             _cell([bits(book, cell.nesterov(count, every, rate, seed)) for seed in range(SEEDS)]) for every in columns
         ]
         means = [_cell([bits(book, cell.average(count, MAIN, begin))]) for begin in (0.0, 0.5)]
-        tried = ", ".join(f"{each}: {_cell([bits(book, cell.nesterov(count, MAIN, each))])}" for each in RATES)
+        tried = ", ".join(f"{each}: {_cell([bits(book, cell.nesterov(count, MAIN, each))])}" for each in cell.rates)
         print(f"| {count} | {' | '.join([*cells, *means])} | {tried} |")
     print(f"\nH = {MAIN}, {COUNTS[0]} islands:\n\n| length | synchronous | Nesterov | average | from half |")
     print("|--:|--:|--:|--:|--:|")
     for times in (1, *LONGER):
         found = [bits(book, run) for run in long_runs(cell.longer(times), best_rate(book, cell, COUNTS[0]))]
         print(f"| {times} | {' | '.join(_cell([each]) for each in found)} |")
-    rows: dict[str, list[Any]] = {}
-    for name, row in runs.Book(options.images).rows.items():
-        rows.setdefault(name.rpartition(" seed ")[0], []).append(row["accuracy"])
-    for name, values in rows.items():
-        seen = [100 * value for value in values if value is not None]
-        print(f"{name}: {statistics.mean(seen):.2f} % (n = {len(seen)})" if seen else f"{name}: failed")
 
 
 def _cell(values: list[float]) -> str:

@@ -1,0 +1,113 @@
+"""Islands by number, H and outer rate with a small GPT on a text of books, on one CPU core, in equal tokens.
+
+    PYTHONPATH=src python benchmarks/islands/small.py --data books.txt.xz [--seconds 3000]     # about an hour in all
+    PYTHONPATH=src python benchmarks/islands/small.py summary > benchmarks/islands/results/small.md
+
+The table of `table.py` at a size that a CPU can do: a GPT of 120,000 weights (two blocks of width 64), windows of 64
+bytes, 32 of them a step in eight workers, 600 steps and for the last rows two and four times as many, every window
+once. The rate of the synchronous run is searched first and goes for all. It goes on from its book.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+import table
+import torch
+from table import Cell, books, fill, tabulate, unpacked
+from torch import nn
+
+from bigstep import recipes
+from bigstep.config import RunConfig
+from bigstep.config.edit import stretch
+from bigstep.config.text import apply_settings
+from bigstep.data.catalog import open_data
+from bigstep.data.pair import DataPair
+from bigstep.engine.build import Own
+from bigstep.engine.ranks import Ranks
+from bigstep.models import GPT
+
+HERE = Path(__file__).parent
+LENGTH, BATCH, WORKERS, STEPS = 64, 32, 8, 600
+WINDOWS = STEPS * BATCH * max(table.LONGER)
+"""Of the longest run, which sees each once."""
+TEST_WINDOWS = 1024
+"""Of the held-out tenth of the text, evenly over it."""
+INNER_RATES = (2e-3, 4e-3, 8e-3)
+
+
+class Small(books.Book):
+    """Runs of the small network."""
+
+    def config(self, run: books.Run) -> RunConfig:
+        """Return the preset for books with what makes it small."""
+        quiet = ["checkpoint.every=0", "checkpoint.seconds=0", "evaluate_every=1000", f"seed={run.seed}"]
+        settings = [*quiet, "data.drop_last=true", f"data.length={LENGTH}", "measure_noise=false"]
+        return apply_settings(
+            stretch(apply_settings(recipes.load(run.preset, "books"), settings), run.epochs), run.settings
+        )
+
+    def pair(self, config: RunConfig) -> Any:
+        """Return as many windows as the longest run sees, from everywhere in the text, and some of the rest."""
+        if not self.pairs:
+            pair = open_data("text", self.data, 0.0, 0, length=LENGTH, vocabulary=config.data.vocabulary)
+            parts = [
+                part.subset(torch.linspace(0, len(part) - 1, count).long())
+                for part, count in ((pair.train, WINDOWS), (pair.test, TEST_WINDOWS))
+            ]
+            self.pairs[0.0] = DataPair(*parts)
+        return self.pairs[0.0]
+
+    def own(self, pair: Any) -> Own:
+        """Return the network and the windows."""
+
+        def fresh(_: nn.Module) -> nn.Module:  # called behind the run's own seed
+            return GPT(vocabulary=256, length=LENGTH, depth=2, width=64, heads=4)
+
+        return Own(nn.Identity(), (pair.train, pair.test), change=fresh)
+
+
+class SmallCell(Cell):
+    """Runs of the small network at a rate."""
+
+    rates = (0.2, *table.RATES)
+
+    def __init__(self, epochs: float, rate: float) -> None:
+        self.epochs, self.check, self.rate = epochs, False, rate
+        sizes = (f"workers.count={WORKERS}", f"workers.local_batch={BATCH // WORKERS}")
+        self.base = (*sizes, f"lr.base={rate:g}", "lr.scaling=none")
+
+    def longer(self, times: int) -> SmallCell:
+        """Return the same in longer runs."""
+        return SmallCell(self.epochs * times, self.rate)
+
+
+def main() -> None:
+    """Search the rate, fill the table and print it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", nargs="?", choices=["run", "summary"], default="run")
+    parser.add_argument("--data", default="books.txt", help="the text")
+    parser.add_argument("--book", type=Path, default=HERE / "results" / "small.jsonl")
+    parser.add_argument("--seconds", type=float, default=1e9, help="what the call may take")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    begun, epochs = time.perf_counter(), 1.0 / max(table.LONGER)
+    with unpacked(options.data if options.part == "run" else "") as text:
+        book = Small(options.book, text, Ranks(), small=True)
+        trials = {rate: SmallCell(epochs, rate).run(f"synchronous, rate {rate:g}") for rate in INNER_RATES}
+        if options.part == "run":
+            for trial in trials.values():
+                book.run(trial)
+        cell = SmallCell(epochs, min(trials, key=lambda rate: table.bits(book, trials[rate])))
+        if options.part == "run":
+            fill(book, cell, options, begun)
+    told = ", ".join(f"{table.bits(book, trial):.3f} at {rate:g}" for rate, trial in trials.items())
+    print(f"Inner rates, synchronous, bits per byte: {told}\n")
+    tabulate(book, cell)
+
+
+if __name__ == "__main__":
+    main()
