@@ -36,7 +36,7 @@ WINDOWS = STEPS * BATCH * max(table.LONGER)
 """Of the longest run, which sees each once."""
 TEST_WINDOWS = 1024
 """Of the held-out tenth of the text, evenly over it."""
-INNER_RATES = (2e-3, 4e-3, 8e-3)
+INNER_RATES = (4e-3, 8e-3, 1.6e-2, 3.2e-2)
 
 
 class Small(books.Book):
