@@ -199,25 +199,26 @@ def summary(options: argparse.Namespace) -> None:
 def tabulate(book: books.Book, cell: Cell) -> None:
     """Print bits per byte by M and H at the best outer rate, rates by M, and longer runs."""
     counts, columns = sorted(COUNTS), sorted((*EVERY, MAIN))
-    print(f"synchronous: {_cell([bits(book, cell.run('synchronous', seed=seed)) for seed in range(SEEDS)])}\n")
+    print(f"synchronous: {shown([bits(book, cell.run('synchronous', seed=seed)) for seed in range(SEEDS)])}\n")
     print(f"| M | {' | '.join(f'H = {every}' for every in columns)} | average | from half | outer rate |")
     print("|--:|" + "--:|" * (len(columns) + 3))
     for count in counts:
         rate = best_rate(book, cell, count)
         cells = [
-            _cell([bits(book, cell.nesterov(count, every, rate, seed)) for seed in range(SEEDS)]) for every in columns
+            shown([bits(book, cell.nesterov(count, every, rate, seed)) for seed in range(SEEDS)]) for every in columns
         ]
-        means = [_cell([bits(book, cell.average(count, MAIN, begin))]) for begin in (0.0, 0.5)]
-        tried = ", ".join(f"{each}: {_cell([bits(book, cell.nesterov(count, MAIN, each))])}" for each in cell.rates)
+        means = [shown([bits(book, cell.average(count, MAIN, begin))]) for begin in (0.0, 0.5)]
+        tried = ", ".join(f"{each}: {shown([bits(book, cell.nesterov(count, MAIN, each))])}" for each in cell.rates)
         print(f"| {count} | {' | '.join([*cells, *means])} | {tried} |")
     print(f"\nH = {MAIN}, {COUNTS[0]} islands:\n\n| length | synchronous | Nesterov | average | from half |")
     print("|--:|--:|--:|--:|--:|")
     for times in (1, *LONGER):
         found = [bits(book, run) for run in long_runs(cell.longer(times), best_rate(book, cell, COUNTS[0]))]
-        print(f"| {times} | {' | '.join(_cell([each]) for each in found)} |")
+        print(f"| {times} | {' | '.join(shown([each]) for each in found)} |")
 
 
-def _cell(values: list[float]) -> str:
+def shown(values: list[float]) -> str:
+    """Show the mean of what is there, and half its range."""
     seen = [value for value in values if math.isfinite(value)]
     if not seen:
         return ""
