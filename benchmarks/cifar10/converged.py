@@ -23,7 +23,7 @@ from typing import Any
 
 import ours
 from lanes import Lanes, singles
-from runs import LOCAL, VALIDATION, Parts, Planned
+from runs import LOCAL, VALIDATION, Planned
 
 from bigstep import recipes
 
