@@ -362,8 +362,9 @@ def test_a_group_that_is_refused_is_not_added_and_one_that_fits_takes_steps() ->
 
 
 @pytest.mark.parametrize("rest", ["sgd", "adamw"])
-def test_a_gradient_may_lie_otherwise_in_memory_than_its_weights(rest: str) -> None:
-    alike, other = ([nn.Parameter(t) for t in tensors(0)] for _ in range(2))
+def test_weights_and_gradients_may_lie_in_memory_in_any_way(rest: str) -> None:
+    alike = [nn.Parameter(t) for t in tensors(0)]
+    other = [nn.Parameter(torch.stack([t, t], -1)[..., 0]) for t in tensors(0)]  # with gaps
     kinds = ["matrix"] * 2 + ["rest"] * 4
     for params, order in ((alike, lambda g: g), (other, lambda g: g.transpose(0, 1).contiguous().transpose(0, 1))):
         optimizer = Muon([{"params": params, "kind": kinds}], lr=0.1, rest=rest)
@@ -371,7 +372,7 @@ def test_a_gradient_may_lie_otherwise_in_memory_than_its_weights(rest: str) -> N
             for param, grad in zip(params, tensors(step), strict=True):
                 param.grad = order(grad)
             optimizer.step()
-    assert all(torch.equal(one, two) for one, two in zip(alike, other, strict=True))
+    torch.testing.assert_close(other, alike, rtol=1e-11, atol=1e-11)  # columns may have another order
 
 
 def test_weights_without_numbers_are_left_alone() -> None:

@@ -150,8 +150,9 @@ class Muon(MultiTensorOptimizer):
             return
         averages, squares, steps = (list(each) for each in zip(*map(self._moments, params), strict=True))
         torch._foreach_add_(steps, [taken] * len(steps) if isinstance(taken, Tensor) else taken)
+        dense = laid_out_like(averages, params)  # the kernel goes through memory as if there were no gaps in it
         torch._fused_adamw_(
-            params,
+            dense,
             laid_out_like(averages, grads),
             averages,
             squares,
@@ -167,6 +168,9 @@ class Muon(MultiTensorOptimizer):
             grad_scale=getattr(self, "grad_scale", None),
             found_inf=getattr(self, "found_inf", None),
         )
+        for param, held in zip(params, dense, strict=True):
+            if held is not param:
+                param.copy_(held)
 
     def _momentum(self, group: Mapping[str, Any], params: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
         """Update v and return n; of a step that is skipped v stays, and n is 0.
