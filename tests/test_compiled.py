@@ -11,7 +11,8 @@ from typing import Any, cast
 
 import pytest
 
-from bigstep.engine.compiled import KEPT, VARIABLES, Preparation, keep_compiled, shape_of
+from bigstep.config.text import apply_settings
+from bigstep.engine.compiled import KEPT, VARIABLES, Preparation, keep_compiled, prepares, shape_of
 from bigstep.engine.meter import Flush
 from bigstep.recipes import load
 
@@ -75,6 +76,19 @@ def test_the_next_run_of_the_same_shape_is_told_what_the_last_one_took(tmp_path:
     for torn in ("", "[1]", '{"a": "long"}'):
         (tmp_path / "first_steps.json").write_text(torn)
         assert Preparation(tmp_path, "a").announcement().endswith("graphs recorded.")
+
+
+@pytest.mark.parametrize(
+    "settings, said",
+    [
+        ((), True),
+        (("kernels=graphs",), True),
+        (("kernels=plain",), False),
+        (("kernels=plain", "compile=true"), True),
+    ],
+)
+def test_whatever_compiles_or_records_is_announced_and_kept(settings: tuple[str, ...], said: bool) -> None:
+    assert prepares(apply_settings(load("sony"), settings)) is said
 
 
 @pytest.mark.parametrize(

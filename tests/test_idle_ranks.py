@@ -35,6 +35,7 @@ CASES = {
     "adamw on a torus": growing(
         optimizer=OptimizerConfig(name="adamw"), exchange=ExchangeConfig(collective="torus", grid=(2, 2))
     ),
+    "no noise measured": growing(measure_noise=False),
     "shrinking": growing(
         workers=WorkersConfig(count=4, local_batch=3),
         plan=(Stage(epoch=0.5, count=3, local_batch=4), Stage(epoch=1.5, count=1, local_batch=12)),

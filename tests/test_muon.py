@@ -317,6 +317,11 @@ def test_embeddings_positions_heads_norms_and_biases_are_the_rest(tied: bool) ->
     assert {names[p] for p in optimizer.state if "momentum_buffer" in optimizer.state[p]} == matrices
 
 
+def test_a_transposed_convolution_at_the_end_is_the_head_too() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.ConvTranspose2d(8, 3, 3, bias=False))
+    assert list(kinds_of(model).values()) == ["matrix", "rest", "matrix", "rest", "rest"]
+
+
 @pytest.mark.parametrize(
     "mistake",
     [
@@ -326,6 +331,15 @@ def test_embeddings_positions_heads_norms_and_biases_are_the_rest(tied: bool) ->
         lambda p: Muon(p, lr=0.1, rest="lion"),
         lambda p: Muon(p, lr=0.1, rest_lr=-1.0),
         lambda p: Muon(p, lr=0.1, betas=(1.0, 0.9)),
+        lambda p: Muon(p, lr=0.1, betas=0.9),
+        lambda p: Muon(p, lr=float("nan")),
+        lambda p: Muon(p, lr="0.1"),
+        lambda p: Muon(p, lr=torch.ones(1)),
+        lambda p: Muon(p, lr=0.1, iterations=2.5),
+        lambda p: Muon([{"params": p, "rest": "lion"}], lr=0.1),
+        lambda p: Muon([{"params": p, "momentum": 1.5}], lr=0.1),
+        lambda p: Muon([{"params": p, "kind": 5}], lr=0.1),
+        lambda p: Muon([nn.Parameter(torch.ones(2, 2, dtype=torch.complex64))], lr=0.1),
         lambda p: Muon([{"params": p, "kind": "head"}], lr=0.1),
         lambda p: Muon([{"params": p, "kind": ["matrix"]}], lr=0.1),
         lambda p: Muon([{"params": [nn.Parameter(torch.ones(3))], "kind": "matrix"}], lr=0.1),
@@ -334,6 +348,41 @@ def test_embeddings_positions_heads_norms_and_biases_are_the_rest(tied: bool) ->
 def test_settings_out_of_range_are_refused_in_one_sentence(mistake: Any) -> None:
     with pytest.raises(ConfigError, match=r"given .*\.$"):
         mistake([nn.Parameter(t) for t in tensors(0)])
+
+
+def test_a_group_that_is_refused_is_not_added_and_one_that_fits_takes_steps() -> None:
+    params = [nn.Parameter(t) for t in tensors(0)]
+    optimizer = Muon(params[:3], lr=0.1)
+    with pytest.raises(ConfigError, match="rest='lion'"):
+        optimizer.add_param_group({"params": params[3:], "rest": "lion"})
+    assert len(optimizer.param_groups) == 1
+    optimizer.add_param_group({"params": params[3:], "rest": "sgd"})
+    take_steps(optimizer, params, range(1, 2))
+    assert not any(torch.equal(one, two) for one, two in zip(params, tensors(0), strict=True))
+
+
+@pytest.mark.parametrize("rest", ["sgd", "adamw"])
+def test_weights_and_gradients_may_lie_in_memory_in_any_way(rest: str) -> None:
+    alike = [nn.Parameter(t) for t in tensors(0)]
+    other = [nn.Parameter(torch.stack([t, t], -1)[..., 0]) for t in tensors(0)]  # with gaps
+    kinds = ["matrix"] * 2 + ["rest"] * 4
+    for params, order in ((alike, lambda g: g), (other, lambda g: g.transpose(0, 1).contiguous().transpose(0, 1))):
+        optimizer = Muon([{"params": params, "kind": kinds}], lr=0.1, rest=rest)
+        for step in (1, 2):
+            for param, grad in zip(params, tensors(step), strict=True):
+                param.grad = order(grad)
+            optimizer.step()
+    torch.testing.assert_close(other, alike, rtol=1e-11, atol=1e-11)  # columns may have another order
+
+
+def test_weights_without_numbers_are_left_alone() -> None:
+    params = [nn.Parameter(torch.zeros(shape)) for shape in ((0, 4), (4, 0), (0,), (3, 3))]
+    optimizer = Muon(params, lr=0.1, renormalise=True)
+    optimizer.create_state()
+    for param in params:
+        param.grad = torch.ones_like(param)
+    optimizer.step()
+    assert bool((params[3] < 0).all())
 
 
 def test_a_copy_and_a_pickle_of_the_optimizer_go_on_alike() -> None:

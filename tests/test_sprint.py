@@ -151,6 +151,13 @@ def test_views_are_told_beside_the_accuracy_of_one(tmp_path: Path) -> None:
         assert (facts["accuracy"], facts.get("accuracy_views")) == (0.5, 1.0 if views > 1 else None)
 
 
+def test_views_of_text_are_refused_before_the_first_step(tmp_path: Path) -> None:
+    config = apply_settings(recipes.load("adamw"), ["evaluate_views=6"])
+    with pytest.raises(ConfigError, match="evaluate_views is 6, but text has no mirror image"):
+        fit(config, out=tmp_path / "run", device="cpu", max_steps=1)
+    assert not list(tmp_path.rglob("metrics.jsonl"))
+
+
 def first_filters(folder: str, ranks: int) -> list[float]:
     result = fit(replace(CONFIG, epochs=0.5), data=DATA, out=folder)
     assert result.facts["ranks"] == ranks

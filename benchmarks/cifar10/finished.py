@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from converged import BATCHES, MIDDLES, SEARCHED, found, is_inside, rate_of
-from ours import TRIALS, kept_of, search_of
+from ours import TRIALS, result_of, search_of
 
 Row = dict[str, Any]
 
@@ -58,7 +58,7 @@ def _tuned(book: dict[str, Row]) -> list[str]:
                 f"{name.removeprefix(prefix).rsplit(' seed ', 1)[0].strip()}: {100 * (row['accuracy'] or 0):.2f}"
                 for name, row in runs.items()
             )
-            kept = kept_of(search_of(system), book)
+            kept = result_of(search_of(system), book)
             lines.append(f"| {system} | {tried} | {'not over' if kept is None else ' '.join(kept)} |")
     return ["| system | tried | kept |", "|---|---|---|", *lines] if lines else []
 
@@ -74,7 +74,8 @@ def _search(book: dict[str, Row]) -> list[str]:
                     f"{'**' if rate == best else ''}{rate:g}: {100 * rates[rate]:.2f}{'**' if rate == best else ''}"
                     for rate in sorted(rates)
                 ]
-                lines.append(f"| {recipe} | {batch:,} | {', '.join(cells)} | {'' if is_inside(rates) else 'open'} |")
+                told = "" if is_inside(rates) else "open"
+                lines.append(f"| {recipe} | {SEARCHED[batch]:,} | {', '.join(cells)} | {told} |")
     return ["| system | batch | rates | |", "|---|---:|---|---|", *lines] if lines else []
 
 

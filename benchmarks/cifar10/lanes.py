@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 from runs import Book, Parts, Planned, trained
@@ -50,6 +51,9 @@ class Crew:
     def carry_out(self, lanes: Lanes, *, alone: bool = False) -> bool:
         """Run lanes, the first ones first; False if the time was up before all were done.
 
+        A run that ends in an error which is no result is told and its lane left: the others go on, and the same command
+        tries it again.
+
         `alone` keeps the GPU to one run at a time, in this process, so that its seconds count.
         """
         many = 1 if alone else self.processes
@@ -65,7 +69,12 @@ class Crew:
                 return not late
             ended, _ = wait(active, return_when=FIRST_COMPLETED)
             for future in ended:
-                row, lane = future.result(), active.pop(future)
+                lane = active.pop(future)
+                try:
+                    row = future.result()
+                except Exception as error:
+                    print(f"A run is left out, which ended with {type(error).__name__}: {error!s:.500}", flush=True)
+                    continue
                 self._note(row, shared=many > 1)
                 late = self._go_on(lane, row, active, alone) is False or late
 
@@ -82,9 +91,12 @@ class Crew:
             return False
         if alone or self.processes == 1:
             future: Future[dict[str, Any]] = Future()
-            future.set_result(trained(planned, self.folder, tiny=self.tiny))
+            try:
+                future.set_result(trained(planned, self.folder, tiny=self.tiny))
+            except Exception as error:  # as a process hands it over
+                future.set_exception(error)
         else:
-            future = self._processes().submit(trained, planned, self.folder, tiny=self.tiny)
+            future = self._submit(planned)
         active[future] = lane
         return True
 
@@ -96,6 +108,13 @@ class Crew:
         self.walls.append(row["wall_s"])
         self.done += 1
         self.book.add(row, shared=shared)
+
+    def _submit(self, planned: Planned) -> Future[dict[str, Any]]:
+        try:
+            return self._processes().submit(trained, planned, self.folder, tiny=self.tiny)
+        except BrokenProcessPool:  # one of its processes has died, and with it all others
+            self._pool = None
+            return self._processes().submit(trained, planned, self.folder, tiny=self.tiny)
 
     def _processes(self) -> ProcessPoolExecutor:
         if self._pool is None:

@@ -2,7 +2,7 @@
 
 `tuned`   on held-out images, four lanes: a few settings of `muon --preset sprint` one after the other, then its fewest
           epochs that reach the goal (three seeds); `leap` and `muon` at three steps an epoch of 45,000 images, as
-          16,384 has of 50,000: rate, momentum, growth; the rates of `sony` at 16,384
+          16,384 has of 50,000: rate, momentum, growth; the rates of `sony` for 16,384
 `timed`   twenty seeds of `sprint` on test images, with one view and with six; one at a time, so that seconds count
 `proof`   test images, three seeds, a whole seed before the next: `leap` at 16,384, 8,192, 25,000 and 512, `muon` with a
           constant batch; what was tuned once goes for every batch, by the presets' rule
@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Generator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from lanes import Lanes, singles
 from runs import LOCAL, VALIDATION, Parts, Planned
@@ -96,16 +96,17 @@ def greedy(recipe: str, batch: int, middle: float, changes: Changes, preset: str
 
 
 Search = Generator[Planned, Mapping[str, Any], tuple[str, ...]]
+Found = TypeVar("Found")
 
 
-def kept_of(search: Search, rows: Rows) -> tuple[str, ...] | None:
-    """The settings that a search has kept, from the book; None as long as it is not over."""
+def result_of(search: Generator[Planned, Mapping[str, Any], Found], rows: Rows) -> Found | None:
+    """What a search has found, from the book; None as long as it is not over."""
     try:
         planned = next(search)
         while planned.called in rows:
             planned = search.send(rows[planned.called])
     except StopIteration as end:
-        return tuple(end.value)
+        return cast(Found, end.value)
     return None
 
 
@@ -119,7 +120,7 @@ def search_of(system: str) -> Search:
 
 def settings_of(rows: Rows, recipe: str) -> tuple[str, ...]:
     """What the search found for one of ours; the preset's own where it is not over."""
-    return kept_of(search_of(recipe), rows) or ()
+    return result_of(search_of(recipe), rows) or ()
 
 
 def at_batch(settings: tuple[str, ...], batch: int) -> tuple[str, ...]:
@@ -163,15 +164,8 @@ def sprint() -> Parts:
 
 def timed(rows: Rows) -> Lanes:
     """Twenty seeds of it, six views beside one; the first, which compiles, is for nothing but that."""
-    kept = kept_of(search_of("sprint"), rows) or ()
-    epochs = 16.0
-    search = _sprint_epochs(kept)
-    try:
-        planned = next(search)
-        while planned.called in rows:
-            planned = search.send(rows[planned.called])
-    except StopIteration as end:
-        epochs = end.value
+    kept = result_of(search_of("sprint"), rows) or ()
+    epochs = result_of(_sprint_epochs(kept), rows) or 16.0
     settings, wide = (*kept, "evaluate_views=6"), " wide" * (WIDE in kept)
     yield from singles(
         Planned(f"timed {name}{wide} epochs {epochs:g}", "muon", FASTEST, settings, epochs, seed, preset="sprint")
@@ -187,7 +181,7 @@ def tuned(rows: Rows) -> Lanes:
     yield sprint()
     yield search_of("leap")  # type: ignore[misc]  # what a search returns is read from the book
     yield search_of("muon")  # type: ignore[misc]  # as above
-    yield widen_one("sony", 16384)
+    yield widen_one("sony", 16384)  # type: ignore[misc]  # as above
 
 
 PROOF = (

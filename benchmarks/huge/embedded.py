@@ -154,7 +154,7 @@ def auto(book: Book) -> None:
 
 
 TEXT_BATCH, TEXT_EPOCHS = 256, 0.5
-"""Sequences of 64 bytes; 31 steps where the batch is constant."""
+"""Sequences of 64 bytes; 28 steps where the batch is constant."""
 TEXTS: dict[str, tuple[str, float, tuple[str, ...]]] = {
     "leap": ("shakespeare", 0.02, ()),
     "adamw": ("mini", 0.008, ()),

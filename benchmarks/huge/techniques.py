@@ -17,7 +17,7 @@ def without(
         recipe: The system.
         preset: Of it, and of the system whose optimizer takes the place of its own.
         constant: Workers of a batch that does not grow.
-        rate_of: Settings of another system's rate.
+        rate_of: Settings of another system's rate; nothing where it is not known.
     """
     config = recipes.load(recipe, preset)
     yield "label smoothing", ("loss.label_smoothing=0.0",)
@@ -25,7 +25,8 @@ def without(
     other = "sony" if recipe == "leap" else "plain"
     rule = recipes.load(other, preset).optimizer
     fields = [f"optimizer.{name}={json.dumps(value)}" for name, value in vars(rule).items() if name != "name"]
-    yield config.optimizer.name, (f"optimizer.name={rule.name}", *fields, *rate_of(other))
+    if rate := rate_of(other):  # another rule at the rate of this one would say nothing
+        yield config.optimizer.name, (f"optimizer.name={rule.name}", *fields, *rate)
     pieces = [vars(piece) for piece in config.lr.schedule if piece.shape != "warmup"]
     yield "warm-up", (f"lr.schedule={json.dumps(pieces)}",)
     yield "last-batch statistics", ("norm.statistics=moving",)

@@ -3,7 +3,7 @@
     PYTHONPATH=src python benchmarks/start/run.py --data FOLDER --out benchmarks/start/results/h200.json
 
 Each run is `bigstep train` in a process of its own, with a cache folder that is empty at first and kept afterwards.
-`--limits` also tries how many algorithms cuDNN times for each convolution (torch's default is 10).
+`--limits 10 3` also tries how many algorithms cuDNN times for each convolution (torch lets it time 10).
 """
 
 from __future__ import annotations
@@ -18,8 +18,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+DEFAULT = 10
+"""Algorithms of a convolution that cuDNN times unless it is told otherwise."""
 TRAIN = """
-import sys, torch
+import sys
+from bigstep.cli.imports import leave_out_compiler
+from bigstep.gpu.queues import ask_for_queues
+ask_for_queues()
+leave_out_compiler()  # as the command does before it imports torch
+import torch
 torch.backends.cudnn.benchmark_limit = int(sys.argv.pop(1))
 from bigstep.__main__ import program
 program()
@@ -33,16 +40,18 @@ def train(arguments: list[str], cache: Path, limit: int) -> dict[str, Any]:
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as out:
         arguments = [*arguments, "--out", f"{out}/run", "--json", "--no-report"]
-        command = [sys.executable, "-c", TRAIN, str(limit), "train", *arguments]
+        own = ["-m", "bigstep"] if limit == DEFAULT else ["-c", TRAIN, str(limit)]
+        command = [sys.executable, *own, "train", *arguments]
         done = subprocess.run(command, env={**environment, "BIGSTEP_DATA": str(cache)}, capture_output=True, text=True)
         wall_s = time.perf_counter() - begin
         if done.returncode:
             return {"limit": limit, "failure": done.stderr[-2000:]}
         notes = json.loads(Path(out, "run", "run.json").read_text())
     result = json.loads(done.stdout)
+    where = {key: notes.get(key) for key in ("commit", "device", "versions")}
     told = [line for line in done.stderr.splitlines() if "first step" in line]
     kept = {key: result[key] for key in ("accuracy", "seconds", "steps")}
-    return {"limit": limit, "wall_s": wall_s, **kept, "told": told, "machine": notes.get("machine")}
+    return {"limit": limit, "wall_s": wall_s, **kept, "told": told, **where}
 
 
 def main() -> None:
@@ -54,7 +63,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, help="the preset's by default")
     parser.add_argument("--epochs", type=float, help="the preset's by default")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--limits", type=int, nargs="*", default=[10], help="the first is used for cold and warm")
+    parser.add_argument("--limits", type=int, nargs="*", default=[DEFAULT], help="the first is used for cold and warm")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "start.json")
     options = parser.parse_args()
     arguments = [options.recipe, "--preset", options.preset, "--data", options.data]

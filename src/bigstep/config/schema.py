@@ -255,7 +255,7 @@ class RunConfig:
                 "stages of the plan, or change that setting.",
             )
         require(
-            not self.data.drop_last or self.growth.every == int(self.growth.every),
+            not self.data.drop_last or self.growth.every % 1 == 0,
             f"growth.every is {self.growth.every:g}, but with data.drop_last the batch can grow between whole epochs "
             "only: give a whole number, or data.drop_last=false.",
         )

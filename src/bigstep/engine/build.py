@@ -136,6 +136,10 @@ def build(
     _require_runnable(config, ranks, plan)
     train_feed, test_feed = _feeds(config, ranks, precision, own.data)
     require(
+        config.evaluate_views == 1 or not test_feed.length,
+        f"evaluate_views is {config.evaluate_views}, but text has no mirror image: use evaluate_views=1.",
+    )
+    require(
         plan.largest.batch <= len(train_feed),
         f"The batch of {plan.largest.batch} samples ({plan.largest.workers} workers x {plan.largest.local_batch}) is "
         f"larger than the training set of {len(train_feed)}; lower workers.count or workers.local_batch.",

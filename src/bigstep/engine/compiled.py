@@ -28,7 +28,7 @@ from bigstep.engine.methods.base import Note
 from bigstep.engine.observers.base import Observer
 from bigstep.records import write_atomically
 
-__all__ = ["Preparation", "facts_of", "keep_compiled", "shape_of"]
+__all__ = ["Preparation", "facts_of", "keep_compiled", "prepares", "shape_of"]
 
 KEPT = 4
 """Folders, each some 10 to 100 MB: those of other versions and devices are removed when they are the oldest."""
@@ -82,6 +82,11 @@ def _remove_oldest(parent: Path) -> None:
     with contextlib.suppress(FileNotFoundError):  # another rank was quicker
         for old in sorted(ours, key=lambda each: each.stat().st_mtime, reverse=True)[KEPT:]:
             shutil.rmtree(old, ignore_errors=True)
+
+
+def prepares(config: RunConfig) -> bool:
+    """Whether a run on a GPU compiles or records something before its first step: all but plain torch does."""
+    return config.kernels != "plain" or config.compile
 
 
 def shape_of(config: RunConfig) -> str:

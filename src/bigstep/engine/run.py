@@ -18,7 +18,7 @@ from bigstep.config.text import config_to_mapping
 from bigstep.engine.background import BackgroundWriter
 from bigstep.engine.build import Own, Run, build
 from bigstep.engine.checkpoint import load_latest, weights_hash
-from bigstep.engine.compiled import Preparation, facts_of, keep_compiled, shape_of
+from bigstep.engine.compiled import Preparation, facts_of, keep_compiled, prepares, shape_of
 from bigstep.engine.exact import fixed_arithmetic, say_moved
 from bigstep.engine.fusing import advise_precision
 from bigstep.engine.heartbeat import Heartbeat, beating
@@ -297,7 +297,7 @@ def _own_observers(order: Order, built: Run, noise: NoiseWatch, writer: RunWrite
         noise, LossWatch(skipped=skips), StragglerWatch(config.islands.count),
         InputWatch(built.train_feed.loaders, cores_of_rank(), built.train_feed.spent),
     ]  # fmt: skip
-    if built.ranks.device.type == "cuda" and config.kernels == "auto":  # on every rank: each compiles
+    if built.ranks.device.type == "cuda" and prepares(config):  # on every rank: each compiles
         watches.append(Preparation(keep_compiled(facts_of(built.ranks.device)), shape_of(config)))
     if writer is not None:
         watches.append(Records(writer))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -93,18 +95,6 @@ class Muon(MultiTensorOptimizer):
         group: dist.ProcessGroup | None = None,
     ) -> None:
         """See the class."""
-        if not 0 <= momentum < 1:
-            raise ConfigError(f"Muon was given momentum={momentum}, but it must be at least 0 and less than 1.")
-        numbers = (("lr", lr), ("weight_decay", weight_decay), ("rest_lr", rest_lr), ("eps", eps))
-        for name, value in numbers:
-            if not isinstance(value, Tensor) and value < 0:
-                raise ConfigError(f"Muon was given {name}={value}, but it must not be negative.")
-        if iterations < 1:
-            raise ConfigError(f"Muon was given iterations={iterations}, but it needs at least 1.")
-        if rest not in RULES:
-            raise ConfigError(f"Muon was given rest={rest!r}; allowed are {' and '.join(RULES)}.")
-        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-            raise ConfigError(f"Muon was given betas={betas}, but it must be two numbers from 0 to less than 1.")
         self.process_group = group
         settings = {
             "lr": lr,
@@ -115,31 +105,26 @@ class Muon(MultiTensorOptimizer):
             "weight_decay": weight_decay,
             "rest": rest,
             "rest_lr": rest_lr,
-            "betas": tuple(betas),
+            "betas": betas,
             "eps": eps,
             "kind": None,
         }
         super().__init__(params, settings)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, once its `kind` is known to fit it."""
+        """Add a group; one whose settings or parameters do not fit is refused, and not added."""
         super().add_param_group(param_group)
-        added = self.param_groups[-1]
-        kinds = _kinds(added)
-        if len(kinds) != len(added["params"]) or not set(kinds) <= set(KINDS):
-            raise ConfigError(
-                f"Muon was given kind={added['kind']!r} for {len(added['params'])} parameters; allowed are "
-                f"{' and '.join(map(repr, KINDS))}, for the group or for each of them."
-            )
-        for param, kind in zip(added["params"], kinds, strict=True):
-            if kind == "matrix" and param.ndim < 2:
-                shape = tuple(param.shape)
-                raise ConfigError(f"Muon was given a matrix of shape {shape}; let its group have kind='rest'.")
+        try:
+            _require_settings(self.param_groups[-1])
+            _require_kinds(self.param_groups[-1])
+        except ConfigError:
+            del self.param_groups[-1]
+            raise
 
     def _update(self, group: Mapping[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
         kind = dict(zip(group["params"], _kinds(group), strict=True))
         for name, update in (("matrix", self._update_matrices), ("rest", self._update_rest)):
-            pairs = [pair for pair in zip(params, grads, strict=True) if kind[pair[0]] == name]
+            pairs = [pair for pair in zip(params, grads, strict=True) if kind[pair[0]] == name and pair[0].numel()]
             if pairs:
                 update(group, [p for p, _ in pairs], [g for _, g in pairs])
 
@@ -165,9 +150,10 @@ class Muon(MultiTensorOptimizer):
             return
         averages, squares, steps = (list(each) for each in zip(*map(self._moments, params), strict=True))
         torch._foreach_add_(steps, [taken] * len(steps) if isinstance(taken, Tensor) else taken)
+        dense = laid_out_like(averages, params)  # the kernel goes through memory as if there were no gaps in it
         torch._fused_adamw_(
-            params,
-            grads,
+            dense,
+            laid_out_like(averages, grads),
             averages,
             squares,
             [],
@@ -182,6 +168,9 @@ class Muon(MultiTensorOptimizer):
             grad_scale=getattr(self, "grad_scale", None),
             found_inf=getattr(self, "found_inf", None),
         )
+        for param, held in zip(params, dense, strict=True):
+            if held is not param:
+                param.copy_(held)
 
     def _momentum(self, group: Mapping[str, Any], params: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
         """Update v and return n; of a step that is skipped v stays, and n is 0.
@@ -226,6 +215,46 @@ class Muon(MultiTensorOptimizer):
         kind = dict(zip(group["params"], _kinds(group), strict=True))[param]
         is_adam = kind == "rest" and group["rest"] == "adamw"
         return self._moments(param) if is_adam else self._zeros(param, "momentum_buffer")
+
+
+def _require_settings(group: Mapping[str, Any]) -> None:
+    """Refuse settings that no step could use, those of a single group too."""
+
+    def require(name: str, fits: bool, allowed: str) -> None:
+        if not fits:
+            raise ConfigError(f"Muon was given {name}={group[name]!r:.60}, but it must be {allowed}.")
+
+    lr, iterations, betas = group["lr"], group["iterations"], group["betas"]
+    if isinstance(lr, Tensor):
+        require("lr", lr.ndim == 0, "a number or a tensor without dimensions")
+    for name in ("weight_decay", "rest_lr", "eps", *(() if isinstance(lr, Tensor) else ("lr",))):
+        require(name, _lies_below(group[name], math.inf), "a finite number, not negative")
+    require("momentum", _lies_below(group["momentum"], 1), "a number of at least 0 and less than 1")
+    require("iterations", isinstance(iterations, Integral) and int(iterations) >= 1, "a whole number of at least 1")
+    require("rest", group["rest"] in RULES, " or ".join(map(repr, RULES)))
+    fits = isinstance(betas, Sequence) and len(betas) == 2 and all(_lies_below(beta, 1) for beta in betas)
+    require("betas", fits, "two numbers of at least 0 and less than 1")
+
+
+def _lies_below(value: object, end: float) -> bool:
+    return isinstance(value, Real) and 0 <= float(value) < end
+
+
+def _require_kinds(group: Mapping[str, Any]) -> None:
+    """Refuse kinds that do not fit the parameters of a group."""
+    given, params = group["kind"], group["params"]
+    kinds = _kinds(group) if given is None or isinstance(given, Sequence) else []
+    if len(kinds) != len(params) or any(kind not in KINDS for kind in kinds):
+        raise ConfigError(
+            f"Muon was given kind={given!r:.200} for {len(params)} parameters; allowed are "
+            f"{' and '.join(map(repr, KINDS))}, for the group or for each of them."
+        )
+    for param, kind in zip(params, kinds, strict=True):
+        shape = tuple(param.shape)
+        if kind == "matrix" and param.ndim < 2:
+            raise ConfigError(f"Muon was given a matrix of shape {shape}; let its group have kind='rest'.")
+        if param.is_complex():
+            raise ConfigError(f"Muon was given complex numbers of shape {shape}; hold them as real ones.")
 
 
 def _kinds(group: Mapping[str, Any]) -> list[str]:

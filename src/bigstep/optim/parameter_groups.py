@@ -16,7 +16,8 @@ __all__ = ["kinds_of", "parameter_groups"]
 # batch and instance norms of every dimension share _NormBase, which torch does not export under a public name
 NORM_MODULES = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
-LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, *TRANSPOSED)
 
 
 def parameter_groups(
@@ -88,12 +89,17 @@ def kinds_of(model: nn.Module) -> dict[nn.Parameter, str]:
     rest = _parameters_of(model, (*NORM_MODULES, *EMBEDDINGS))
     widths = {module.embedding_dim for module in model.modules() if isinstance(module, EMBEDDINGS)}
     layers = [module for module in model.modules() if isinstance(module, LAYERS)]
-    if layers and layers[-1].weight.shape[0] not in widths:
+    if layers and _outputs_of(layers[-1]) not in widths:
         rest.update(layers[-1].parameters(recurse=False))
     for module in model.modules():
-        if any(module.children()) and not isinstance(module, nn.MultiheadAttention):
+        if next(module.children(), None) is not None and not isinstance(module, nn.MultiheadAttention):
             rest.update(module.parameters(recurse=False))
     return {p: "rest" if p.ndim <= 1 or p in rest else "matrix" for p in model.parameters()}
+
+
+def _outputs_of(layer: nn.Module) -> int:
+    outputs = layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels
+    return int(outputs)  # type: ignore[arg-type]  # one of LAYERS
 
 
 def _parameters_of(model: nn.Module, kinds: tuple[type[nn.Module], ...]) -> set[nn.Parameter]:

@@ -102,7 +102,8 @@ def _crew(setting: Setting, crew: Ranks, *, member: bool) -> Synchronous:
     parts = _count_parts(config)
     gives_mean = parts > 0 or make_exchange(exchange).gives_the_mean
     resting = Resting(crew.device, gives_mean=gives_mean)
-    return Synchronous(setting.learner, resting, setting.forwards(setting.ranks), crew, config.seed)
+    forwards, measure = setting.forwards(setting.ranks), config.measure_noise
+    return Synchronous(setting.learner, resting, forwards, crew, config.seed, measure=measure)
 
 
 def _synchronous(setting: Setting, ranks: Ranks, *, measure: bool = True, hosts: Ranks | None = None) -> Synchronous:
