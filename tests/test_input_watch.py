@@ -24,7 +24,7 @@ from bigstep.train import fit
         (0, 8, 7.0, "no loaders are too few; set data.loaders=2 "),
         (1, 8, 6.5, "1 loader is too few; set data.loaders=3 "),
         (6, 8, 6.0, "6 loaders are too few; set data.loaders=8 "),
-        (8, 8, 6.0, "all 8 cores of a rank load already"),
+        (8, 8, 6.0, "all 8 cores of a rank load already; store smaller images (`bigstep data pack FOLDER OUT --side 2"),
         (2, 8, 2.5, "Waiting for data 21 % of the time"),
     ],
 )
@@ -86,6 +86,16 @@ def test_waits_are_measured_on_the_device_also_where_the_host_runs_ahead(device_
     assert all(cost.data_s > 0.009 for cost in seen[1:]) == (device_ms <= 10.0)
     assert sum(cost.total_s for cost in seen) == pytest.approx(device / 1e3)
     assert (waits.copy_s, len(waits)) == (pytest.approx(0.004), 0)
+
+
+def test_what_is_forgotten_is_kept_nowhere() -> None:
+    """An evaluation forgets; events of all its copies would stay on the GPU to the end of the run."""
+    waits = Waits(torch.device("cpu"))
+    waits.handed(Moment(0.0), Moment(1.0))
+    waits.copied(Moment(0.0), Moment(4.0))
+    waits.forget()
+    assert waits.take() == []
+    assert waits.copy_s == 0
 
 
 def test_a_little_waiting_is_no_matter_and_memory_none_at_all() -> None:

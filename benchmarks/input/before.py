@@ -85,7 +85,8 @@ def main() -> None:
             f"| {name} | {medians[0]:,.2f} | {medians[1]:,.2f} | {statistics.median(ratios):.3f} "
             f"({min(ratios):.3f} to {max(ratios):.3f}) |"
         )
-    text = f"{args.rounds} rounds, {args.images} files of 500 x 375 pixels, 224 px, two loaders.\n\n" + "\n".join(lines)
+    text = f"{args.rounds} rounds, {args.images} files of about 500 x 400 pixels, 224 px, two loaders.\n\n"
+    text += "\n".join(lines)
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "before.json").write_text(json.dumps(result, indent=1) + "\n")
     (args.out / "before.md").write_text(text + "\n")

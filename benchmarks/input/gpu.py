@@ -115,11 +115,10 @@ def make_packed(root: Path, sizes: Sizes, limit_s: float) -> dict[str, Any]:
     told = run_limited([sys.executable, "-m", "bigstep", "data", "pack", *options], limit_s)
     head = json.loads((out / INDEX).read_bytes())
     for split, names in (("train", sizes.names), ("val", sizes.val_names * PACKED_FOR_EVALUATION)):
-        for kind in ("records", "names"):
+        for kind, checksum in (("records", "sha256"), ("names", "names_sha256")):
             path = out / head["splits"][split][kind]
             np.save(path, np.repeat(np.load(path), names))
-        records = (out / head["splits"][split]["records"]).read_bytes()
-        head["splits"][split]["sha256"] = hashlib.sha256(records).hexdigest()
+            head["splits"][split][checksum] = hashlib.sha256(path.read_bytes()).hexdigest()
     (out / INDEX).write_text(json.dumps(head))
     return json.loads(told)
 

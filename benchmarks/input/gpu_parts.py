@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from bigstep.data.feed import Feed, Request
 from bigstep.data.sources.folder import FolderImages, open_folder, scan_folder
 from bigstep.data.view import Decoding
+from bigstep.gpu.queues import ask_for_queues
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -29,7 +30,7 @@ def model(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
 
 @torch.no_grad()
 def _forward_rate(device: torch.device) -> float:
-    """What an evaluation could reach: forward in batches of 2,000, as `bigstep train` evaluates."""
+    """What an evaluation could reach: forward in batches of 2,000."""
     from bigstep.models import build_model
 
     count = 2000 if device.type == "cuda" else 2
@@ -256,6 +257,8 @@ def main() -> None:
     for name, default in (("batch", 256), ("size", 224), ("count", 10_000), ("cores", 1), ("warm", 25)):
         parser.add_argument(f"--{name}", type=int, default=default)
     args = parser.parse_args()
+    if args.part != "loop":  # which is for those who have not heard of queues
+        ask_for_queues()  # as a run does, before torch is asked for a GPU
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     print(json.dumps(globals()[args.part](args, device)))
 

@@ -29,6 +29,7 @@ from bigstep.data import device_decoding
 from bigstep.data.decoders import nvjpeg
 from bigstep.data.decoders.nvjpeg_decoders import pinned_room
 from bigstep.data.device_decoding import DeviceDecoding
+from bigstep.gpu.queues import VARIABLE
 
 
 def by_pillow(contents: Sequence[Tensor], device: torch.device, again: Any) -> list[Tensor]:
@@ -49,6 +50,7 @@ def main() -> None:
     def tell() -> None:
         used = resource.getrusage(resource.RUSAGE_SELF)
         told: dict[str, Any] = {"cores in use": (used.ru_utime + used.ru_stime) / (time.perf_counter() - began)}
+        told["queues"] = os.environ.get(VARIABLE)  # as the run has set it
         for way in ways:
             spent = dict(way.waits.thread)
             if images := spent.pop("images", 0):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import sys
@@ -96,11 +97,16 @@ def _as_rank(job: Path) -> None:
 
 
 def _fill_streams() -> None:
-    """Open what was closed before the start: else the first file of a run would get the number of standard output."""
+    """Open what was closed before the start: else the first file of a run would get the number of standard output.
+
+    What cannot be encoded is printed as it is on standard error, escaped: a name of a file may be no UTF-8.
+    """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             assert os.open(os.devnull, os.O_RDWR) == number, "the lowest number is free"
             setattr(sys, name, open(number, "w" if number else "r"))  # noqa: SIM115 - open as long as the process
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _first_rank_tells() -> bool:

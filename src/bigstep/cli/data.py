@@ -41,7 +41,11 @@ def data(
         if len(given) != 3:
             raise ConfigError(f"bigstep data pack takes what to pack and where to, not {len(given) - 1} words.")
         packing = Packing(out=Path(given[2]), side=side, raw=raw, say=lambda line: typer.echo(line, err=True))
-        packed = pack_command(given[1], packing, vocabulary=vocabulary)
+        try:
+            packed = pack_command(given[1], packing, vocabulary=vocabulary)
+        except KeyboardInterrupt:  # of which typer would say nothing
+            typer.echo("bigstep: interrupted; the same command goes on.", err=True)
+            raise typer.Exit(130) from None
         if as_json:
             print_json(packed)
         else:

@@ -33,6 +33,8 @@ def pack_command(given: str, packing: Packing, *, vocabulary: str) -> dict[str, 
     """Pack a set and return what `--json` prints."""
     name, path = name_of_set(given)
     packer = DATASETS[name].packer if name in DATASETS else ""
+    if packer and not path:
+        raise ConfigError(f"{given} is a kind of data, not where it lies; give `bigstep data pack` the path of yours.")
     if not packer:
         known = ", ".join(known for known, entry in DATASETS.items() if entry.packer)
         raise ConfigError(f"{given} cannot be packed, since it would gain nothing; what can is of the kinds {known}.")
@@ -63,7 +65,7 @@ def _print(facts: dict[str, Any]) -> None:
             largest = max(part["per_class"].values(), default=0) or 1
             table = Table(box=None, show_header=False, padding=(0, 1))
             for name, count in list(part["per_class"].items())[:20]:
-                table.add_row(f" {name}", f"{count:,}", "█" * round(24 * count / largest))
+                table.add_row(Text(f" {name}"), f"{count:,}", "█" * round(24 * count / largest))
             console.print(table)
             if len(part["per_class"]) > 20:
                 console.print(f"  … and {len(part['per_class']) - 20} more classes")

@@ -54,7 +54,8 @@ def open_image(path: Path | str, content: BinaryIO | None = None) -> Iterator[Im
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise DataError(f"{path} has more than the {MAX_PIXELS:,} pixels that are read.") from None
     except Exception as error:  # Pillow has no error of its own: a damaged file can raise nearly anything
-        reason = getattr(error, "strerror", None) or str(error).removesuffix(f" {str(path)!r}")
+        told = str(path) if content is None else content
+        reason = getattr(error, "strerror", None) or str(error).removesuffix(f" {told!r}") or type(error).__name__
         raise DataError(f"{path} cannot be decoded: {reason}.") from None
 
 

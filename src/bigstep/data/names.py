@@ -9,10 +9,16 @@ from pathlib import Path
 from bigstep.errors import DataError, nearest
 from bigstep.tables.datasets import DATASETS
 
-__all__ = ["INDEX", "TEXT_SUFFIXES", "Packing", "Progress", "Wanted", "name_of_set"]
+__all__ = ["IMAGE_SUFFIXES", "INDEX", "PLAN", "TEXT_SUFFIXES", "Packing", "Progress", "Wanted", "name_of_set"]
 
 INDEX = "index.json"
 """The file by which a folder of packed images is known."""
+
+PLAN = "pack.json"
+"""The file by which a folder is known that is still being packed."""
+
+IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png", ".webp", ".bmp")
+"""Names of the files of a folder that are images."""
 
 TEXT_SUFFIXES = (".txt", ".md", ".rst", ".tex", ".txt.gz", ".txt.xz", ".md.gz", ".md.xz")
 """Names of the files of a folder that are read as text."""
@@ -72,7 +78,9 @@ def _kind(path: Path, current: str) -> str:
         return "tokens" if path.suffix in (".tokens", ".npy") else "text"
     if (path / INDEX).is_file():
         return "packed"
-    if any(_has_text(path / part) for part in ("train", ".")):
+    if (path / PLAN).is_file() and not (path / "train").exists():
+        raise DataError(f"{path} is not packed to its end; run the same `bigstep data pack` again, and it goes on.")
+    if _has(path / "train", TEXT_SUFFIXES) or (_has(path, TEXT_SUFFIXES) and not _has_class(path / "train")):
         return "text"
     if (path / "train").is_dir():
         return "imagenet" if current == "imagenet" else "folder"
@@ -88,8 +96,16 @@ def _kind(path: Path, current: str) -> str:
     )
 
 
-def _has_text(folder: Path) -> bool:
+def _has_class(folder: Path) -> bool:
+    """Whether there is a folder of images in it; a text beside it is no data then, but says what they are."""
     try:
-        return any(file.name.lower().endswith(TEXT_SUFFIXES) for file in folder.iterdir())
+        return any(_has(inner, IMAGE_SUFFIXES) for inner in folder.iterdir() if inner.is_dir())
+    except OSError:
+        return False
+
+
+def _has(folder: Path, suffixes: tuple[str, ...]) -> bool:
+    try:
+        return any(file.name.lower().endswith(suffixes) for file in folder.iterdir())
     except OSError:  # no folder, or none that may be read: whoever opens it says so
         return False

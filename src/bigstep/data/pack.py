@@ -2,19 +2,23 @@
 
 Images keep every byte unless a side is given: then those with a longer short side are shrunk to it. Raw stores pixels,
 which take six times the room and no decoding. Each image is decoded once, so that a damaged one is named now and not in
-the middle of a run. A tar file appears when it is complete; packing that was interrupted goes on behind the last.
+the middle of a run. A tar file appears when it is complete; packing that was interrupted goes on behind the last. One
+process packs into a folder at a time.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
+import os
 import tarfile
 import time
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
@@ -23,7 +27,8 @@ import numpy as np
 from PIL import Image
 
 from bigstep.data.decode import cut, open_image
-from bigstep.data.names import INDEX, Packing, Wanted
+from bigstep.data.names import INDEX, PLAN, Packing, Wanted
+from bigstep.data.sources.base import digest
 from bigstep.data.sources.folder import FolderImages, open_folder
 from bigstep.data.sources.packed import FORMAT, RECORD
 from bigstep.errors import ConfigError, DataError
@@ -31,11 +36,13 @@ from bigstep.records import replacing, write_atomically
 
 __all__ = ["pack_folder"]
 
-PLAN = "pack.json"
+LOCK = ".pack.lock"
 _SHARD_BYTES = 2**28
 _GROUP = 64  # images that are worked on at once: what bounds the memory
 _QUALITY = 92  # of images that are compressed anew
-_SUFFIXES = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp", "BMP": "bmp"}
+_STATED_AT_ONCE = 8  # files whose sizes are asked for: waiting for a file server, not computing
+_SUFFIXES = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp", "BMP": "bmp"}
+"""By Pillow's word; MPO is a JPEG with more pictures behind the one that is seen, as some cameras write it."""
 _BLOCK = tarfile.BLOCKSIZE
 
 
@@ -70,20 +77,30 @@ def pack_folder(wanted: Wanted, packing: Packing) -> dict[str, Any]:
         raise ConfigError("--raw stores pixels, so it needs --side, the longest short side of an image, such as 400.")
     train, val = open_folder(Path(wanted.path))
     out, began = packing.out, time.perf_counter()
+    for source in (train, val):
+        if out.resolve().is_relative_to(source.root.resolve()):
+            raise ConfigError(f"{out} lies in {source.root}, of which every folder is a class; name one elsewhere.")
     plan = {
-        "format": FORMAT, "side": packing.side, "raw": packing.raw, "train": train.fingerprint(),
-        "val": val.fingerprint(),
+        "format": FORMAT, "side": packing.side, "raw": packing.raw, "train": _fingerprint(train),
+        "val": _fingerprint(val),
     }  # fmt: skip
     try:
-        _begin(out, plan)
-        splits = {}
-        for split, source in (("train", train), ("val", val)):
-            shards = list(_shards(source, split, packing))
-            splits[split] = _write_index(out, split, source, shards)
-        index = {**plan, "classes": list(train.classes), "splits": splits}
-        write_atomically(out / INDEX, json.dumps(index, indent=1).encode())
-        for leftover in (out / PLAN, *out.glob("*-??????.json"), *out.glob(".*.part")):
-            leftover.unlink(missing_ok=True)
+        out.mkdir(parents=True, exist_ok=True)
+        _is_empty(out, plan)  # a folder of somebody else gets no lock
+        with _alone(out):
+            _begin(out, plan)
+            splits = {}
+            for split, source in (("train", train), ("val", val)):
+                shards = list(_shards(source, split, packing))
+                splits[split] = _write_index(out, split, source, shards)
+            index = {**plan, "classes": list(train.classes), "splits": splits}
+            write_atomically(out / INDEX, json.dumps(index, indent=1).encode())
+            for leftover in (out / PLAN, *out.glob("*-??????.json")):
+                leftover.unlink(missing_ok=True)
+    except DataError as error:  # of an image; a folder that was mended is packed anew, so all are wanted
+        raise DataError(
+            f"{str(error).removesuffix('.')}; `bigstep data {wanted.path} --verify` names all damaged ones."
+        ) from None
     except OSError as error:
         raise DataError(
             f"{out} cannot be written: {error.strerror}; what is packed so far stays, and the same command goes on."
@@ -97,32 +114,77 @@ def pack_folder(wanted: Wanted, packing: Packing) -> dict[str, Any]:
     }
 
 
+def _fingerprint(source: FolderImages) -> str:
+    """Hash names, labels and sizes of all files: what changes before packing goes on must not be half of a pack."""
+
+    def sizes(indices: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return np.array([os.stat(source.path(index)).st_size for index in indices.tolist()], dtype=np.int64)
+
+    parts = np.array_split(np.arange(len(source)), _STATED_AT_ONCE)
+    try:
+        with ThreadPoolExecutor(len(parts)) as pool:
+            return digest(len(source), source.files, source.labels, np.concatenate(list(pool.map(sizes, parts))))
+    except OSError as error:
+        raise DataError(f"{error.filename} cannot be read: {error.strerror}.") from None
+
+
+@contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """Keep a folder for this process; the system gives it free when the process ends, however it ends."""
+    from filelock import FileLock, Timeout  # as for run folders
+
+    lock = FileLock(out / LOCK, timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise ConfigError(f"Another process packs into {out}; wait until it ends, or name a new folder.") from None
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):  # file systems that keep no locks
+            raise
+    try:
+        yield
+    finally:
+        (out / LOCK).unlink(missing_ok=True)
+        lock.release()
+
+
+def _is_empty(out: Path, plan: dict[str, Any]) -> bool:
+    """Whether nothing was packed into a folder; one that holds other things than this pack is refused."""
+    nothing = {LOCK, *(path.name for path in out.glob(f".{PLAN}.*.part"))}
+    if {path.name for path in out.iterdir()} <= nothing:
+        return True
+    if not any(_holds(out / name, plan) for name in (INDEX, PLAN)):
+        raise ConfigError(f"{out} is not empty, and holds no pack of the same images and options; name a new folder.")
+    return False
+
+
 def _begin(out: Path, plan: dict[str, Any]) -> None:
-    """Make the folder, or see that what is in it belongs to the same pack."""
-    out.mkdir(parents=True, exist_ok=True)
-    if not any(out.iterdir()):
+    """Write down what is packed, unless it goes on; clear what a packer that was killed left torn."""
+    if _is_empty(out, plan):
         write_atomically(out / PLAN, json.dumps(plan).encode())
-        return
-    for name in (INDEX, PLAN):
-        try:
-            found = json.loads((out / name).read_bytes())
-            if {key: found.get(key) for key in plan} == plan:
-                return
-        except (OSError, ValueError, AttributeError):
-            continue
-    raise ConfigError(f"{out} is not empty, and holds no pack of the same images and options; name a new folder.")
+    for torn in out.glob(".*.part"):  # it may be what fills the disk
+        torn.unlink(missing_ok=True)
+
+
+def _holds(path: Path, plan: dict[str, Any]) -> bool:
+    try:
+        found = json.loads(path.read_bytes())
+        return {key: found.get(key) for key in plan} == plan
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return False
 
 
 def _shards(source: FolderImages, split: str, packing: Packing) -> Iterator[_Shard]:
     """Yield the tar files of a split: those that are there, then those that are missing."""
-    begin, number, began = 0, 0, time.perf_counter()
+    begin, number, packed, began = 0, 0, 0, time.perf_counter()
     with ThreadPoolExecutor() as pool:  # decoding releases the interpreter's lock
         while begin < len(source):
             path = packing.out / f"{split}-{number:06d}.tar"
             shard = _finished(path)
             if shard is None:
                 shard = _write_shard(path, source, begin, packing, pool)
-                rate = (begin + len(shard.records)) / (time.perf_counter() - began)
+                packed += len(shard.records)  # by this process: an earlier one may have begun
+                rate = packed / (time.perf_counter() - began)
                 packing.say(f"{path.name}: {begin + len(shard.records):,} of {len(source):,} images, {rate:,.0f}/s")
             begin, number = begin + len(shard.records), number + 1
             yield shard
@@ -132,12 +194,16 @@ def _finished(path: Path) -> _Shard | None:
     """Return a tar file that an earlier attempt has completed."""
     try:
         kept = json.loads(path.with_suffix(".json").read_bytes())
-        if path.stat().st_size != kept["bytes"]:
-            return None
         records = np.array([tuple(record) for record in kept["records"]], dtype=RECORD)
-        return _Shard(path.name, kept["bytes"], kept["sha256"], records)
-    except (OSError, ValueError, KeyError, TypeError):
+        shard = _Shard(path.name, kept["bytes"], kept["sha256"], records)
+        return shard if path.stat().st_size == shard.bytes and kept["check"] == _check(shard) else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
+
+
+def _check(shard: _Shard) -> int:
+    """Return a checksum of what is known of a tar file."""
+    return zlib.crc32(shard.records.tobytes() + shard.sha256.encode())
 
 
 def _write_shard(path: Path, source: FolderImages, begin: int, packing: Packing, pool: ThreadPoolExecutor) -> _Shard:
@@ -156,9 +222,10 @@ def _write_shard(path: Path, source: FolderImages, begin: int, packing: Packing,
                 records.append((number, len(image.content), offset, label, image.width, image.height, crc))
                 if tar.offset >= _SHARD_BYTES:
                     break
-    kept = {"bytes": hashed.tell(), "sha256": hashed.digest.hexdigest(), "records": records}
+    shard = _Shard(path.name, hashed.tell(), hashed.digest.hexdigest(), np.array(records, dtype=RECORD))
+    kept = {"bytes": shard.bytes, "sha256": shard.sha256, "records": records, "check": _check(shard)}
     write_atomically(path.with_suffix(".json"), json.dumps(kept).encode())
-    return _Shard(path.name, hashed.tell(), hashed.digest.hexdigest(), np.array(records, dtype=RECORD))
+    return shard
 
 
 def _encoded(
@@ -211,6 +278,7 @@ def _write_index(out: Path, split: str, source: FolderImages, shards: list[_Shar
         "records": f"{split}-records.npy",
         "names": f"{split}-names.npy",
         "sha256": hashlib.sha256(files["records"]).hexdigest(),
+        "names_sha256": hashlib.sha256(files["names"]).hexdigest(),
         "shards": [{"file": shard.file, "bytes": shard.bytes, "sha256": shard.sha256} for shard in shards],
     }
 

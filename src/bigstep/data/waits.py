@@ -103,6 +103,7 @@ class Waits:
     def forget(self) -> None:
         """Leave out what was not taken."""
         self._handed.clear()
+        self._copies.clear()
 
     def parts(self, loaders: int) -> dict[str, float]:
         """Return seconds of the clock that each part has taken, loaders side by side; `device`: its own decoding."""

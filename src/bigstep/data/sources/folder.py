@@ -20,6 +20,7 @@ from torch import Tensor
 
 from bigstep.data.decode import image_sizes, open_image
 from bigstep.data.decoders.base import Buffer
+from bigstep.data.names import IMAGE_SUFFIXES
 from bigstep.data.sources.base import digest, spread
 from bigstep.data.sources.coded import CodedImages
 from bigstep.errors import DataError
@@ -27,7 +28,6 @@ from bigstep.errors import DataError
 __all__ = ["FolderImages", "open_folder", "scan_folder"]
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's training images
-SUFFIXES = (".jpeg", ".jpg", ".png", ".webp", ".bmp")
 _LOOKED_AT = 500  # files whose size is part of a fingerprint
 
 
@@ -111,7 +111,11 @@ class FolderImages(CodedImages):
 
     def fingerprint(self) -> str:
         """Hash the names of all files, their labels, and the sizes of some."""
-        bytes_of = [self.path(index).stat().st_size for index in spread(len(self), _LOOKED_AT).tolist()]
+        chosen = spread(len(self), _LOOKED_AT).tolist()
+        try:
+            bytes_of = [self.path(index).stat().st_size for index in chosen]
+        except OSError as error:
+            raise DataError(f"{error.filename} cannot be read: {error.strerror}.") from None
         return digest(len(self), self.files, self.labels, tuple(bytes_of))
 
 
@@ -147,9 +151,10 @@ def scan_folder(root: Path) -> FolderImages:
     files: list[bytes] = []
     counts = []
     for name in classes:
-        images = [file for file in _entries(root / name, folders=False) if file.lower().endswith(SUFFIXES)]
+        images = [file for file in _entries(root / name, folders=False) if file.lower().endswith(IMAGE_SUFFIXES)]
         if not images:
-            raise DataError(f"{root / name} holds no images ({', '.join(SUFFIXES)}); add some or remove the folder.")
+            kinds = ", ".join(IMAGE_SUFFIXES)
+            raise DataError(f"{root / name} holds no images ({kinds}); add some or remove the folder.")
         files.extend(os.fsencode(f"{name}/{image}") for image in images)
         counts.append(len(images))
     labels = torch.repeat_interleave(torch.arange(len(classes)), torch.tensor(counts))

@@ -12,9 +12,9 @@ import io
 import json
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,7 @@ class PackedImages(CodedImages):
         raw: whether images are stored as pixels instead of compressed.
         mean: of each channel, images scaled to 0..1.
         std: of each channel.
+        sums: SHA-256 of the tar files and of the file of names, as the index has them.
     """
 
     root: Path
@@ -70,6 +71,7 @@ class PackedImages(CodedImages):
     raw: bool
     mean: tuple[float, ...] = MEAN
     std: tuple[float, ...] = STD
+    sums: Mapping[str, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.records)
@@ -141,6 +143,22 @@ class PackedImages(CodedImages):
         """Hash what the images were called, their labels, sizes and checksums."""
         return digest(len(self), self.names, self.records["label"].copy(), self.records["crc"].copy())
 
+    def describe(self, verify: bool) -> dict[str, Any]:
+        """Describe the images; name also what is damaged beside them: headers in tar files, names, classes."""
+        facts = super().describe(verify)
+        corrupt = facts["corrupt"]
+        for path in [self.root / file for file in self.sums] if verify else []:
+            named = any(row["file"].startswith(f"{path} (") for row in corrupt)
+            if not named and _sha256(path) != self.sums[path.name]:
+                corrupt.append({"file": str(path), "reason": "it does not have its checksum; pack it again."})
+        labels, firsts = np.unique(self.records["label"], return_index=True)
+        for label, first in zip(labels.tolist(), firsts.tolist(), strict=True):
+            name, known = os.fsdecode(self.names[first]), self.classes[label]
+            if name.partition("/")[0] != known:
+                reason = f"it has the class {known!r} for {name!r}; pack it again."
+                corrupt.append({"file": str(self.root / INDEX), "reason": reason})
+        return facts
+
 
 def open_packed(wanted: Wanted) -> DataPair:
     """Open a folder that `bigstep data pack` wrote; what its index says is checked before anything is read."""
@@ -192,4 +210,15 @@ def _open_split(root: Path, head: dict[str, Any], classes: tuple[str, ...], raw:
     )
     if not fits:
         raise ValueError
-    return PackedImages(root=root, shards=shards, records=records, names=names, classes=classes, raw=raw)
+    sums = {Path(shard["file"]).name: str(shard["sha256"]) for shard in head["shards"]}
+    if "names_sha256" in head:
+        sums[Path(head["names"]).name] = str(head["names_sha256"])
+    return PackedImages(root=root, shards=shards, records=records, names=names, classes=classes, raw=raw, sums=sums)
+
+
+def _sha256(path: Path) -> str:
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}.") from None

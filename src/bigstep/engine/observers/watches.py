@@ -30,10 +30,10 @@ _REMEDIES = {
     "or pack the images into a few files with `bigstep data pack FOLDER OUT --side 400`.",
     "copy": "copying to the device takes longer than decoding; train on smaller images (data.image_size), or let the "
     "GPU decode (data.decoder=nvjpeg), so that compressed ones travel.",
-    "device": "the GPU's own decoders take the time; store smaller images (`bigstep data pack FOLDER OUT --side 400`), "
+    "device": "the GPU's own decoders take the time; store smaller images (`bigstep data pack FOLDER OUT --side 256`), "
     "or let more cores help them (data.decoder=both, and more data.loaders).",
 }
-"""What to do where not the decoding is what takes the time."""
+"""What to do where not the decoding is what takes the time; 256: most photographs of ImageNet have 500 x 375."""
 
 
 class LossWatch(Observer):
@@ -161,7 +161,7 @@ class InputWatch(Observer):
         if loaders >= self._cores:
             return (
                 f"all {self._cores} cores of a rank load already; store smaller images (`bigstep data pack FOLDER OUT "
-                "--side 400`), use a machine with more cores, or give each GPU more to do."
+                "--side 256`), use a machine with more cores, or give each GPU more to do."
             )
         # without loaders the loop itself loads, for `share` of its time; loaders work beside it, and always
         wanted = min(self._cores, math.ceil((loaders or share) / (1 - share)))
