@@ -133,6 +133,19 @@ def ablation(book: Book) -> None:
                     book.run(f"ablation {recipe} {batch} without {name}", config, seed, device="cpu")
 
 
+def lost_without(book: Book, recipe: str) -> dict[str, dict[int, list[float]]]:
+    """What a system loses of its accuracy by technique and batch, over the seeds that both have."""
+    found: dict[str, dict[int, list[float]]] = {}
+    for batch in BATCHES:
+        rate = best_rate(book, recipe, batch, run=False)
+        whole = {row["seed"]: row["accuracy"] for row in book.of(f"table {recipe} {batch} rate {rate:g}")}
+        for name, _ in left_out(book, recipe, batch):
+            rows = book.of(f"ablation {recipe} {batch} without {name}")
+            lost = [whole[row["seed"]] - row["accuracy"] for row in rows if row["seed"] in whole]
+            found.setdefault(name, {})[batch] = lost
+    return found
+
+
 FIRST = ("workers.count=4", "workers.local_batch=16")
 FIXED = "plan=[{epoch: 4, count: 8, local_batch: 16}, {epoch: 7, count: 16, local_batch: 16}]"
 AUTO: dict[str, tuple[str, ...]] = {

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from book import Book, shown
-from embedded import AUTO, BATCHES, EPOCHS, SYSTEMS, TEXT_BATCH, TEXT_EPOCHS, TEXTS, best_rate
+from embedded import AUTO, BATCHES, EPOCHS, SYSTEMS, TEXT_BATCH, TEXT_EPOCHS, TEXTS, best_rate, lost_without
 
 HERE = Path(__file__).parent / "results"
 
@@ -37,25 +37,13 @@ def tabulated(book: Book, batch: int) -> list[str]:
 
 
 def lost(book: Book) -> list[str]:
-    """Points that a system loses without a technique, over the seeds that both have."""
-    kinds = dict.fromkeys(
-        (name.split()[1], name.split(" without ")[1].rsplit(" seed ", 1)[0])
-        for name in book.rows
-        if name.startswith("ablation ")
-    )
-    lines = []
-    for recipe, technique in kinds:
-        cells = []
-        for batch in BATCHES:
-            rate = best_rate(book, recipe, batch, run=False)
-            whole = {row["seed"]: row["accuracy"] for row in book.of(f"table {recipe} {batch} rate {rate:g}")}
-            losses = [
-                {"accuracy": whole[row["seed"]] - row["accuracy"]}
-                for row in book.of(f"ablation {recipe} {batch} without {technique}")
-                if row["seed"] in whole
-            ]
-            cells.append(shown(losses))
-        lines.append(f"| {recipe} | {technique} | {' | '.join(cells)} |")
+    """Points that systems lose without a technique."""
+    lines = [
+        f"| {recipe} | {name} | {' | '.join(shown([{'accuracy': each} for each in by_batch[b]]) for b in BATCHES)} |"
+        for recipe in ("leap", "sony")
+        for name, by_batch in lost_without(book, recipe).items()
+        if any(by_batch.values())
+    ]
     titles = [f"| system | without | {' | '.join(f'{batch:,}' for batch in BATCHES)} |", "|---|---|---|---|"]
     return ["", "## Points lost without one technique, same seeds", "", *titles, *lines] if lines else []
 
