@@ -24,7 +24,8 @@ from bigstep.engine.ranks import Ranks
 from bigstep.exchange import sum_owed
 from bigstep.records import read_run
 from bigstep.train import fit
-from test_islands import ADAMW, DILOCO, close, config, data, dense, network, path_of
+from test_islands import ADAMW, DILOCO, close, config, data, dense, go_on, network, path_of
+from test_islands_lost import break_off
 from worlds import World
 
 FULL = ("data.drop_last=true",)
@@ -181,6 +182,7 @@ def test_who_misses_the_meeting_of_a_fragment_keeps_its_own_way_in_it_and_nobody
 ENDS = {
     "the last fragment has just met": ("islands.every=4", "islands.fragments=2", "epochs=2"),
     "some have missed the last meeting": ("islands.every=3", "islands.drop=0.5"),
+    "one without samples has missed the last meeting": ("islands.every=1", "islands.drop=0.4"),
     "two fragments are on their way": MISSING[1:],
     "a meeting has just set out": ("islands.every=3", "islands.overlap=1"),
 }
@@ -225,6 +227,31 @@ def test_a_run_that_ends_with_a_meeting_holds_no_second_one(tmp_path: Path, oute
     with mock.patch.object(Outer, "apply", note):
         path_of(str(tmp_path / "run"), "islands.count=4", "islands.every=3", outer)
     assert applied == [0, 0, 0]
+
+
+TOGETHER = {
+    "averaging": ("islands.every=3", "islands.fragments=2", "islands.overlap=1", "islands.codec=int4",
+                  "islands.drop=0.3"),
+    "DiLoCo": (DILOCO, ADAMW, "lr.base=0.003", "islands.every=4", "islands.fragments=3", "islands.overlap=2",
+               "islands.codec=topk", "islands.drop=0.4", "plan=[{epoch: 1, count: 16, local_batch: 2}]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("method", TOGETHER)
+@pytest.mark.parametrize("at", [2, 6])
+def test_all_settings_together_go_through_a_break_on_any_ranks(
+    world: Callable[[int], World], tmp_path: Path, method: str, at: int
+) -> None:
+    settings = ("islands.count=4", "islands.begin=0.5", "evaluate_every=0.4", *TOGETHER[method])
+    saved = (*settings, "checkpoint.every=0.000001")
+    whole = path_of(str(tmp_path / "whole"), *settings)
+    break_off(str(tmp_path / "one"), at, *saved)
+    resumed = path_of(str(tmp_path / "one"), *saved, resume=True)
+    assert resumed["weights"] == whole["weights"], "nor does an evaluation leave a trace"
+    world(2).run(break_off, str(tmp_path / "two"), at, *saved)
+    together = world(2).run(go_on, str(tmp_path / "two"), *saved)
+    close(together[0], whole)
+    assert together[0]["weights"] == together[1]["weights"]
 
 
 # ---- what is told

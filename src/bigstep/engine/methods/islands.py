@@ -41,8 +41,6 @@ __all__ = ["Islands"]
 
 _BLEND = 0.5
 """What an island keeps of its own way when a meeting arrives late (Streaming DiLoCo's alpha)."""
-_SHARED = ("model", "skipped")
-"""Of what a synchronous run carries, what islands have in common."""
 _AVERAGED_AT_ONCE = 1 << 24
 """Values of which an evaluation takes the mean at once: a rank copies so many of each of its islands, never all."""
 
@@ -232,6 +230,8 @@ class Islands:
             self._depart(number, everybody=last)
             held = number in self.travelling
             self._arrive(number)
+            if last and not held:  # nobody has moved since, but who had missed a meeting stands behind what was agreed
+                self._hand_out(number)
         except Exception:  # whatever it was, it rises; but survivors keep what stands now, so nothing may be half done
             self.travelling.pop(number, None)
             self.sent = self._transport.owed(number, copy=True)
@@ -267,6 +267,10 @@ class Islands:
         with self._waiting():
             mean = meeting if isinstance(meeting, Tensor) else meeting.wait()
         self.outer.apply(number, mean)
+        self._hand_out(number, keep)
+
+    def _hand_out(self, number: int, keep: float = 0.0) -> None:
+        assert self.outer is not None
         for island in self.islands:
             if self.present[number][island.number]:
                 self.outer.hand_out(number, island.weights, keep)
@@ -338,7 +342,8 @@ class Islands:
         if self.mainland is None:
             return {}
         self.mainland.finish()
-        carried = {name: part.state_dict() for name, part in self.mainland.parts().items() if name not in _SHARED}
+        parts = {name: part for name, part in self.mainland.parts().items() if name not in ("model", "skipped")}
+        carried = {name: part.state_dict() for name, part in parts.items()}
         carried["exchange"] = self.ranks.from_first(carried["exchange"])  # what it owes, every island owes
         self.mainland.close()
         self.mainland = None
