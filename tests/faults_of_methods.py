@@ -96,7 +96,7 @@ def outer_gradient_from_a_stale_start(own: Own, trial: Trial, ranks: Ranks) -> R
 class EqualShares(Islands):
     """Counts every island alike, though in a short batch some have seen less."""
 
-    def _samples_of_all(self) -> list[int]:
+    def _samples_of_all(self, number: int) -> list[int]:
         return [1] * self.config.count
 
 
@@ -119,6 +119,18 @@ class AveragedState(Islands):
 
 def meeting_that_averages_optimizer_state(own: Own, trial: Trial, ranks: Ranks) -> Run:
     with instead(methods, "Islands", AveragedState):
+        return LOOP.start(own, trial, ranks)
+
+
+class ForgottenMomentum(Islands):
+    """Islands that begin later start from the weights of the synchronous run alone."""
+
+    def fill(self, island: Any, carried: Any) -> None:
+        super().fill(island, {name: state for name, state in carried.items() if name != "optimizer"})
+
+
+def islands_that_part_without_momentum(own: Own, trial: Trial, ranks: Ranks) -> Run:
+    with instead(methods, "Islands", ForgottenMomentum):
         return LOOP.start(own, trial, ranks)
 
 

@@ -81,6 +81,7 @@ PLANTED: list[tuple[str, str, str, str]] = [
     ("outer_gradient_with_the_wrong_sign", "start", "one island = ordinary training", "the losses part at step 4"),
     ("outer_gradient_from_a_stale_start", "start", "one island = ordinary training", "the losses part at step 7"),
     ("meeting_that_averages_optimizer_state", "start", "islands = islands by hand", "another path than the runs"),
+    ("islands_that_part_without_momentum", "start", "islands = islands by hand", "the losses part at step 5"),
     ("crew_that_keeps_its_optimizer_state", "start", "path with waiting ranks = of one", "the losses part at step"),
     ("crew_that_evaluates_what_it_has", "start", "path with waiting ranks = of one", "end with other weights"),
     ("graph_with_the_rate_of_its_capture", "start", "steps as graphs = steps in the open", "graphs take another path"),
@@ -115,6 +116,8 @@ def case_of(fault: str) -> RunConfig:
         return config(exchange=ONEBIT)
     if "outer" in fault or "meeting" in fault:
         return config(islands=dataclasses.replace(ISLANDS, every=3))
+    if "islands_that_part" in fault:
+        return config(islands=dataclasses.replace(ISLANDS, begin=0.5))
     if "graph" in fault and "every_batch" not in fault:  # with LARS it is the rate that counts
         return config(optimizer=OptimizerConfig(name="lars", trust_coefficient=0.02))
     return config()
@@ -211,6 +214,13 @@ def test_every_property_holds_on_islands(check_pool: Pool) -> None:
     not_of_islands = ("steps as graphs = steps in the open", "path with waiting ranks = of one")
     expected = {**dict.fromkeys(NAMES, "pass"), **dict.fromkeys(not_of_islands, "not applicable")}
     assert {row.name: row.status for row in report.rows} == expected, report.cause
+
+
+def test_islands_that_begin_later_are_their_parts(check_pool: Pool) -> None:
+    later = config(islands=dataclasses.replace(ISLANDS, begin=0.5))
+    rows = ["islands = islands by hand", "path of P ranks = of one", "resume = no interruption"]
+    report = check(later, model=faults.Net, data=faults.Pairs, ranks=(1, 2), only=rows, pool=check_pool)
+    assert {row.name: row.status for row in report.rows} == dict.fromkeys(rows, "pass"), report.cause
 
 
 def test_a_rate_that_saturates_and_a_warm_up_that_lengthens_still_follow_the_rule(check_pool: Pool) -> None:

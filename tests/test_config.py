@@ -96,6 +96,7 @@ def test_exponents_without_a_dot_are_numbers() -> None:
         ("islands.count=3", "8 workers cannot be shared evenly by 3 islands"),
         ("islands.every=0", "greater than 0"),
         ("islands={count: 2, every: 4, overlap: 4}", "must have arrived before the next"),
+        ("islands={every: 2, overlap: 3, outer: {name: nesterov}}", "must have arrived before the next"),
         ("islands.outer={lr: 0.5}", "takes the mean as it is"),
         ("islands.codec=zip", "islands.codec is 'zip'"),
         ("islands.outer.nam=sgd", "did you mean 'islands.outer.name'"),

@@ -18,6 +18,7 @@ from bigstep.config import (
     IslandsConfig,
     LrConfig,
     OptimizerConfig,
+    OuterConfig,
     RunConfig,
     Stage,
     WorkersConfig,
@@ -153,6 +154,7 @@ def test_a_measured_step_has_the_first_worker_apart_wherever_workers_are_joined(
     "changes",
     [
         {"islands": IslandsConfig(count=2)},
+        {"islands": IslandsConfig(outer=OuterConfig(name="sgd", lr=0.5))},
         {"exchange": ExchangeConfig(collective="gather", codec="onebit")},
         {"exchange": ExchangeConfig(double_buffer=True)},
         {"asynchronous": AsynchronousConfig(method="hogwild")},

@@ -144,7 +144,7 @@ def test_what_a_code_misses_is_kept_for_the_next_meeting(codec: str) -> None:
     for _ in range(5):
         moved = {island: torch.randn(1200, generator=generator).double() for island in (0, 1)}
         came += sum(moved.values())
-        went += transport.start(0, shapes, moved, {0: True, 1: True}).wait()
+        went += transport.start(0, shapes, moved.items(), {0: True, 1: True}).wait()
     kept = sum(kept for island in transport.state_dict().values() for kept in island.values())
     torch.testing.assert_close(went + kept, came, rtol=0, atol=1e-5)  # the code's two means are float32
     transport.close()

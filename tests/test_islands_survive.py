@@ -102,7 +102,7 @@ def reset_at(folder: str, at: int, islands: tuple[int, ...], *settings: str) -> 
             for island in (each for each in self.islands if each.number in islands):
                 for number in range(len(self.outer.fragments)):
                     self.outer.hand_out(number, island.weights)
-                island.samples = 0
+                island.samples = [0] * len(island.samples)
         return step(self, now, batches)
 
     with mock.patch.object(Islands, "step", reset):

@@ -10,13 +10,25 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from bigstep.config import LrConfig, RunConfig, WorkersConfig
+from bigstep.config.text import apply_settings
 from bigstep.errors import ConfigError
 from bigstep.plan import Cluster, Scheme, Workload, cli_result, predict
 from bigstep.plan.cost import exchange_seconds
-from bigstep.plan.islands import IslandPlan, fewest_steps_between, predict_islands
+from bigstep.plan.islands import FEW_MEETINGS, IslandPlan, fewest_steps_between, predict_islands, propose_outer
 from bigstep.plan.search import prefer, rank
 from bigstep.plan.simulate import expected_maximum
-from bigstep.plan.ways import RESTART_S, SAVE_S, Way, cheapest, compare_ways, lost_share, recommend
+from bigstep.plan.ways import (
+    RESTART_S,
+    SAVE_S,
+    WORTH,
+    Way,
+    cheapest,
+    compare_ways,
+    islands_pay_below,
+    lost_share,
+    recommend,
+)
 from bigstep.plan.workload import workload_names
 from bigstep.tables.codecs import encoded_bytes
 
@@ -184,7 +196,48 @@ def test_the_command_takes_a_price_and_refuses_a_negative_one() -> None:
         app, ["plan", "--model", "gpt-124m", "--cluster", "dgx_h200", "--gpus", "64", "--price", "2.5"]
     )
     assert shown.exit_code == 0
-    for words in ("tokens/s", "Way to go: synchronous", "Cheapest: "):
+    for words in ("tokens/s", "Way to go: synchronous", "Islands: H = ", "outer rate", "Cheapest: "):
         assert words in shown.output
     with pytest.raises(ConfigError, match="price is -1"):
         cli_result(price=-1)
+
+
+def test_the_outer_rate_follows_from_the_islands_and_their_meetings() -> None:
+    assert [propose_outer(count, 30, 1e6).lr for count in (1, 2, 4, 8, 64)] == [0.4, 0.6, 0.6, 0.8, 0.8]
+    few, enough = (propose_outer(8, 30, 30.0 * meetings) for meetings in (FEW_MEETINGS - 1, FEW_MEETINGS))
+    assert (few.name, few.lr, few.momentum) == ("average", 1.0, 0.0)
+    assert (enough.name, enough.momentum) == ("nesterov", 0.9)
+    assert "99 meetings are too few" in few.why
+    assert "fewer than 3,000 steps" in propose_outer(8, 30, None).why
+
+
+@pytest.mark.parametrize("model", ["resnet50", "gpt-124m"])
+def test_what_is_proposed_for_islands_can_be_trained(model: str) -> None:
+    answer = cli_result(model=model, cluster="dgx_h200", gpus=64)
+    (way,) = (way for way in answer["ways"] if way["method"] == "islands")
+    plain = RunConfig(workers=WorkersConfig(count=64, local_batch=4), epochs=3, lr=LrConfig(base=0.05))
+    islands = apply_settings(plain, list(way["settings"])).islands
+    assert f"{islands.count} islands, H = {islands.every}," in way["label"]
+    assert f"H = {islands.every}" in way["advice"]
+    assert f"outer rate {islands.outer.lr:g} with" in way["advice"]
+
+
+def test_islands_pay_up_to_the_rate_that_is_told() -> None:
+    best, plan = rank(GPT, SLOW, 64)[0], IslandPlan(count=8, overlap=1)
+    below = islands_pay_below(GPT, SLOW, best, plan)
+    assert below is not None
+    assert below["1-bit"] < below["the torus"] < below["a plain ring"], "the better the rival, the slower the link"
+    for factor, pays in ((0.98, True), (1.02, False)):
+        there = SLOW.with_bandwidth(factor * below["the torus"] * 1e9 / 8)
+        rival = min(
+            predict(
+                GPT, there, devices=64, local_batch=best.prediction.local_batch, scheme=choice.prediction.scheme
+            ).step_s
+            for choice in rank(GPT, there, 64, collective="torus")
+            if choice.prediction.scheme.codec in ("none", "fp16")
+        )
+        found = fewest_steps_between(
+            GPT, there, devices=64, local_batch=best.prediction.local_batch, plan=plan, scheme=best.prediction.scheme
+        )
+        assert (found.step_s * WORTH <= rival * 1.01) == pays
+    assert islands_pay_below(GPT, SLOW, rank(GPT, SLOW, 8)[0], plan) is None, "nothing leaves the node"

@@ -22,16 +22,26 @@ def islands_by_hand(subject: Subject, own: Own, trial: Trial) -> Journey:
     """Let every island take its part of each step as an ordinary run would, and average what they moved.
 
     On one rank. Each island is a run of its own, with an optimizer that nobody else touches; every H steps the
-    parameters of `agreed` get the mean of what the islands have moved as their gradient.
+    parameters of `agreed` get the mean of what the islands have moved as their gradient. Until the islands begin, each
+    run takes the steps of all workers, and so comes to where they part with the optimizer state of a synchronous run.
     """
     islands = trial.config.islands
     runs = [subject.start(own, one_island(trial), Ranks()) for _ in range(islands.count)]
     models = [subject.model(run) for run in runs]
     agreed = [nn.Parameter(parameter.detach().clone()) for parameter in models[0].parameters()]
     outer = _outer_step(agreed, islands.outer)
-    seen, path = [0] * islands.count, []
-    for number, step in enumerate(subject.steps(runs[0], Position()), 1):
+    seen, path, taken, size = [0] * islands.count, [], 0, subject.sizes(runs[0])[0]
+    for step in subject.steps(runs[0], Position()):
         loss = rate = 0.0
+        if step.position.epoch + step.position.offset / size < islands.begin:
+            for run in runs:
+                rate = subject.learning_rate(run, step)
+                loss = subject.gradient(run, step)
+                subject.update(run)
+            _copy(models[0], agreed)
+            path.append((loss, rate))
+            continue
+        taken += 1
         for island, run in enumerate(runs):
             part = part_of(step, island, islands.count)
             rate = subject.learning_rate(run, step)
@@ -40,7 +50,7 @@ def islands_by_hand(subject: Subject, own: Own, trial: Trial) -> Journey:
                 subject.update(run)
                 seen[island] += part.size
         path.append((loss, rate))
-        if number % islands.every == 0:
+        if taken % islands.every == 0:
             _meet(agreed, models, seen, outer)
             seen = [0] * islands.count
     if any(seen):
@@ -52,6 +62,12 @@ def islands_by_hand(subject: Subject, own: Own, trial: Trial) -> Journey:
 
 def _outer_step(agreed: list[nn.Parameter], rule: OuterConfig) -> torch.optim.Optimizer:
     return torch.optim.SGD(agreed, lr=rule.lr, momentum=rule.momentum, nesterov=rule.name == "nesterov")
+
+
+@torch.no_grad()
+def _copy(model: nn.Module, agreed: list[nn.Parameter]) -> None:
+    for parameter, weight in zip(model.parameters(), agreed, strict=True):
+        weight.copy_(parameter)
 
 
 @torch.no_grad()

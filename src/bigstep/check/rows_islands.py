@@ -62,7 +62,7 @@ def islands_are_their_parts(lab: Laboratory) -> Verdict:
     if reason := _why_not(lab):
         return not_applicable(reason)
     islands = lab.lossless.config.islands
-    plain = IslandsConfig(count=islands.count, every=islands.every, outer=islands.outer)
+    plain = IslandsConfig(count=islands.count, every=islands.every, outer=islands.outer, begin=islands.begin)
     trial = _with(lab.lossless, plain)
     return hold(
         journey_on(lab, trial, 1)[0],
@@ -72,7 +72,7 @@ def islands_are_their_parts(lab: Laboratory) -> Verdict:
         words=f"{plain.count} islands, H = {plain.every}, outer {plain.outer.name}; one fragment, nothing on the way",
         fault="islands take another path than the runs they are made of",
         remedy="let nothing but weights meet: optimizer state, loss scale and batch-norm statistics stay with their "
-        "island, and every island starts from what was agreed on last.",
+        "island, every island starts from what was agreed on last, and with a copy of all that was carried before.",
     )
 
 

@@ -65,10 +65,15 @@ class IslandsConfig:
             f"islands.codec is {self.codec}, which brings all-reduces of its own: choose another for meetings.",
         )
         require(
-            self.overlap < self.every or self.count == 1,
+            self.overlap < self.every or not self.meets,
             f"islands.overlap is {self.overlap}, but a meeting must have arrived before the next, {self.every} steps "
             "later: lower it or raise islands.every.",
         )
+
+    @property
+    def meets(self) -> bool:
+        """Whether there are meetings: with other islands, or of one island with an outer rule."""
+        return self.count > 1 or self.outer.name != "average"
 
 
 @dataclass(frozen=True, kw_only=True)

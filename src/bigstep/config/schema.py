@@ -192,17 +192,20 @@ class RunConfig:
             self._require_measurable()
 
     def _require_islands(self) -> None:
-        count = self.islands.count
-        if count == 1:
+        if not self.islands.meets:
             return
+        count = self.islands.count
+        name, given, without = (
+            ("islands.count", count, 1) if count > 1 else ("islands.outer.name", self.islands.outer.name, "average")
+        )
         require(
             self.asynchronous.method == "none",
-            f"islands.count is {count}, but a {self.asynchronous.method} run has one copy of the weights: use "
-            "islands.count=1 or asynchronous.method=none.",
+            f"{name} is {given}, but a {self.asynchronous.method} run has one copy of the weights: use "
+            f"{name}={without} or asynchronous.method=none.",
         )
         require(
             "islands" in self.optimizer.entry.methods and not self.optimizer.before_exchange,
-            f"islands.count is {count}, which does not go with this optimizer: use another, or islands.count=1.",
+            f"{name} is {given}, which does not go with this optimizer: use another, or {name}={without}.",
         )
         uneven = [workers for workers in (self.workers.count, *(s.count for s in self.stages)) if workers % count]
         require(
@@ -241,6 +244,7 @@ class RunConfig:
         hindering = {
             f"asynchronous.method={self.asynchronous.method}": self.asynchronous.method != "none",
             f"islands.count={self.islands.count}": self.islands.count > 1,
+            f"islands.outer.name={self.islands.outer.name}": self.islands.meets,
             "exact": self.exact,
             f"exchange.codec={self.exchange.codec}": CODECS[self.exchange.codec].loses == "carried",
             "exchange.double_buffer": self.exchange.double_buffer,

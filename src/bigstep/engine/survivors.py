@@ -140,12 +140,11 @@ def _catch_up(share: dict[str, Any], told: Mapping[str, Any], fragments: int) ->
     agreed = told["outer"]["agreed"][number]
     for name, island in share["islands"].items():
         indices = cut_into_fragments([weight.numel() for weight in island["weights"]], fragments)[number]
-        if told["present"][int(name)]:
+        if told["present"][number][int(name)]:
+            island["samples"][number] = 0
             pieces = agreed.split_with_sizes([island["weights"][index].numel() for index in indices])
             for index, piece in zip(indices, pieces, strict=True):
                 island["weights"][index] = piece.view(island["weights"][index].shape).clone()
-        if number == len(told["outer"]["agreed"]) - 1:
-            island["samples"] = 0
         if name in share["sent"]:
             share["outer"]["kept"].setdefault(name, {})[str(number)] = share["sent"][name]
 

@@ -1,8 +1,9 @@
-"""The bandwidth below which compressed gradients arrive sooner than plain ones."""
+"""The bandwidth below which something pays: compressed gradients, which arrive sooner than plain ones, or islands."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bigstep.plan.cluster import Cluster
@@ -10,9 +11,31 @@ from bigstep.plan.scheme import Scheme
 from bigstep.plan.simulate import predict
 from bigstep.plan.workload import Workload
 
-__all__ = ["Crossover", "find_crossover"]
+__all__ = ["Crossover", "find_crossover", "highest_rate"]
 
 SLOWEST_BYTE_S, FASTEST_BYTE_S = 1e6 / 8, 1e13 / 8
+
+
+def highest_rate(pays: Callable[[float], bool], *, halvings: int = 40) -> float | None:
+    """Bisect for the highest line rate, in bytes a second, at which something pays that pays on slow links.
+
+    Args:
+        pays: Whether it pays at a rate.
+        halvings: How often the seven decades from 1 Mbit/s to 10 Tbit/s are halved.
+
+    Returns:
+        None where it pays at all of these rates, or at none.
+
+    >>> round(highest_rate(lambda byte_s: byte_s < 1e9) / 1e9, 6), highest_rate(lambda byte_s: True)
+    (1.0, None)
+    """
+    low, high = SLOWEST_BYTE_S, FASTEST_BYTE_S
+    if not pays(low) or pays(high):
+        return None
+    for _ in range(halvings):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if pays(middle) else (low, middle)
+    return math.sqrt(low * high)
 
 
 @dataclass(frozen=True)
@@ -65,19 +88,12 @@ def find_crossover(
     def saved(byte_s: float) -> float:
         return best(plain, byte_s)[0] - best(compressed, byte_s)[0]
 
-    low, high = SLOWEST_BYTE_S, FASTEST_BYTE_S
-    found: float | None = None
-    if saved(low) > 0 > saved(high):
-        for _ in range(40):
-            middle = (low * high) ** 0.5
-            low, high = (middle, high) if saved(middle) > 0 else (low, middle)
-        found = (low * high) ** 0.5
     here = cluster.between.bandwidth_byte_s
     plain_s, plain_label = best(plain, here)
     return Crossover(
         compressed=best(compressed, here)[1],
         plain=plain_label,
-        byte_s=found,
+        byte_s=highest_rate(lambda byte_s: saved(byte_s) > 0),
         pays_here=saved(here) > 0,
         gain_here=saved(here) / plain_s,
     )

@@ -8,7 +8,10 @@
 What can be added on the way (float32, exact) crosses the links as a ring does, 2 (M - 1) / M of it; a code that loses
 something cannot be, so that every island sends its own to the M - 1 others.
 
-Reference: Douillard et al., DiLoCo, 2023, and Streaming DiLoCo, 2025 (fragments, overlap).
+The outer rule that is proposed follows from how many islands there are and how often they meet in all.
+
+References: Douillard et al., DiLoCo, 2023, and Streaming DiLoCo, 2025 (fragments, overlap); Charles et al.,
+Communication-Efficient Language Model Training Scales Reliably and Robustly, 2025 (the best outer rates).
 """
 
 from __future__ import annotations
@@ -24,10 +27,15 @@ from bigstep.plan.simulate import Prediction, expected_maximum, predict
 from bigstep.plan.workload import Workload
 from bigstep.tables.codecs import CODECS, encoded_bytes
 
-__all__ = ["IslandPlan", "IslandPrediction", "fewest_steps_between", "predict_islands"]
+__all__ = ["IslandPlan", "IslandPrediction", "OuterRule", "fewest_steps_between", "predict_islands", "propose_outer"]
 
 LONGEST = 1000
 """Most steps between two meetings that are proposed: what was published reaches as far."""
+BEST_RATES = {1: 0.4, 2: 0.6, 8: 0.8}
+"""By the fewest islands that it holds for, the best published outer rate with Nesterov momentum 0.9, H = 30."""
+OUTER_MOMENTUM = 0.9
+FEW_MEETINGS = 100
+"""Below so many an outer momentum does not pay: averaging won here with 13, published runs have more than a hundred."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +86,47 @@ class IslandPrediction:
     def label(self) -> str:
         """A few words for tables."""
         parts = f", {self.plan.fragments} fragments" if self.plan.fragments > 1 else ""
-        hidden = f", {self.plan.overlap} steps on the way" if self.plan.overlap else ""
+        plural = "" if self.plan.overlap == 1 else "s"
+        hidden = f", {self.plan.overlap} step{plural} on the way" if self.plan.overlap else ""
         return f"{self.plan.count} islands, H = {self.plan.every}, {self.plan.codec}{parts}{hidden}"
+
+
+@dataclass(frozen=True)
+class OuterRule:
+    """What is done with what islands have moved; the first fields are those of `islands.outer` in a configuration."""
+
+    name: str
+    lr: float
+    momentum: float
+    why: str
+    """What it is called, and the reason, as a piece of a sentence."""
+
+
+def propose_outer(count: int, every: int, steps: float | None) -> OuterRule:
+    """The outer rule for so many islands.
+
+    Args:
+        count: Islands.
+        every: Steps between two meetings.
+        steps: Of the whole run; None where no law of epochs tells.
+
+    >>> rule = propose_outer(4, 30, 30_000)
+    >>> rule.lr, rule.why
+    (0.6, 'outer rate 0.6 with Nesterov momentum 0.9, the best published for 4 islands')
+    >>> propose_outer(4, 30, 900).why
+    'outer rate 1 without momentum, since 30 meetings are too few for a momentum to settle'
+    """
+    if steps is not None and steps / every < FEW_MEETINGS:
+        meetings = f"{steps / every:.0f} meetings are" if steps / every >= 1.5 else "one meeting is"
+        return OuterRule("average", 1.0, 0.0, f"outer rate 1 without momentum, since {meetings} too few for a momentum "
+                         "to settle")  # fmt: skip
+    rate = BEST_RATES[max(fewest for fewest in BEST_RATES if fewest <= count)]
+    why = (
+        f"outer rate {rate:g} with Nesterov momentum {OUTER_MOMENTUM:g}, the best published for {min(count, 8)} islands"
+    )
+    if steps is None:
+        why += f" (rate 1 without momentum in runs of fewer than {FEW_MEETINGS * every:,} steps)"
+    return OuterRule("nesterov", rate, OUTER_MOMENTUM, why)
 
 
 def predict_islands(

@@ -92,6 +92,8 @@ def _render_ways(result: dict[str, Any], console: Console) -> None:
         )
     _set_apart(console, table)
     console.print(f"Way to go: {result['recommended']['method']}, since {result['recommended']['why']}.")
+    for advice in (way["advice"] for way in result["ways"] if way["advice"]):
+        console.print(advice)
     if found := result.get("cheapest"):
         unit = f"in {spoken_minutes(found['minutes'])}" if found["minutes"] else "a million samples"
         console.print(

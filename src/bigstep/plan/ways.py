@@ -15,16 +15,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bigstep.plan.accuracy import ConvergenceLaw
 from bigstep.plan.cluster import Cluster
-from bigstep.plan.islands import IslandPlan, fewest_steps_between
-from bigstep.plan.search import BEYOND_LAW, Choice, rank
+from bigstep.plan.crossover import highest_rate
+from bigstep.plan.islands import LONGEST, IslandPlan, IslandPrediction, fewest_steps_between, propose_outer
+from bigstep.plan.scheme import Scheme
+from bigstep.plan.search import BEYOND_LAW, Choice, candidate_schemes, rank
 from bigstep.plan.server import predict_server
+from bigstep.plan.simulate import predict
 from bigstep.plan.workload import Workload
 
-__all__ = ["Way", "cheapest", "compare_ways", "lost_share", "recommend"]
+__all__ = ["Way", "cheapest", "compare_ways", "islands_pay_below", "lost_share", "recommend"]
 
 RESTART_S = 60.0
 """Until a lost process is replaced and the others go on: an assumption."""
@@ -36,6 +39,15 @@ MOST_ISLANDS = 64
 """The largest number of islands with a published result."""
 WORTH = 1.5
 """How many times faster a way must be to be worth more epochs than the synchronous one takes."""
+RIVALS = {
+    "a plain ring": ("ring", ("none",)),
+    "the torus": ("torus", ("none", "fp16")),
+    "1-bit": ("", ("onebit",)),
+    "PowerSGD": ("", ("powersgd",)),
+}
+"""Exchanges in every step that islands are set beside: the collective, or any, and the codecs of each."""
+MEETINGS_SHARE = 0.1
+"""What meetings may take of the time, which H is chosen by."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +65,12 @@ class Way:
     price: float | None
     """Of the run; of a million samples where no law is known; None without a price of an hour."""
     caveat: str = ""
+    settings: tuple[str, ...] = ()
+    """What to give to `bigstep train --set` for it."""
+    advice: str = ""
+    """Why these settings, and when they pay, in a sentence."""
+    pays_below_gbit_s: dict[str, float | None] | None = None
+    """By rival, the rate of an adapter between nodes below which this is `WORTH` times as fast; None for no such."""
 
 
 def lost_share(method: str, devices: int, lifetime_h: float, *, between_s: float = 0.0) -> float:
@@ -98,11 +116,10 @@ def compare_ways(
     count = nodes if nodes > 1 and not left else devices
     if 1 < count <= MOST_ISLANDS:
         plan = IslandPlan(count=count, overlap=ISLAND_OVERLAP)
-        found = fewest_steps_between(
-            workload, cluster, devices=devices, local_batch=local, plan=plan, scheme=best.prediction.scheme
-        )
+        found = _on_islands(workload, cluster, best, plan)
         lost = lost_share("islands", devices, lifetime_h, between_s=found.plan.every * found.step_s)
-        ways.append(_way(workload, best, "islands", found.label, found.samples_s, lost, price, ISLANDS_CAVEAT))
+        way = _way(workload, best, "islands", found.label, found.samples_s, lost, price, ISLANDS_CAVEAT)
+        ways.append(_with_advice(way, workload, best, found, islands_pay_below(workload, cluster, best, plan)))
     if devices > 1:
         rounds = max(4, min(30, 20_000 // devices))  # each device is simulated
         server = predict_server(
@@ -112,6 +129,69 @@ def compare_ways(
         lost = lost_share("downpour", devices, lifetime_h)
         ways.append(_way(workload, best, "downpour", label, server.samples_s, lost, price, SERVER_CAVEAT))
     return sorted(ways, key=lambda way: -way.samples_s)
+
+
+def _on_islands(workload: Workload, cluster: Cluster, best: Choice, plan: IslandPlan) -> IslandPrediction:
+    """Islands on the devices of a choice, and with its exchange inside them."""
+    prediction = best.prediction
+    return fewest_steps_between(
+        workload,
+        cluster,
+        devices=prediction.devices,
+        local_batch=prediction.local_batch,
+        plan=plan,
+        scheme=prediction.scheme,
+        share=MEETINGS_SHARE,
+    )
+
+
+def islands_pay_below(
+    workload: Workload, cluster: Cluster, best: Choice, plan: IslandPlan
+) -> dict[str, float | None] | None:
+    """By rival, the rate in Gbit/s of an adapter between nodes below which islands are `WORTH` times as fast.
+
+    At each rate islands have the H that fits it, and the rival its best scheme. None in all where nothing leaves a
+    node, and for a rival where there is no such rate from 1 Mbit/s to 10 Tbit/s.
+    """
+    devices, local = best.prediction.devices, best.prediction.local_batch
+    if devices <= cluster.devices_per_node:
+        return None
+    offered = candidate_schemes(cluster, devices, optimizer=workload.optimizer)
+    below = {}
+    for rival, (collective, codecs) in RIVALS.items():
+        schemes = [s for s in offered if s.codec in codecs and collective in ("", s.collective)]
+
+        def pays(byte_s: float, schemes: Sequence[Scheme] = schemes) -> bool:
+            there = cluster.with_bandwidth(byte_s)
+            rate = max(
+                predict(workload, there, devices=devices, local_batch=local, scheme=s).samples_s for s in schemes
+            )
+            return _on_islands(workload, there, best, plan).samples_s >= WORTH * rate
+
+        found = highest_rate(pays, halvings=14)  # to 0.1 %
+        below[rival] = None if found is None else found * 8 / 1e9
+    return below
+
+
+def _with_advice(
+    way: Way, workload: Workload, best: Choice, found: IslandPrediction, below: dict[str, float | None] | None
+) -> Way:
+    """Add how to set islands up, and the reasons."""
+    plan, batch = found.plan, best.prediction.batch
+    steps = best.law.steps(batch, workload.samples) if best.law and workload.samples else None
+    rule = propose_outer(plan.count, plan.every, steps)
+    taken = found.exposed_s / (found.inner.step_s + found.exposed_s)
+    reason = "the smallest with which meetings take at most a tenth of the time"
+    if plan.every == LONGEST and taken > MEETINGS_SHARE:
+        reason = f"the longest that was published, though meetings take {100 * taken:.0f} % of the time"
+    advice = f"Islands: H = {plan.every}, {reason}; {rule.why}."
+    if below is not None:
+        rates = [f"{name} below {rate:.3g}" if rate else f"{name} at no rate" for name, rate in below.items()]
+        advice += f" In Gbit/s an adapter, they are {WORTH:g} times as fast as {', as '.join(rates)}."
+    outer = f"{{name: {rule.name}, lr: {rule.lr:g}, momentum: {rule.momentum:g}}}"
+    settings = (f"islands.count={plan.count}", f"islands.every={plan.every}", f"islands.overlap={plan.overlap}",
+                f"islands.outer={outer}")  # fmt: skip
+    return replace(way, settings=settings, advice=advice, pays_below_gbit_s=below)
 
 
 ISLANDS_CAVEAT = "if it took no more epochs; short runs on islands do take more"

@@ -83,7 +83,7 @@ class Setting:
 def make_method(setting: Setting) -> Method:
     """Return the method that the configuration asks for; every rank must call this."""
     islands = setting.config.islands
-    if islands.count > 1 or islands.outer.name != "average":
+    if islands.meets:
         return _islands(setting)
     if setting.ranks.size <= min(stage.workers for stage in setting.sampler.plan.stages):
         return _synchronous(setting, setting.ranks)

@@ -25,8 +25,8 @@ class Island:
     method: Synchronous
     weights: list[Tensor]
     optimizer_state: defaultdict[Tensor, Any] = field(default_factory=lambda: defaultdict(dict))
-    samples: int = 0
-    """Seen since the last meeting."""
+    samples: list[int] = field(default_factory=list)
+    """By fragment, how many it has seen since it last met the others in it."""
     losses: dict[int, Tensor] = field(default_factory=dict)
     """Its part of the loss of the last steps, by their number: what nobody has recorded yet if a rank is lost."""
 

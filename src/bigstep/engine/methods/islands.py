@@ -12,7 +12,9 @@ References and equations: `bigstep.engine.methods.outer`. Lin et al., Don't Use 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import copy
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,7 +31,7 @@ from bigstep.engine.methods.forwards import Forwards
 from bigstep.engine.methods.island import Island, part_of
 from bigstep.engine.methods.islands_state import Agreed, IslandsState
 from bigstep.engine.methods.meeting import Meeting, Transport
-from bigstep.engine.methods.outer import Outer
+from bigstep.engine.methods.outer import Outer, cut_into_fragments
 from bigstep.engine.methods.synchronous import Synchronous
 from bigstep.engine.ranks import Ranks
 from bigstep.engine.state import Carried, Count
@@ -39,6 +41,8 @@ __all__ = ["Islands"]
 
 _BLEND = 0.5
 """What an island keeps of its own way when a meeting arrives late (Streaming DiLoCo's alpha)."""
+_AVERAGED_AT_ONCE = 1 << 24
+"""Values of which an evaluation takes the mean at once: a rank copies so many of each of its islands, never all."""
 
 
 class Islands:
@@ -83,8 +87,8 @@ class Islands:
         """Taken since the islands parted."""
         self.travelling: dict[int, tuple[Meeting | Tensor, int]] = {}
         """By fragment, the mean that is on its way and the step that it is used at."""
-        self.present: list[bool] = []
-        """Which islands were at the last meeting."""
+        self.present: list[list[bool]] = []
+        """By fragment, which islands were at its last meeting."""
         self.taken = 0
         """Steps of the run that these islands have computed."""
         self.ahead: dict[int, int] = {}
@@ -96,8 +100,12 @@ class Islands:
         self.sent: dict[int, Tensor] = {}
         """By island, what its code would have missed in a meeting that could not be held."""
         self.skipped = Count()
+        """Steps of any island that were dropped, as far as the last meeting has told."""
+        self._waited_s = 0.0
         if mainland is None:
             self.part()
+        else:
+            mainland.skipped = self.skipped
 
     @property
     def hosted(self) -> tuple[int, ...]:
@@ -136,7 +144,7 @@ class Islands:
         parting = self.mainland is not None
         if parting:
             self.part()
-        sent = self._transport.bytes_sent
+        sent, waited_s = self._transport.bytes_sent, self._waited_s
         loss = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
         data_s = exchange_s = bytes_sent = 0.0
         for island in self.islands:
@@ -149,7 +157,7 @@ class Islands:
             self.enter(island)
             island.method.first_worker = part.first_worker
             outcome = island.method.step(part, batches)
-            island.samples += part.size
+            island.samples = [seen + part.size for seen in island.samples]
             own_loss = on_grid(outcome.loss * (part.size / step.size))
             if self._keeps:
                 island.remember(step.position.step + 1, own_loss)
@@ -160,6 +168,7 @@ class Islands:
         self.taken = max(self.taken, step.position.step + 1)
         met = self._meet()
         bytes_sent += self._transport.bytes_sent - sent
+        exchange_s += self._waited_s - waited_s
         loss *= self._missing(step)
         return Outcome(loss, data_s, exchange_s, bytes_sent, keep=self._keeps and (met or parting))
 
@@ -173,7 +182,9 @@ class Islands:
             island.method.finish()
         assert self.outer is not None
         for number in range(len(self.outer.fragments)):
-            self._arrive(number)
+            # a mean that is on its way arrives sooner than planned; what islands have done since it left counts too
+            _, due = self.travelling.get(number, (None, 0))
+            self._arrive(number, keep=_BLEND if due < self.steps + self.config.overlap else 0.0)
             self._hold(number, last=True)
 
     def _has_taken(self, island: int, step: Step) -> bool:
@@ -213,17 +224,20 @@ class Islands:
         """Hold a meeting at once and return whether anybody came; if it fails, the islands stand as before it."""
         if last and (self.steps, 1, number) <= self.met:
             return True
-        samples, owed = [island.samples for island in self.islands], self._transport.owed(number, copy=self._keeps)
+        samples = [list(island.samples) for island in self.islands]
+        owed = self._transport.owed(number, copy=self._keeps)
         try:
             self._depart(number, everybody=last)
             held = number in self.travelling
             self._arrive(number)
+            if last and not held:  # nobody has moved since, but who had missed a meeting stands behind what was agreed
+                self._hand_out(number)
         except Exception:  # whatever it was, it rises; but survivors keep what stands now, so nothing may be half done
             self.travelling.pop(number, None)
             self.sent = self._transport.owed(number, copy=True)
             self._transport.take_back(number, owed)
-            for island, count in zip(self.islands, samples, strict=True):
-                island.samples = count
+            for island, seen in zip(self.islands, samples, strict=True):
+                island.samples = seen
             raise
         self.met = self.steps, int(last), number
         return held
@@ -231,18 +245,18 @@ class Islands:
     def _depart(self, number: int, *, everybody: bool = False) -> None:
         """Send off what the islands have moved in a fragment; `everybody` misses none."""
         assert self.outer is not None
-        counts = self._samples_of_all()
+        counts = self._samples_of_all(number)
         present = [everybody or not self._misses(number, island) for island in range(self.config.count)]
+        self.present[number] = present
         total = sum(count for count, here in zip(counts, present, strict=True) if here)
         if not total:
             return
         here = {island.number: island.weights for island in self.islands}
         meeting = self.outer.start(number, here, lambda i: counts[i] / total if present[i] else 0.0)
         self.travelling[number] = meeting, self.steps + self.config.overlap
-        self.present = present
-        if number == len(self.outer.fragments) - 1:
-            for island in self.islands:
-                island.samples = 0
+        for island in self.islands:
+            if present[island.number]:
+                island.samples[number] = 0
 
     def _arrive(self, number: int, keep: float = 0.0) -> None:
         """Take an outer step with the mean, and bring the islands that were there to the agreed weights."""
@@ -250,19 +264,40 @@ class Islands:
             return
         assert self.outer is not None
         meeting, _ = self.travelling.pop(number)
-        self.outer.apply(number, meeting if isinstance(meeting, Tensor) else meeting.wait())
+        with self._waiting():
+            mean = meeting if isinstance(meeting, Tensor) else meeting.wait()
+        self.outer.apply(number, mean)
+        self._hand_out(number, keep)
+
+    def _hand_out(self, number: int, keep: float = 0.0) -> None:
+        assert self.outer is not None
         for island in self.islands:
-            if self.present[island.number]:
+            if self.present[number][island.number]:
                 self.outer.hand_out(number, island.weights, keep)
                 self.enter(island)
                 island.method.passes.renew()
 
-    def _samples_of_all(self) -> list[int]:
-        """Count what each island has seen since the last meeting."""
-        counts = torch.zeros(self.config.count, dtype=torch.int64, device=self.ranks.device)
+    def _samples_of_all(self, number: int) -> list[int]:
+        """Count what each island has seen since it last met in a fragment; the same message tells what was dropped."""
+        *counts, dropped = [0] * (self.config.count + 1)
         for island in self.islands:
-            counts[island.number] = island.samples
-        return [int(count) for count in self.outer_ranks.sum_(counts).tolist()]
+            counts[island.number] = island.samples[number]
+            dropped += island.method.skipped.value
+            island.method.skipped.value = 0
+        told = torch.tensor([*counts, dropped], device=self.ranks.device)
+        if told.is_cuda:
+            torch.cuda.synchronize(told.device)  # what the islands still compute is no waiting for others
+        with self._waiting():
+            *counts, dropped = map(int, self.outer_ranks.sum_(told).tolist())
+        self.skipped.value += dropped
+        return counts
+
+    @contextlib.contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Count time as that of an exchange which computing does not hide."""
+        begun = time.perf_counter()
+        yield
+        self._waited_s += time.perf_counter() - begun
 
     def _misses(self, number: int, island: int) -> bool:
         """Whether an island misses this meeting, by a draw that is the same on all ranks."""
@@ -280,36 +315,39 @@ class Islands:
         self.learner.optimizer.state = island.optimizer_state
 
     def part(self) -> None:
-        """Begin: every island starts from the weights, optimizer state and statistics that the mainland has."""
-        state = self._mainland_state()
-        if self.mainland is not None:
-            self.mainland.close()
-            self.mainland = None
+        """Begin: every island starts from what the mainland has, a copy each."""
+        carried = self._leave_mainland()
         parameters = list(self.learner.model.parameters())
         start = [parameter.detach().clone() for parameter in parameters]
+        self.outer = Outer(start, self.config.outer, self.config.fragments, self._transport)
+        fragments = len(self.outer.fragments)
+        self.present = [[True] * self.config.count for _ in range(fragments)]
         self.islands = []
         for number in self._forwards:
             weights = [parameter.data for parameter in parameters] if not self.islands else [w.clone() for w in start]
-            island = Island(number, self._make_island(number), weights)
+            island = Island(number, self._make_island(number), weights, samples=[0] * fragments)
             self.islands.append(island)
-            self.enter(island)
-            if state is not None:
-                optimizer, statistics = state
-                self.learner.optimizer.load_state_dict(optimizer)
-                island.method.learner.statistics.load_state_dict(
-                    [statistics], island.method.ranks.rank, island.method.ranks.size
-                )
-        self.outer = Outer(start, self.config.outer, self.config.fragments, self._transport)
-        self.present = [True] * self.config.count
+            self.fill(island, copy.deepcopy(carried) if self.islands[1:] else carried)
 
-    def _mainland_state(self) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    def fill(self, island: Island, carried: Mapping[str, Any]) -> None:
+        """Give an island what it carries besides its weights, and leave it under the model."""
+        self.enter(island)
+        for name, part in island.method.parts().items():
+            if name != "model" and name in carried:
+                part.load_state_dict(carried[name])
+        island.optimizer_state = self.learner.optimizer.state  # type: ignore[assignment]  # a new one, if it was loaded
+
+    def _leave_mainland(self) -> dict[str, Any]:
+        """Let the mainland end; return what it carries, on every rank. Every rank must call this."""
         if self.mainland is None:
-            return None
-        shares = self.ranks.gather(self.mainland.learner.statistics.state_dict())
-        whole = {**shares[0], "share": torch.stack([share["share"] for share in shares]).sum(0)}
-        optimizer = self.learner.optimizer.state_dict()
-        copied = {**optimizer, "state": {k: _copied(v) for k, v in optimizer["state"].items()}}
-        return copied, whole
+            return {}
+        self.mainland.finish()
+        parts = {name: part for name, part in self.mainland.parts().items() if name not in ("model", "skipped")}
+        carried = {name: part.state_dict() for name, part in parts.items()}
+        carried["exchange"] = self.ranks.from_first(carried["exchange"])  # what it owes, every island owes
+        self.mainland.close()
+        self.mainland = None
+        return carried
 
     @contextlib.contextmanager
     def evaluation(self) -> Iterator[nn.Module]:
@@ -318,25 +356,33 @@ class Islands:
             with self.mainland.evaluation() as model:
                 yield model
             return
-        model, count = self.learner.model, self.config.count
-        norms = statistics_of(tracking_norms(model))
-        carried: list[Tensor] = []
+        model = self.learner.model
+        parameters, norms = list(model.parameters()), statistics_of(tracking_norms(model))
+        held: list[list[Tensor]] = []
         for island in self.islands:
             island.method.learner.statistics.synchronize(island.method.ranks.sum_)
-            carried.append(torch.cat([each.detach().reshape(-1) for each in (*island.weights, *norms)]))
-        shapes = [each.shape for each in (*self.islands[0].weights, *norms)]
-        mean = self._add_up(carried, shapes) / count
-        pieces = mean.split_with_sizes([shape.numel() for shape in shapes])
-        for parameter, piece in zip(model.parameters(), pieces[: len(shapes) - len(norms)], strict=True):
-            parameter.data = piece.view(parameter.shape)
-        for buffer, piece in zip(norms, pieces[len(shapes) - len(norms) :], strict=True):
-            buffer.copy_(piece)
+            held.append([*island.weights, *(buffer.clone() for buffer in norms)])
+        sizes = [each.numel() for each in held[0]]
+        for some in cut_into_fragments(sizes, -(-sum(sizes) // _AVERAGED_AT_ONCE)):
+            for index, mean in zip(some, self._mean([[own[i] for i in some] for own in held]), strict=True):
+                if index < len(parameters):
+                    parameters[index].data = mean
+                else:
+                    norms[index - len(parameters)].copy_(mean)
         model.eval()
         try:
             yield model
         finally:
             model.train()
             self.enter(self.islands[0])
+
+    def _mean(self, held: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+        """Return the means over all islands of some tensors, given those of each island of this rank."""
+        shapes = [each.shape for each in held[0]]
+        parts = [torch.cat([each.detach().reshape(-1) for each in own]) for own in held]
+        mean = self._add_up(parts, shapes).div_(self.config.count)
+        pieces = mean.split_with_sizes([shape.numel() for shape in shapes])
+        return [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
 
     def rehearse(self) -> None:
         """Run a forward and backward of the first island in the open."""
@@ -351,9 +397,3 @@ class Islands:
         for method in [island.method for island in self.islands] + ([self.mainland] if self.mainland else []):
             method.close()
         self._transport.close()
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.clone()
-    return {key: _copied(each) for key, each in value.items()} if isinstance(value, dict) else value

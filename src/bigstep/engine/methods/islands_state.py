@@ -23,11 +23,12 @@ class IslandsState:
         self._method = method
 
     def state_dict(self) -> dict[str, Any]:
-        """Collect what every island carries; every rank must call this."""
+        """Collect what every island carries, on the first rank; every rank must call this."""
         method = self._method
         if method.mainland is not None:
             return {"mainland": {name: part.state_dict() for name, part in method.mainland.parts().items()}}
-        return join_shares(method.outer_ranks.gather(OwnShare(method).state_dict()))
+        shares = method.outer_ranks.to_first(OwnShare(method).state_dict())  # links between islands may be slow
+        return {} if shares is None else join_shares(shares)
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -42,7 +43,7 @@ class IslandsState:
         if method.mainland is not None:
             method.part()
         assert method.outer is not None
-        method.steps, method.present = state["steps"], list(state["present"])
+        method.steps, method.present = state["steps"], [list(fragment) for fragment in state["present"]]
         method.met = tuple(state.get("met", method.met))
         method.ahead = {int(number): taken for number, taken in state.get("ahead", {}).items()}
         method.unheard = list(state.get("unheard", []))
@@ -56,22 +57,18 @@ class IslandsState:
     def _load(self, island: Island, saved: Mapping[str, Any]) -> None:
         method = self._method
         assert method.outer is not None
-        method.enter(island)
         if "weights" in saved:
             for weight, value in zip(island.weights, saved["weights"], strict=True):
                 weight.copy_(value)
-            island.samples = saved["samples"]
+            island.samples = list(saved["samples"])
             island.losses = {
                 int(taken): torch.tensor(loss, dtype=torch.float64) for taken, loss in saved.get("losses", {}).items()
             }
         else:
             for number in range(len(method.outer.fragments)):
                 method.outer.hand_out(number, island.weights)
-        for name, part in island.method.parts().items():
-            if name != "model" and name in saved:
-                part.load_state_dict(saved[name])
+        method.fill(island, saved)
         island.method.passes.renew()
-        island.optimizer_state = method.learner.optimizer.state  # type: ignore[assignment]  # torch types it loosely
 
 
 class OwnShare(IslandsState):

@@ -6,8 +6,9 @@ that island: so a meeting gives the same, whichever ranks host the islands.
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -82,9 +83,10 @@ class Transport:
             name = config.collective if COLLECTIVES[config.collective].sums else "ring"
             collective = load(COLLECTIVES[name].home)(self._world)
         self._sum: Summed | None = None
+        self._agrees = entry.agree_from > 0
         if not self.loses:
             written = load(entry.home)()
-            self._sum = Summed(self._world, collective, written, agrees=entry.agree_from > 0, parts=count)
+            self._sum = Summed(self._world, collective, written, agrees=self._agrees, parts=count)
 
     @property
     def bytes_sent(self) -> float:
@@ -92,15 +94,25 @@ class Transport:
         return self._bytes_gathered + (self._sum.bytes_sent if self._sum is not None else 0.0)
 
     def start(
-        self, number: int, shapes: Sequence[torch.Size], moved: Mapping[int, Tensor], present: Mapping[int, bool]
+        self,
+        number: int,
+        shapes: Sequence[torch.Size],
+        moved: Iterable[tuple[int, Tensor]],
+        present: Mapping[int, bool],
     ) -> Meeting:
-        """Send off what the islands of this rank have moved in a fragment, each by its own share of the mean."""
-        first, *others = moved.values()
+        """Send off what the islands of this rank have moved in a fragment, each by its own share of the mean.
+
+        They are asked for one after another and held no longer than they must be: a rank may host many islands.
+        """
         if self._sum is not None:
+            flats = (flat for _, flat in moved)
+            first, *others = flats if self._agrees else [functools.reduce(Tensor.add_, flats)]
             bucket = Bucket(first, (f"fragment {number}",), tuple(shapes), step=0, held=tuple(others))
             return Meeting(self._sum.start(bucket), first, self._line)
-        mean = torch.zeros_like(first)
-        messages = [self._write(number, shapes, island, flat, present[island]) for island, flat in moved.items()]
+        messages = []
+        for island, flat in moved:
+            messages.append(self._write(number, shapes, island, flat, present[island]))
+            mean = torch.zeros_like(flat)
         return Meeting(self._gathered(number, torch.stack(messages), mean), mean, self._line)
 
     def _gathered(self, number: int, messages: Tensor, mean: Tensor) -> Steps:

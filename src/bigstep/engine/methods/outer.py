@@ -12,12 +12,13 @@ References:
     Low-Communication Training of Language Models, 2023, algorithm 1 (Nesterov); Douillard et al., Streaming DiLoCo,
     2025 (fragments that meet in turn, while the islands compute on).
 
-Differs from the papers: islands count by the samples they have seen, which differ in the last batch of an epoch only.
+Differs from the papers: islands count by the samples they have seen since they last met, which differ in the last batch
+of an epoch, and where one has missed a meeting.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,12 +86,14 @@ class Outer:
             share: What an island counts in the mean; 0 for one that misses the meeting.
         """
         fragment = self.fragments[number]
-        moved = {}
-        for island, weights in islands.items():
-            here = _flat(weights, fragment.indices)
-            moved[island] = (here if self._takes_mean else fragment.agreed - here) * share(island)
+
+        def moved() -> Iterator[tuple[int, Tensor]]:
+            for island, weights in islands.items():
+                here = _flat(weights, fragment.indices)
+                yield island, (here if self._takes_mean else fragment.agreed - here).mul_(share(island))
+
         present = {island: share(island) > 0 for island in islands}
-        return self._transport.start(number, [self._shapes[i] for i in fragment.indices], moved, present)
+        return self._transport.start(number, [self._shapes[i] for i in fragment.indices], moved(), present)
 
     @torch.no_grad()
     def apply(self, number: int, mean: Tensor) -> None:
