@@ -34,8 +34,9 @@ LONGEST = 1000
 BEST_RATES = {1: 0.4, 2: 0.6, 8: 0.8}
 """By the fewest islands that it holds for, the best published outer rate with Nesterov momentum 0.9, H = 30."""
 OUTER_MOMENTUM = 0.9
-FEW_MEETINGS = 100
-"""Below so many an outer momentum does not pay: averaging won here with 13, published runs have more than a hundred."""
+FEW_MEETINGS = 40
+"""Below so many an outer momentum does not pay: here averaging won with 13 and with 20 (two and four islands), momentum
+with 40 and 80 (eight islands; docs/islands.md)."""
 
 
 @dataclass(frozen=True, kw_only=True)
