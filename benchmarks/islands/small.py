@@ -85,9 +85,22 @@ class SmallCell(Cell):
         """Return a run by its label and rate."""
         return super().run(f"{label}, rate {self.rate:g}", *settings, seed=seed)
 
+    def dropped(self, seed: int = 0) -> books.Run:
+        """Return eight islands that miss half of their meetings."""
+        whole = self.nesterov(table.COUNTS[0], table.MAIN, table.FIRST, seed)
+        label = f"half of the meetings lost, rate {self.rate:g}"
+        return whole._replace(name=label, settings=(*whole.settings, "islands.drop=0.5"))
+
     def longer(self, times: int) -> SmallCell:
         """Return the same in longer runs."""
         return SmallCell(self.epochs * times, self.rate)
+
+
+def pairs(cell: SmallCell) -> list[tuple[books.Run, books.Run]]:
+    """Return runs with all meetings and with half of them: three seeds, then longer ones."""
+    chosen = [(cell, seed) for seed in range(table.SEEDS)] + [(cell.longer(times), 0) for times in table.LONGER]
+    count, every, rate = table.COUNTS[0], table.MAIN, table.FIRST
+    return [(each.nesterov(count, every, rate, seed), each.dropped(seed)) for each, seed in chosen]
 
 
 def main() -> None:
@@ -117,12 +130,20 @@ def main() -> None:
             for seed in range(1, table.SEEDS):
                 book.run(cells[best["synchronous"]].run("synchronous", seed=seed))
             fill(book, cells[best["eight islands"]], options, begun)
+            for run in (run for runs in pairs(cells[best["eight islands"]]) for run in runs):
+                book.run(run)
     for kind, trials in kinds.items():
         told = ", ".join(f"{table.bits(book, trials[rate]):.3f} at {rate:g}" for rate in sorted(trials))
         print(f"- {kind}, bits per byte by inner rate: {told}")
     own = [cells[best["synchronous"]].run("synchronous", seed=seed) for seed in range(table.SEEDS)]
     print(f"- synchronous at its own best rate: {table.shown([table.bits(book, run) for run in own])}\n")
     tabulate(book, cells[best["eight islands"]])
+    print("\nHalf of the meetings lost, eight islands, H = 30; perplexity is 2 to the bits:\n")
+    print("| steps | seed | all meetings | half of them | perplexity |\n|--:|--:|--:|--:|--:|")
+    for all_of_them, half in pairs(cells[best["eight islands"]]):
+        whole, lost = table.bits(book, all_of_them), table.bits(book, half)
+        steps, more = round(STEPS * half.epochs / epochs), 2 ** (lost - whole) - 1
+        print(f"| {steps:,} | {half.seed} | {whole:.3f} | {lost:.3f} | {more:+.1%} |")
 
 
 if __name__ == "__main__":
