@@ -207,7 +207,7 @@ def test_the_outer_rate_follows_from_the_islands_and_their_meetings() -> None:
     few, enough = (propose_outer(8, 30, 30.0 * meetings) for meetings in (FEW_MEETINGS - 1, FEW_MEETINGS))
     assert (few.name, few.lr, few.momentum) == ("average", 1.0, 0.0)
     assert (enough.name, enough.momentum) == ("nesterov", 0.9)
-    assert "99 meetings are too few" in few.why
+    assert f"{FEW_MEETINGS - 1} meetings are too few" in few.why
     assert "fewer than 1,200 steps" in propose_outer(8, 30, None).why
 
 
