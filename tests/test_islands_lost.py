@@ -13,8 +13,10 @@ from unittest import mock
 import pytest
 from torch import nn
 
+from bigstep import recipes
 from bigstep.engine import elastic
 from bigstep.engine.elastic import _newest, _shrink
+from bigstep.engine.job import Job
 from bigstep.engine.launch import RankProcesses
 from bigstep.engine.meetings import forget_meetings
 from bigstep.engine.ranks import AgreedError
@@ -189,3 +191,35 @@ def test_a_rank_that_is_killed_when_all_is_done_starts_nothing_anew(
     monkeypatch.setattr(elastic, "started", started)
     assert elastic.launch_elastic(2, mock.Mock(folder=tmp_path)) == 0
     assert starts == [2]
+
+
+def test_ranks_that_are_asked_to_save_themselves_when_all_is_done_start_nothing_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts: list[list[subprocess.Popen[bytes]]] = []
+    told = [  # what two ranks do: one is lost at first; then the first is done, and the other leaves as it is asked to
+        ["exec sleep 60", "kill -KILL $$"],
+        ["trap 'exit 0' TERM; touch ready-0; while :; do sleep 0.02; done",
+         "trap 'exit 143' TERM; touch ready-1; while :; do sleep 0.02; done"],
+    ]  # fmt: skip
+
+    @contextlib.contextmanager
+    def started(procs: int, job: Any) -> Iterator[RankProcesses]:
+        ranks = [subprocess.Popen(["sh", "-c", words], cwd=tmp_path) for words in told[len(starts)]]
+        starts.append(ranks)
+        if len(starts) == 2:  # a checkpoint, once both would hear a signal
+            while len(list(tmp_path.glob("ready-*"))) < 2:
+                assert all(rank.poll() is None for rank in ranks)
+            (tmp_path / "checkpoints").mkdir()
+            (tmp_path / "checkpoints" / "step-00000001.ckpt").touch()
+        try:
+            yield RankProcesses(ranks, tmp_path)
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.wait()
+
+    monkeypatch.setattr(elastic, "started", started)
+    job = Job(config=recipes.load("plain", "mini"), folder=tmp_path)
+    assert elastic.launch_elastic(2, job) == 0
+    assert [[rank.returncode for rank in ranks] for ranks in starts] == [[-9, -9], [0, 143]]

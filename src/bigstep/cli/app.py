@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -93,6 +94,8 @@ def _as_rank(job: Path) -> None:
 
     die_with_launcher()
     train_as_rank(Job.read(job))
+    # the result is told: a launcher that asks ranks to save themselves must not take the first for one that was stopped
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(0)
 
 

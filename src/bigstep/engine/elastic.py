@@ -49,7 +49,7 @@ def launch_elastic(procs: int, job: Job) -> int:
                 running.wait(120)
                 if running.stop_number:
                     return running.stopped()
-                if all(process.poll() == 0 for process in running.processes):  # they were done before they heard it
+                if running.processes[0].poll() == 0:  # it was done before it heard that, and has told the result
                     return 0
                 ranks = procs
                 _say(f"The lost ranks are back; going on with {procs}.")
