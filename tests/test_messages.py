@@ -72,3 +72,9 @@ def test_in_turns_each_message_leaves_when_the_one_before_has_been_received() ->
     under_way.wait()
     assert happened[1:4] == ["receive 1 ended", "send 2 began", "receive 2 ended"]
     assert happened[4:] == ["send 1 ended", "send 2 ended"]
+
+    happened.clear()
+    alone = _InTurns([], [sending("send 1"), sending("send 2")])
+    alone.wait()
+    alone.wait()
+    assert [each for each in happened if each.endswith("began")] == ["send 1 began", "send 2 began"], "each once"

@@ -6,8 +6,8 @@ Needs root (network namespaces). Runs at 1 Gbit/s, a speed that no compared run 
 island, which is the same however islands meet, and for each method what a round of meetings costs in software where
 four hosts share two cores, beside what is on the wire.
 Every turn takes all cases in an order of its own, so that what drifts on the machine falls on all alike; a case is
-judged by the median of its periods. Turns that were taken before
-stay in OUT.json, so that the series may be broken off; OUT.md is written anew.
+judged by the median of its periods. Turns that were taken before stay in OUT.json, so that the series may be broken
+off; OUT.md is written anew.
 """
 
 from __future__ import annotations

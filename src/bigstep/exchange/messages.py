@@ -48,11 +48,11 @@ class _InTurns:
 
     def wait(self) -> None:
         """Return when all have ended."""
-        while self._receives:
-            self._receives.pop(0).wait()
+        while self._receives or self._sends:
+            if self._receives:
+                self._receives.pop(0).wait()
             if self._sends:
                 self._leaving.append(self._sends.pop(0)())
-        self._leaving += [send() for send in self._sends]
         for work in self._leaving:
             work.wait()
 

@@ -112,7 +112,7 @@ class Transport:
         messages = []
         for island, flat in moved:
             messages.append(self._write(number, shapes, island, flat, present[island]))
-            mean = torch.zeros_like(flat)
+        mean = torch.zeros_like(flat)
         return Meeting(self._gathered(number, torch.stack(messages), mean), mean, self._line)
 
     def _gathered(self, number: int, messages: Tensor, mean: Tensor) -> Steps:
