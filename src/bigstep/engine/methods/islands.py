@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -29,20 +29,18 @@ from bigstep.engine.measures import on_grid
 from bigstep.engine.methods.base import Batches, Outcome
 from bigstep.engine.methods.forwards import Forwards
 from bigstep.engine.methods.island import Island, part_of
+from bigstep.engine.methods.islands_mean import put_mean_under
 from bigstep.engine.methods.islands_state import Agreed, IslandsState
 from bigstep.engine.methods.meeting import Meeting, Transport
-from bigstep.engine.methods.outer import Outer, cut_into_fragments
+from bigstep.engine.methods.outer import Outer
 from bigstep.engine.methods.synchronous import Synchronous
 from bigstep.engine.ranks import Ranks
 from bigstep.engine.state import Carried, Count
-from bigstep.norm.statistics import statistics_of, tracking_norms
 
 __all__ = ["Islands"]
 
 _BLEND = 0.5
 """What an island keeps of its own way when a meeting arrives late (Streaming DiLoCo's alpha)."""
-_AVERAGED_AT_ONCE = 1 << 24
-"""Values of which an evaluation takes the mean at once: a rank copies so many of each of its islands, never all."""
 
 
 class Islands:
@@ -357,32 +355,13 @@ class Islands:
                 yield model
             return
         model = self.learner.model
-        parameters, norms = list(model.parameters()), statistics_of(tracking_norms(model))
-        held: list[list[Tensor]] = []
-        for island in self.islands:
-            island.method.learner.statistics.synchronize(island.method.ranks.sum_)
-            held.append([*island.weights, *(buffer.clone() for buffer in norms)])
-        sizes = [each.numel() for each in held[0]]
-        for some in cut_into_fragments(sizes, -(-sum(sizes) // _AVERAGED_AT_ONCE)):
-            for index, mean in zip(some, self._mean([[own[i] for i in some] for own in held]), strict=True):
-                if index < len(parameters):
-                    parameters[index].data = mean
-                else:
-                    norms[index - len(parameters)].copy_(mean)
+        put_mean_under(model, self.islands, self.config.count, self._add_up)
         model.eval()
         try:
             yield model
         finally:
             model.train()
             self.enter(self.islands[0])
-
-    def _mean(self, held: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-        """Return the means over all islands of some tensors, given those of each island of this rank."""
-        shapes = [each.shape for each in held[0]]
-        parts = [torch.cat([each.detach().reshape(-1) for each in own]) for own in held]
-        mean = self._add_up(parts, shapes).div_(self.config.count)
-        pieces = mean.split_with_sizes([shape.numel() for shape in shapes])
-        return [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
 
     def rehearse(self) -> None:
         """Run a forward and backward of the first island in the open."""
