@@ -5,7 +5,7 @@
 The parts: `rates` (settings of `muon` at 1,024), `search` (a rate for each system at a huge and at a large batch, on
 held-out images, grids that grow until the best is inside), `table` (three other seeds, the rates that `search` chose),
 `ablation` (the same seeds without one technique), `auto` (plan: auto against a fixed plan), `text` (the same optimizer
-on gpt-mini). What is in the book is not run again.
+on gpt-mini), `second_order` (Shampoo and SOAP in the place of Muon). What is in the book is not run again.
 """
 
 from __future__ import annotations
@@ -45,6 +45,20 @@ SYSTEMS: dict[str, tuple[float, tuple[str, ...]]] = {
 there `onebit` quantises nothing; islands have as many workers in all as the others."""
 
 
+GRAFTED = "{momentum: 0.8, renormalise: true, rest: sgd, rest_lr: 2.0}"
+PUBLISHED = "{momentum: 0.8, rest: adamw, graft: false}"
+SECOND_ORDER: dict[str, tuple[float, tuple[str, ...]]] = {
+    f"{recipe}, {name}": (middle, (f"optimizer.name=second_order:{rule}", f"optimizer.settings={settings}"))
+    for recipe in ("leap", "muon")
+    for name, rule, middle, settings in (
+        ("Shampoo", "Shampoo", 0.1, GRAFTED),
+        ("SOAP", "Soap", 0.1, GRAFTED),
+        ("SOAP as published", "Soap", 0.004, PUBLISHED),
+    )
+}
+"""The same two systems with another direction of the same length; the last with steps of Adam's length, as it came."""
+
+
 def rated(rate: float) -> tuple[str, ...]:
     """Settings of a rate that no rule changes."""
     return "lr.scaling=none", f"lr.base={rate:g}", "lr.follow_plan=false"
@@ -69,7 +83,7 @@ MUON_TRIALS: Sequence[tuple[str, ...]] = (
 
 def chosen(system: str, batch: int) -> tuple[str, ...]:
     """Settings of a system at a batch, but for its rate."""
-    _, settings = SYSTEMS[system]
+    _, settings = (SYSTEMS | SECOND_ORDER)[system]
     count = (f"workers.count={batch // LOCAL}",) if f"workers.local_batch={LOCAL}" in settings else ()
     return (*count, *settings, HOLDOUT)
 
@@ -81,7 +95,7 @@ def recipe_of(system: str) -> str:
 
 def best_rate(book: Book, system: str, batch: int, *, run: bool) -> float:
     """The rate that the held-out images prefer; `run` trains what is missing for it."""
-    middle, _ = SYSTEMS[system]
+    middle, _ = (SYSTEMS | SECOND_ORDER)[system]
     trials = widening(middle)
     rate = next(trials)
     try:
@@ -110,9 +124,22 @@ def table(book: Book) -> None:
     for batch in BATCHES:
         for seed in SEEDS:
             for system in SYSTEMS:
-                rate = best_rate(book, system, batch, run=False)
-                config = config_of(recipe_of(system), batch, (*chosen(system, batch), *rated(rate)), EPOCHS)
-                book.run(f"table {system} {batch} rate {rate:g}", config, seed, device="cpu")
+                show(book, system, batch, seed)
+
+
+def show(book: Book, system: str, batch: int, seed: int) -> None:
+    """A system at the rate of its search."""
+    rate = best_rate(book, system, batch, run=False)
+    config = config_of(recipe_of(system), batch, (*chosen(system, batch), *rated(rate)), EPOCHS)
+    book.run(f"table {system} {batch} rate {rate:g}", config, seed, device="cpu")
+
+
+def second_order(book: Book) -> None:
+    """What Shampoo and SOAP lose where Muon loses least: search and table at the huge batch."""
+    for system in SECOND_ORDER:
+        best_rate(book, system, BATCHES[0], run=True)
+        for seed in SEEDS:
+            show(book, system, BATCHES[0], seed)
 
 
 def left_out(book: Book, recipe: str, batch: int) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -196,6 +223,7 @@ def text(book: Book) -> None:
 Part = Callable[[Book], None]
 PARTS: dict[str, Part] = {
     "search": search, "table": table, "ablation": ablation, "auto": auto, "rates": rates, "text": text,
+    "second_order": second_order,
 }  # fmt: skip
 
 
