@@ -7,7 +7,8 @@ Both keep averages of what rows and columns of a matrix have in common, L of G G
 
 Without averages, L = G G' and R = G' G, Shampoo's O is what Muon orthogonalises to. So that nothing but the direction
 differs, `graft` brings O to the length of Muon's; the rest of the network is updated as under Muon. Eigenvectors are
-computed anew in every step, which is the most that these rules can gain and far more than they can cost in a run.
+computed anew in every step, which is the most that these rules can gain. `python benchmarks/huge/second_order.py` times
+one update of each; `embedded.py second_order` trains with them.
 
 References: Gupta et al., Shampoo, 2018; Anil et al., Scalable Second Order Optimization for Deep Learning, 2020
 (grafting); Vyas et al., SOAP, 2024.
@@ -15,13 +16,16 @@ References: Gupta et al., Shampoo, 2018; Anil et al., Scalable Second Order Opti
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bigstep.optim import Muon
+from bigstep.models import build_model
+from bigstep.optim import Muon, parameter_groups
 from bigstep.optim.multi_tensor import descend
 
 AVERAGED = 0.95
@@ -94,3 +98,28 @@ def _basis(state: dict[str, Any], side: str) -> Tensor:
     else:
         state[name] = torch.linalg.eigh(state[side])[1].flip(1)
     return state[name]
+
+
+def main(rounds: int = 15) -> None:
+    """Time one update of the embedded images' network on one thread, the three rules in turns."""
+    torch.set_num_threads(1)
+    rules: dict[str, Muon] = {}
+    for rule in (Muon, Shampoo, Soap):
+        torch.manual_seed(0)
+        network = build_model("small", classes=10, channels=1, image_size=28)
+        for parameter in network.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        settings = {"momentum": 0.8, "renormalise": True, "rest": "sgd"}
+        rules[rule.__name__] = rule(parameter_groups(network, weight_decay=0.0), lr=0.1, **settings)
+    times: dict[str, list[float]] = {name: [] for name in rules}
+    for _ in range(rounds + 1):
+        for name, optimizer in rules.items():
+            begin = time.perf_counter()
+            optimizer.step()
+            times[name].append(1e3 * (time.perf_counter() - begin))
+    for name, (_, *each) in times.items():  # the first makes state
+        print(f"{name}: {statistics.median(each):.1f} ms ({min(each):.1f} to {max(each):.1f}, n = {rounds})")
+
+
+if __name__ == "__main__":
+    main()

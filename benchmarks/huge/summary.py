@@ -6,7 +6,18 @@ import re
 from pathlib import Path
 
 from book import Book, shown
-from embedded import AUTO, BATCHES, EPOCHS, SYSTEMS, TEXT_BATCH, TEXT_EPOCHS, TEXTS, best_rate, lost_without
+from embedded import (
+    AUTO,
+    BATCHES,
+    EPOCHS,
+    SECOND_ORDER,
+    SYSTEMS,
+    TEXT_BATCH,
+    TEXT_EPOCHS,
+    TEXTS,
+    best_rate,
+    lost_without,
+)
 
 HERE = Path(__file__).parent / "results"
 
@@ -36,6 +47,18 @@ def tabulated(book: Book, batch: int) -> list[str]:
     return ["", heading, "", *titles, *sorted(lines, key=lines.__getitem__, reverse=True)] if lines else []
 
 
+def second_order(book: Book) -> list[str]:
+    """Shampoo and SOAP beside Muon at the huge batch."""
+    batch, lines = BATCHES[0], []
+    for system in ("leap", *SECOND_ORDER, "muon"):
+        rates = searched(book, f"search {system} {batch}")
+        runs = book.of(f"second order {system} {batch} rate {best_rate(book, system, batch, run=False):g}")
+        if runs:
+            lines.append(f"| {system} | {', '.join(rates)} | {shown(runs)} | {runs[0]['steps']} |")
+    titles = ["| system | rates, seed 0 | the best of them, other seeds | steps |", "|---|---|---|---:|"]
+    return ["", f"## Shampoo and SOAP in the place of Muon, batch {batch:,}", "", *titles, *lines] if lines else []
+
+
 def lost(book: Book) -> list[str]:
     """Points that systems lose without a technique."""
     lines = [
@@ -59,7 +82,7 @@ def main() -> None:
     ]  # fmt: skip
     for batch in BATCHES:
         text += tabulated(book, batch)
-    text += lost(book)
+    text += second_order(book) + lost(book)
     if any(book.of(f"auto {name}") for name in AUTO):
         text += ["", "## plan: auto (LARS with the settings of `sony`, 3,000 images, 10 epochs), held-out images", ""]
         text += ["| batches | percent | steps | batches of the first seed |", "|---|---|---:|---|"]
