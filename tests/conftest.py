@@ -11,6 +11,9 @@ import sys
 # before torch is imported, here and in every process that a test starts: two spinning threads a process would make a
 # test of four ranks on two cores wait for its own threads
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# before Triton is imported, by whomever: it decides for its own functions then, and kernels of tests need it all
+if not os.environ.get("BIGSTEP_TEST_GPU"):
+    os.environ["TRITON_INTERPRET"] = "1"
 # some hundred processes start, and each would compile this package again
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # who starts the tests in the background of a script has Ctrl-C ignored, by every process that a test starts, too; who

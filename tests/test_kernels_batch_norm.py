@@ -2,13 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-
-# Read when a kernel is defined, so it must be set before any kernel module is imported.
-if not os.environ.get("BIGSTEP_TEST_GPU"):
-    os.environ["TRITON_INTERPRET"] = "1"
-
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -17,9 +10,7 @@ from torch import Tensor
 from bigstep.errors import ConfigError
 from bigstep.gpu import backend
 from bigstep.gpu.batch_norm import Norm, batch_norm_relu, fused_norm, fused_norm_pool, why_not_fused
-
-DEVICE = "cuda" if os.environ.get("BIGSTEP_TEST_GPU") else "cpu"
-interpreted = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+from interpreter import DEVICE, needs_triton
 
 
 @pytest.fixture
@@ -96,7 +87,7 @@ CASES = [
 ]
 
 
-@interpreted
+@needs_triton
 @pytest.mark.usefixtures("kernels_run")
 @pytest.mark.parametrize("branches", ["none", "residual", "residual/2", "other"])
 @pytest.mark.parametrize("shape,groups,dtype", CASES)
@@ -116,7 +107,7 @@ def test_kernels_agree_with_float64(shape, groups, dtype, branches) -> None:
         assert error(got, want) < TOLERANCE[dtype]
 
 
-@interpreted
+@needs_triton
 @pytest.mark.usefixtures("kernels_run")
 @pytest.mark.parametrize("fork", [0, 1, 2])
 @pytest.mark.parametrize("shape,groups,dtype", [((1, 16, 9, 6), 1, torch.float32), ((2, 8, 6, 4), 2, torch.float16)])
@@ -129,7 +120,7 @@ def test_pool_kernels_agree_with_float64(shape, groups, dtype, fork) -> None:
         assert error(got, want) < TOLERANCE[dtype]
 
 
-@interpreted
+@needs_triton
 @pytest.mark.usefixtures("kernels_run")
 def test_statistics_survive_a_mean_far_from_zero() -> None:
     # Deviation 2 about mean 3,000: E[x^2] - E[x]^2 in fp32 would keep no digit of the variance.
@@ -140,7 +131,7 @@ def test_statistics_survive_a_mean_far_from_zero() -> None:
     assert error(y, want) < 1e-4  # x itself carries 3000 * 2^-24 / 2
 
 
-@interpreted
+@needs_triton
 @pytest.mark.usefixtures("kernels_run")
 def test_no_relu_and_an_unused_output() -> None:
     x = image((2, 8, 4, 4), 0, torch.float32)
@@ -155,7 +146,7 @@ def test_no_relu_and_an_unused_output() -> None:
     assert error(x.grad, twin.grad) < 1e-5
 
 
-@interpreted
+@needs_triton
 @pytest.mark.usefixtures("kernels_run")
 def test_only_the_subsampled_output_is_used() -> None:
     x, norm = image((2, 8, 5, 4), 0, torch.float32), norm_of(8, 1, 0)

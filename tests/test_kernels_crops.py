@@ -2,13 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-
-# Read when a kernel is defined, so it must be set before any kernel module is imported.
-if not os.environ.get("BIGSTEP_TEST_GPU"):
-    os.environ["TRITON_INTERPRET"] = "1"
-
 import numpy as np
 import pytest
 import torch
@@ -18,16 +11,16 @@ from torch import Tensor
 from bigstep.data.decode import cut, cut_fast
 from bigstep.gpu import backend
 from bigstep.gpu.crops import Parts, crop_batch
+from interpreter import DEVICE, needs_triton
 from test_data_folder import photograph
 
-DEVICE = "cuda" if os.environ.get("BIGSTEP_TEST_GPU") else "cpu"
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SIZES = [(12, 9), (6, 10), (7, 7), (14, 5)]
 BOXES = [(2.25, 1.5, 7.5, 6.25), (0.0, 0.0, 6.0, 10.0), (1.0, 2.0, 3.0, 3.0), (4.5, 1.0, 9.5, 4.0)]
 BOUNDS = [(0, 0, 12, 9), (0, 0, 6, 10), (1, 2, 4, 5), (5, 1, 14, 5)]
 MIRRORED = [False, True, True, False]
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+pytestmark = needs_triton
 
 
 @pytest.fixture(autouse=True)

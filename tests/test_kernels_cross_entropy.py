@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import warnings
 from typing import Any
-
-# Read when a kernel is defined, so it must be set before any kernel module is imported.
-if not os.environ.get("BIGSTEP_TEST_GPU"):
-    os.environ["TRITON_INTERPRET"] = "1"
 
 import pytest
 import torch
@@ -17,10 +11,9 @@ from torch.nn import functional
 
 from bigstep.gpu import backend, cross_entropy
 from bigstep.losses import IGNORED, CrossEntropy
+from interpreter import DEVICE, needs_triton
 
-DEVICE = "cuda" if os.environ.get("BIGSTEP_TEST_GPU") else "cpu"
-
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+pytestmark = needs_triton
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 from typing import Any
 
 import pytest
@@ -21,9 +20,9 @@ from bigstep.gpu.loss_scale import LossScale
 from bigstep.losses import SampleCrossEntropy
 from bigstep.models.resnet import BasicBlock, ResNet
 from bigstep.optim import LAMB, LARS, AdaGradSGD, Muon, RMSpropWarmup, parameter_groups
+from interpreter import DEVICE
 
 gpu = pytest.mark.gpu
-DEVICE = "cuda" if os.environ.get("BIGSTEP_TEST_GPU") else "cpu"
 LOSS = SampleCrossEntropy(label_smoothing=0.1)
 RATES = {  # powers of two: on a GPU a graph reads them as fp32
     "lars": 2**-1, "sgd": 2**-4, "adamw": 2**-12, "rmsprop_warmup": 2**-4, "adagrad": 2**-7, "behind": 2**-4,

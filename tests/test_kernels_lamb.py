@@ -2,13 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-
-# Read when a kernel is defined, so it must be set before any kernel module is imported.
-if not os.environ.get("BIGSTEP_TEST_GPU"):
-    os.environ["TRITON_INTERPRET"] = "1"
-
 import pytest
 import torch
 
@@ -16,8 +9,8 @@ from bigstep.gpu import backend
 from bigstep.gpu.lamb import LambKernels, LambSettings, adamw_kernels, lamb_twin
 from bigstep.optim import LAMB
 from bigstep.optim import lamb as lamb_module
+from interpreter import DEVICE, needs_triton
 
-DEVICE = "cuda" if os.environ.get("BIGSTEP_TEST_GPU") else "cpu"
 SHAPES = [(3, 5), (9000,), (4, 8, 3, 3), (7,), (2, 2)]
 SETTINGS = [
     LambSettings(weight_decay=1e-2),
@@ -27,7 +20,7 @@ SETTINGS = [
     LambSettings(),  # its weights are zero: the ratio is 1
 ]
 LR = [0.05, 0.2]
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+pytestmark = needs_triton
 
 
 @pytest.fixture(autouse=True)

@@ -3,12 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
-import os
-
-# Read when a kernel is defined, so it must be set before any kernel module is imported.
-if not os.environ.get("BIGSTEP_TEST_GPU"):
-    os.environ["TRITON_INTERPRET"] = "1"
 
 import pytest
 import torch
@@ -16,8 +10,8 @@ import torch
 from bigstep.gpu import backend, lars
 from bigstep.gpu.lars import LarsKernels, LarsSettings, lars_step, lars_twin
 from bigstep.optim import LARS
+from interpreter import DEVICE, needs_triton
 
-DEVICE = "cuda" if os.environ.get("BIGSTEP_TEST_GPU") else "cpu"
 SHAPES = [(3, 5), (9000,), (4, 8, 3, 3), (7,), (2, 2)]
 SETTINGS = [
     LarsSettings(weight_decay=1e-2, trust_coefficient=0.02, eps=1e-6),
@@ -27,7 +21,6 @@ SETTINGS = [
     LarsSettings(trust_coefficient=0.5),  # its weights are zero: lambda is 1
 ]
 LR = [0.5, 2.0]
-needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 
 
 @pytest.fixture

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-
-# Read when a kernel is defined, so it must be set before any kernel module is imported.
-if not os.environ.get("BIGSTEP_TEST_GPU"):
-    os.environ["TRITON_INTERPRET"] = "1"
-
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 
 from bigstep.gpu import backend
 from bigstep.gpu.max_pool import max_pool2
+from interpreter import DEVICE, needs_triton
 
-DEVICE = "cuda" if os.environ.get("BIGSTEP_TEST_GPU") else "cpu"
-
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+pytestmark = needs_triton
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

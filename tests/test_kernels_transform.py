@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
-import os
 import statistics
-
-# Read when a kernel is defined, so it must be set before any kernel module is imported.
-if not os.environ.get("BIGSTEP_TEST_GPU"):
-    os.environ["TRITON_INTERPRET"] = "1"
 
 import pytest
 import torch
@@ -19,8 +13,7 @@ from bigstep.gpu import backend, optimize, set_groups
 from bigstep.models import build_model
 from bigstep.models.resnet import BasicBlock, Bottleneck, ResNet
 from bigstep.norm import GhostBatchNorm2d
-
-DEVICE = "cuda" if os.environ.get("BIGSTEP_TEST_GPU") else "cpu"
+from interpreter import DEVICE, needs_triton
 
 
 def resnet(block, image_size: int, seed: int = 0) -> ResNet:
@@ -114,7 +107,7 @@ def only_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+@needs_triton
 @pytest.mark.usefixtures("only_kernels")
 def test_kernels_carry_the_whole_network() -> None:
     torch.manual_seed(0)

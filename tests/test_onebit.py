@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from bigstep.exchange.codecs import Blocks
 from bigstep.exchange.codecs.onebit import OneBit, decode_reference, encode_reference
+from interpreter import needs_triton
 
 encode, decode = OneBit().encode, OneBit().decode
 
@@ -109,7 +109,7 @@ def test_a_block_that_is_not_finite_is_sent_as_nan_and_keeps_its_residual() -> N
         assert torch.equal(residual[32:], torch.zeros(16))
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+@needs_triton
 def test_triton_kernels_write_what_the_specification_says() -> None:
     """In a process of its own: the interpreter is chosen when triton is imported. On a GPU, the kernels themselves."""
     if os.environ.get("BIGSTEP_TEST_GPU"):

@@ -51,7 +51,7 @@ def merged_running(running: Tensor | None, each: Tensor, momentum: float) -> Non
 def evaluated(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, eps: float) -> Tensor:
     """Batch norm with given statistics, as at evaluation.
 
-    >>> evaluated(torch.ones(1, 1, 1, 1), torch.ones(1), torch.ones(1), torch.zeros(1), torch.ones(1), 0.0).item()
-    2.0
+    >>> evaluated(torch.ones(1, 1, 1, 1), torch.ones(1), torch.ones(1), torch.zeros(1), torch.ones(1), 3.0).item()
+    1.5
     """
     return F.batch_norm(x, mean, var, weight, bias, training=False, eps=eps)
