@@ -35,7 +35,7 @@ program()
 
 def train(arguments: list[str], cache: Path, limit: int) -> dict[str, Any]:
     """One run from the shell: wall seconds, those of training, and when its first step was ready."""
-    known = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH")
+    known = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
     environment = {key: value for key, value in os.environ.items() if key not in known}
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as out:

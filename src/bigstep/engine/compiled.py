@@ -32,8 +32,8 @@ __all__ = ["Preparation", "facts_of", "keep_compiled", "prepares", "shape_of"]
 
 KEPT = 4
 """Folders, each some 10 to 100 MB: those of other versions and devices are removed when they are the oldest."""
-VARIABLES = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor", "CUDA_CACHE_PATH": "cuda"}
-"""Where compilers look for their folder: the variable, and its place in ours."""
+VARIABLES = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
+"""Where compilers look for their folder: the variable, and its place in ours. CUDA's own keeps one in the home."""
 
 
 def facts_of(device: torch.device) -> dict[str, str]:
