@@ -173,6 +173,26 @@ def test_a_repeated_seed_counts_once(tmp_path: Path) -> None:
     assert group.median == pytest.approx(0.81)
 
 
+def test_a_run_that_was_cut_short_is_not_taken_for_a_repeat_of_the_whole_one(tmp_path: Path) -> None:
+    write_run(tmp_path / "whole", top=0.88)
+    for name in ("a", "b"):
+        write_run(tmp_path / name, top=0.15, epochs=1, config={"epochs": 4})  # --steps 10
+    found = study(tmp_path)
+    assert [(group.label, group.scores) for group in found.groups] == [("plain", [0.88]), ("plain · steps 10", [0.15])]
+
+
+def test_what_has_not_ended_counts_only_where_nothing_has(tmp_path: Path) -> None:
+    write_run(tmp_path / "stopped", epochs=1, config={"epochs": 4}, top=0.2, finished=False)
+    alone = study(tmp_path)
+    assert alone.groups[0].scores == [pytest.approx(0.2)]
+    write_run(tmp_path / "whole", top=0.88)
+    (group,) = study(tmp_path).groups
+    assert group.scores == [0.88]
+    assert group.median_of("samples") == 4 * 10 * 1_024
+    assert group.seconds_to(0.87) == 20.0
+    assert group.failures == 1
+
+
 def test_time_to_target_is_the_first_evaluation_there(tmp_path: Path) -> None:
     outcome = outcome_of(read_run(write_run(tmp_path / "run", top=0.88)))
     # evaluations at 5, 10, 15, 20 s reach 0.58, 0.68, 0.78, 0.88

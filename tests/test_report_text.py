@@ -91,6 +91,9 @@ def test_tables_of_text_hold_tokens_a_second(tmp_path: Path) -> None:
     row, standing = rows_of(study)[0], standings_of(study)[0]
     assert (row["bits_per_byte"], row["perplexity"], row["tokens_per_s"]) == (2.5, 6.0, 2048.0)
     assert (standing["measure"], standing["median"], standing["tokens_per_s"]) == ("bits_per_byte", 2.51, 2048.0)
+    times = {(each["group"], each["seed"]): each["seconds_to_target"] for each in rows_of(study)}
+    assert times["adamw", 0] == times["adamw", 2] == 20.0, "2.6 bits, from above"
+    assert times["lamb", 0] is times["sgd", 0] is None
     head, _, first = to_markdown(study).splitlines()[2:5]
     assert "bits per byte (median)" in head
     assert "tokens/s" in head

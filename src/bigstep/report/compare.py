@@ -46,10 +46,15 @@ class Group:
     """What they are ranked by."""
 
     @cached_property
+    def counted(self) -> tuple[Outcome, ...]:
+        """Runs whose figures count: those that ended; where none has, what they have reached so far."""
+        return tuple(o for o in self.outcomes if o.status not in ("stopped", "unfinished")) or self.outcomes
+
+    @cached_property
     def scores(self) -> list[float]:
         """One result a seed, in rising order; repeats of a seed are not independent, so their median counts once."""
         seeds: dict[object, list[float]] = {}
-        for position, outcome in enumerate(self.outcomes):
+        for position, outcome in enumerate(self.counted):
             if (score := outcome.score(self.measure.key)) is not None:
                 key = ("unknown", position) if outcome.seed is None else outcome.seed
                 seeds.setdefault(key, []).append(score)
@@ -82,13 +87,13 @@ class Group:
 
     def median_of(self, name: str) -> float | None:
         """Median over the runs of one figure of `Outcome`."""
-        values = [value for outcome in self.outcomes if (value := getattr(outcome, name)) is not None]
+        values = [value for outcome in self.counted if (value := getattr(outcome, name)) is not None]
         return statistics.median(values) if values else None
 
     def seconds_to(self, target: float) -> float | None:
         """Median time to the target; None unless more than half of the runs reached it."""
         key, falls = self.measure.key, self.measure.falls
-        found = (outcome.seconds_to(target, key, falls=falls) for outcome in self.outcomes)
+        found = (outcome.seconds_to(target, key, falls=falls) for outcome in self.counted)
         times = [math.inf if seconds is None else seconds for seconds in found]
         middle = statistics.median_high(times)
         return None if math.isinf(middle) else statistics.median(t for t in times if not math.isinf(t))
