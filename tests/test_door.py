@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import subprocess
 import threading
 from collections.abc import Callable
@@ -147,6 +148,38 @@ def test_resume_finds_what_it_can_be_sure_of_and_refuses_the_rest(
     assert status == 2
     assert "2 unfinished runs (runs/plain-mini, runs/plain-mini-2); say which with --out" in err
     assert not (tmp_path / "nothing-here").exists()
+
+
+def test_a_run_is_resumed_by_its_name_and_not_by_one_that_begins_alike(
+    bigstep: Bigstep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields(bigstep("train", *QUICK, "--steps", "1", "--name", "my run"))
+    facts = json.loads((record := tmp_path / "runs" / "my-run" / "run.json").read_bytes())
+    record.write_text(json.dumps({name: fact for name, fact in facts.items() if name != "result"}))
+    RunWriter(tmp_path / "runs" / "my-runner", {}).close()
+    for launched in (False, True):  # as a queue does that starts a job again with the same words
+        for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}.items():
+            monkeypatch.setenv(name, value) if launched else monkeypatch.delenv(name, raising=False)
+        again = fields(bigstep("train", "plain", *QUICK, "--steps", "2", "--name", "my run", "--resume"))
+        assert (again["run"], again["steps"]) == ("runs/my-run", 2)
+        record.write_text(json.dumps({k: v for k, v in json.loads(record.read_bytes()).items() if k != "result"}))
+
+
+def test_ctrl_c_is_told(bigstep: Bigstep, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(**_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("bigstep.plan.cli_result", interrupted)
+    assert bigstep("plan") == (130, "", "bigstep: interrupted.\n")
+    monkeypatch.setattr("bigstep.cli.resolve.job_of", lambda *_, **__: interrupted())
+    assert bigstep("train")[2] == "bigstep: interrupted; a run that was under way goes on with --resume.\n"
+
+
+def test_the_help_of_bench_names_every_suite(bigstep: Bigstep) -> None:
+    from bigstep.bench.suites import SUITES
+
+    told = bigstep("bench", "--help")[1].partition("Arguments:")[2].partition("Options:")[0]
+    assert set(SUITES) <= set(re.findall(r"\w+", told))
 
 
 def test_a_scheduler_s_first_start_may_say_resume(bigstep: Bigstep, monkeypatch: pytest.MonkeyPatch) -> None:

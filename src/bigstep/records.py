@@ -348,7 +348,7 @@ class Run:
     @property
     def complete(self) -> bool:
         """Whether it went through all of its epochs; one that `--steps` ended has not."""
-        reached = max((row.get("epoch") or 0.0 for row in self.rows[-2:]), default=0.0)
+        reached = max((row.get("epoch") or 0.0 for row in self.rows), default=0.0)
         return bool(self.result) and reached >= float(self.config.get("epochs", 0.0)) * (1 - 1e-9)
 
     @property

@@ -106,7 +106,7 @@ class Watch:
 
     def _say(self, text: str) -> None:
         if self._live:
-            self._live.console.print(text, soft_wrap=True)
+            self._live.console.print(text)
         else:
             print(text, file=self._stream, flush=True)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import re
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -28,6 +30,21 @@ app = typer.Typer(
     rich_markup_mode=None,  # boxes leave 18 columns of 80 for what an option means
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
+
+
+def _telling(name: str, command: Callable[..., None]) -> Callable[..., None]:
+    """Let a command say that Ctrl-C ended it, of which typer says nothing."""
+
+    @functools.wraps(command)
+    def told(*words: Any, **options: Any) -> None:
+        try:
+            command(*words, **options)
+        except KeyboardInterrupt:
+            _end(f"interrupted{'; a run that was under way goes on with --resume' if name == 'train' else ''}.", 130)
+
+    return told
+
+
 for name, summary, command in (
     ("train", "Train with a published system.", command_of(train.Train, train.train)),
     ("join", "Take part in a Downpour run of another machine.", join.join),
@@ -43,7 +60,8 @@ for name, summary, command in (
 ):
     # what follows the name of a script is the script's
     passes_on = {"ignore_unknown_options": True, "allow_interspersed_args": False}
-    app.command(name, short_help=summary, context_settings=passes_on if name == "doctor" else None)(command)
+    settings = passes_on if name == "doctor" else None
+    app.command(name, short_help=summary, context_settings=settings)(_telling(name, command))
 
 
 def _version(wanted: bool) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, cast
 
 import typer
 
-from bigstep.errors import require
+from bigstep.cli.options import require_device
 
 __all__ = ["join"]
 
@@ -29,7 +29,7 @@ def join(
     bigstep train downpour --listen 10.0.0.1:29500 --replicas-elsewhere 1
     bigstep join 10.0.0.1:29500                        # on the other machine
     """
-    require(device in ("auto", "cpu", "cuda"), f"--device is {device!r:.60}, but it must be auto, cpu or cuda.")
+    require_device(device, "auto", "cpu", "cuda")
     from bigstep.asynchronous import join_downpour, serve_downpour
     from bigstep.engine.ranks import DeviceChoice
 

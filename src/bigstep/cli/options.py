@@ -11,10 +11,12 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from bigstep.errors import ConfigError
+from bigstep.errors import ConfigError, require
 from bigstep.records import json_text
 
-__all__ = ["ConfigFile", "Json", "Settings", "Trust", "command_of", "print_json", "refuse_existing"]
+__all__ = [
+    "ConfigFile", "Json", "Settings", "Trust", "command_of", "print_json", "refuse_existing", "require_device",
+]  # fmt: skip
 
 Options = TypeVar("Options")
 
@@ -86,6 +88,12 @@ def command_of(options: type[Options], run: Callable[[Options], None]) -> Callab
 def print_json(value: Any) -> None:
     """Print one JSON object and nothing else."""
     typer.echo(json_text(value))
+
+
+def require_device(given: str, *allowed: str) -> None:
+    """Refuse a word for --device that the command does not know."""
+    listed = f"{', '.join(allowed[:-1])} or {allowed[-1]}"
+    require(given in allowed, f"--device is {given!r:.60}, but it must be {listed}.")
 
 
 def refuse_existing(*files: Path | None, force: bool) -> None:

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bigstep.cli.options import Json, print_json
-from bigstep.errors import require
+from bigstep.cli.options import Json, print_json, require_device
 
 __all__ = ["probe"]
 
@@ -29,7 +28,7 @@ def probe(
     bigstep probe --model resnet18 --image-size 64
     bigstep plan --cluster probe/machine.yaml --model probe/resnet18.yaml
     """
-    require(device in ("cpu", "cuda"), f"--device is {device!r:.60}, but it must be cpu or cuda.")
+    require_device(device, "cpu", "cuda")
     from bigstep.lab.probe import probe as measure
 
     result = measure(out, model=model, ranks=ranks, batch=batch, image_size=image_size, length=length, device=device)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from bigstep.cli.options import Json, print_json, recipe_names
+from bigstep.errors import require
 
 __all__ = ["recipes"]
 
@@ -39,6 +40,7 @@ def recipes(
         else:
             print_recipes(descriptions)
         return
+    require(not (yaml and as_json), "--yaml and --json both print the configuration; give one of them.")
     config = load(name, preset)
     if yaml:
         typer.echo(config_to_yaml(config), nl=False)

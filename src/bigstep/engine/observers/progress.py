@@ -121,7 +121,9 @@ class Progress(Observer):
     def noted(self, text: str, **facts: Any) -> None:
         """Show a remark on a line of its own."""
         if self._live:
-            self._live.console.print(_printable(text), soft_wrap=True)
+            from rich.text import Text
+
+            self._live.console.print(Text(_printable(text)))
         else:
             print(_printable(text), file=self._stream, flush=True)
 
