@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bigstep.records import RunWriter
+from bigstep.records import RunWriter, read_run
 from bigstep.report.charts import charts_of
 from bigstep.report.gather import gather
 from bigstep.report.html import _tiles
@@ -115,6 +115,15 @@ def test_the_page_about_text_ranks_from_left_and_marks_what_is_far_off_at_the_ri
     assert "Bits per byte" in page.text
     assert "Tokens/s" in page.text
     assert "Accuracy" not in page.text
+
+
+def test_bits_of_a_recipe_for_images_stand_beside_no_percentage(tmp_path: Path) -> None:
+    run = read_run(write_text_run(tmp_path / "run", "sony"))
+    run.facts["published"] = {"system": "Sony", "accuracy": 0.7529}
+    ((_, beside),) = study_of([run]).published
+    assert beside.rows[:3] == (
+        ("bits per byte", "2.500", "–"), ("accuracy", "–", "75.29 %"), ("data", "shakespeare", "ImageNet"),
+    )  # fmt: skip
 
 
 def test_a_terminal_shows_bits_per_byte(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -71,8 +71,13 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
             os.fsync(folder)  # the rename itself must survive a power cut
         finally:
             os.close(folder)
+    except OSError as error:
+        if error.filename in (None, str(temporary)):  # None is a full disk
+            error.filename = str(path)  # what the user knows of
+        raise
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # of a folder that cannot be entered, which the error above tells
+            temporary.unlink(missing_ok=True)
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
