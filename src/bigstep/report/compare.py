@@ -107,7 +107,8 @@ def group_runs(outcomes: Sequence[Outcome], measure: Measure = ACCURACY) -> list
     """
     found: dict[tuple[object, ...], list[Outcome]] = {}
     for outcome in outcomes:
-        key = (outcome.name, outcome.recipe, outcome.preset, *sorted(outcome.settings.items()))
+        whole_name = str(outcome.run.facts.get("name") or outcome.name)  # what is shown may be cut
+        key = (whole_name, outcome.recipe, outcome.preset, *sorted(outcome.settings.items()))
         found.setdefault(key, []).append(outcome)
     namesakes: dict[str, list[list[Outcome]]] = {}
     for members in found.values():

@@ -36,11 +36,12 @@ class Study:
         if len(self.outcomes) == 1:
             outcome = self.outcomes[0]
             name = f"{outcome.recipe} ({outcome.preset})" if outcome.preset not in ("", "custom") else outcome.recipe
+            ended = "" if outcome.status == "finished" else f", {outcome.status}"
             if best.median is None and outcome.evaluated_loss is not None:
-                return f"{name}: loss {outcome.evaluated_loss:.4g} in {duration(outcome.seconds)}"
+                return f"{name}: loss {outcome.evaluated_loss:.4g} in {duration(outcome.seconds)}{ended}"
             if best.median is None:
-                return f"{name}: no evaluation recorded"
-            return f"{name}: {self.measure.text(best.median)} in {duration(outcome.seconds)}"
+                return f"{name}: no evaluation recorded{ended}"
+            return f"{name}: {self.measure.text(best.median)} in {duration(outcome.seconds)}{ended}"
         if best.median is None:
             lacking = "none with an accuracy" if self._losses() else "none evaluated"
             return f"{count(len(self.outcomes))} runs, {lacking}"

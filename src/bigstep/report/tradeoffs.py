@@ -115,7 +115,7 @@ def _against_batch(study: Study) -> Chart | None:
                 "thickness": 1.2,
                 "width": 3,
             },
-            name=safe(recipe),
+            name=safe(cut(recipe, 40)),
             mode="lines+markers",
             line={"color": color, "dash": dash, "width": 2},
             hovertemplate=f"{safe(recipe)}<br>batch %{{x:,}}<br>%{{y:.{measure.digits}f}}"
@@ -198,7 +198,7 @@ def _scaling(study: Study) -> Chart | None:
         made.add_scatter(
             x=ranks,
             y=[round(rate, 2) for rate in rates],
-            name=safe(recipe),
+            name=safe(cut(recipe, 40)),
             mode="lines+markers+text",
             text=shares,
             textposition="bottom right",
@@ -209,7 +209,7 @@ def _scaling(study: Study) -> Chart | None:
         made.add_scatter(
             x=ranks,
             y=[round(rate, 2) for rate in ideal],
-            name=f"{safe(recipe)}, ideal",
+            name=f"{safe(cut(recipe, 32))}, ideal",
             mode="lines",
             line={"color": color, "width": 1, "dash": "dot"},
             hoverinfo="skip",
