@@ -76,6 +76,12 @@ class Group:
         return self.scores[-1] - self.scores[0] if self.scores else 0.0
 
     @property
+    def subject(self) -> tuple[str, str, str]:
+        """What is trained on what, by whose rules: results and speeds of other subjects make no curve with these."""
+        first = self.outcomes[0]
+        return first.name, first.model, first.task
+
+    @property
     def failures(self) -> int:
         """Runs that diverged, failed or ended without a word; one that was asked to stop has not failed."""
         return sum(outcome.status not in ("finished", "stopped") for outcome in self.outcomes)

@@ -267,15 +267,13 @@ class Study:
 
     def _scaling(self) -> list[str]:
         """What more ranks (or replicas) brought, for every name that ran on several numbers of them."""
-        speeds: dict[str, dict[float, float]] = {}
+        speeds: dict[tuple[str, str, str], dict[float, float]] = {}
         for group in self.groups:
             ranks, rate = group.median_of("ranks"), group.median_of(self.speed_name)
             if ranks and rate:
-                speeds.setdefault(group.outcomes[0].name, {}).setdefault(ranks, rate)
+                speeds.setdefault(group.subject, {}).setdefault(ranks, rate)
         said = []
-        for name, rates in list(speeds.items())[:8]:
-            if len(rates) < 2:
-                continue
+        for (name, _, _), rates in [each for each in speeds.items() if len(each[1]) > 1][:8]:
             fewest = min(rates)
             told = [
                 f"{rates[ranks] / rates[fewest]:.2f} times as fast on {plural(ranks, 'rank')} "
@@ -315,10 +313,12 @@ class Study:
                 seen.setdefault(round(samples), []).append(group.label)
         if len(seen) > 1 and min(seen) < 0.99 * max(seen):
             usual = max(seen, key=lambda samples: len(seen[samples]))
-            odd = [
-                f"{name} ({count(s)})" for s, names in seen.items() if abs(s - usual) > 0.01 * usual for name in names
-            ]
-            said.append(f"Not on equal terms: most groups saw {count(usual)} samples, but {listing(odd, 10)} did not.")
+            if len(seen[usual]) > 1:
+                odd = [f"{n} ({count(s)})" for s, ns in seen.items() if abs(s - usual) > 0.01 * usual for n in ns]
+                told = f"most groups saw {count(usual)} samples, but {listing(odd, 10)} did not"
+            else:
+                told = "samples seen: " + listing([f"{n} {count(s)}" for s, ns in seen.items() for n in ns], 10)
+            said.append(f"Not on equal terms: {told}.")
         for name, what in (("model", "models"), ("data", "data sets"), ("hardware", "machines")):
             kinds = sorted({getattr(outcome, name) for outcome in self.outcomes})
             if len(kinds) > 1:

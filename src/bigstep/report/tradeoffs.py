@@ -82,12 +82,14 @@ def _mean(values: list[float | None]) -> float:
 
 def _by_recipe(study: Study, name: str) -> dict[str, dict[float, Group]]:
     """For each recipe (or name of a suite) the best group at each value of a figure, where it has at least two."""
-    found: dict[str, dict[float, Group]] = {}
+    found: dict[tuple[str, str, str], dict[float, Group]] = {}
     for group in study.groups:  # best first, so the first at a value is the best there
         value = group.median_of(name)
         if value is not None and group.median is not None:
-            found.setdefault(group.outcomes[0].name, {}).setdefault(value, group)
-    return {recipe: points for recipe, points in found.items() if len(points) > 1}
+            found.setdefault(group.subject, {}).setdefault(value, group)
+    curves = {subject: points for subject, points in found.items() if len(points) > 1}
+    names = [recipe for recipe, _, _ in curves]
+    return {s[0] if names.count(s[0]) == 1 else " · ".join(s): points for s, points in curves.items()}
 
 
 def _against_batch(study: Study) -> Chart | None:
