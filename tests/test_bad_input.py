@@ -205,7 +205,7 @@ def test_a_current_folder_that_is_gone_is_one_sentence(
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
     status, _, err = bigstep("recipes")
-    assert (status, err) == (2, "bigstep: The current folder does not exist any more; go to another one.\n")
+    assert (status, err) == (2, "bigstep: The current folder no longer exists; change to another one.\n")
 
 
 @pytest.mark.parametrize("stream", [1, 2])

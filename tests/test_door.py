@@ -109,7 +109,7 @@ def test_a_finished_run_stays_as_it_is_and_its_result_is_told_again(bigstep: Big
     status, out, err = bigstep(*command, "--resume", "--seed", "0")
     assert status == 0
     assert json.loads(out) == first
-    assert "is finished and stays as it is" in err
+    assert "is already finished; nothing was changed" in err
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
 
 
@@ -172,7 +172,7 @@ def test_ctrl_c_is_told(bigstep: Bigstep, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("bigstep.plan.cli_result", interrupted)
     assert bigstep("plan") == (130, "", "bigstep: interrupted.\n")
     monkeypatch.setattr("bigstep.cli.resolve.job_of", lambda *_, **__: interrupted())
-    assert bigstep("train")[2] == "bigstep: interrupted; a run that was under way goes on with --resume.\n"
+    assert bigstep("train")[2] == "bigstep: interrupted; a run that was under way continues with --resume.\n"
 
 
 def test_the_help_of_bench_names_every_suite(bigstep: Bigstep) -> None:

@@ -67,7 +67,7 @@ def test_a_run_that_was_stopped_has_not_failed(tmp_path: Path) -> None:
     found = study(tmp_path)
     assert (found.groups[0].failures, found.groups[0].stopped) == (0, 1)
     assert found.standing(0) == "best, 1 stopped"
-    assert "ready to go on with --resume: plain." in text_of(found)
+    assert "ready to continue with --resume: plain." in text_of(found)
     assert "Stopped by SIGINT after step 40" in text_of(study_of([read_run(folder)]))
 
 

@@ -130,7 +130,7 @@ def locked(folder: Path, *, fresh: bool = False) -> Iterator[None]:
         ) from None
     try:
         if fresh and (folder / "run.json").exists():
-            raise ConfigError(f"{folder} holds a run; add --resume to go on with it, or name a new folder with --out.")
+            raise ConfigError(f"{folder} holds a run; add --resume to continue it, or name a new folder with --out.")
         linked = [name for name in FILES if (folder / name).is_symlink() and (folder / name).is_dir()]
         if linked:  # whose files would be written over, and which removed, nobody could tell
             raise ConfigError(
@@ -295,7 +295,7 @@ class RunWriter:
 
 
 def _unwritable(path: Path, error: OSError) -> RunError:
-    return RunError(f"{path} cannot be written ({error.strerror}); make room for it, then go on with --resume.")
+    return RunError(f"{path} cannot be written ({error.strerror}); make room for it, then continue with --resume.")
 
 
 def _line(row: Mapping[str, Any]) -> str:

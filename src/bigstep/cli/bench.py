@@ -19,14 +19,14 @@ _SUITE = "seeds, batch, exchange, scaling, async, islands, sequence, ablation, o
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """Run systems side by side on the same samples, seeds and machine, and say what can be told apart.
+    """Run systems side by side on the same samples, seeds and machine, and say which differences are real.
 
-    Finished runs are not run again, so an interrupted suite goes on where it was:
+    Finished runs are not run again, so an interrupted suite continues where it stopped:
 
     \b
     bigstep bench --quick                     # every recipe once, a few minutes
-    bigstep bench seeds                       # three seeds each: what is sure
-    bigstep bench ablation --recipes sony     # what each of its techniques brings
+    bigstep bench seeds                       # three seeds each: what is certain
+    bigstep bench ablation --recipes sony     # what each technique contributes
     bigstep bench batch --preset cifar10      # larger, on a GPU
     bigstep bench mine.yaml                   # a list of runs of your own
     """
@@ -40,8 +40,8 @@ class Bench:
     settings: Settings = None
     trust: Trust = False
     tune: Annotated[int, typer.Option(min=0, help="Trials for each recipe first, judged on held-out images.")] = 0
-    procs: Annotated[int | None, typer.Option(min=1, help="Ranks of a synchronous run; one a GPU, or two.")] = None
-    retry: Annotated[bool, typer.Option("--retry", help="Run again what failed before.")] = False
+    procs: Annotated[int | None, typer.Option(min=1, help="Ranks of a synchronous run; one per GPU, or two.")] = None
+    retry: Annotated[bool, typer.Option("--retry", help="Rerun what failed before.")] = False
     out: Annotated[Path, typer.Option(help="Where the runs go, in a folder for each suite.")] = Path("bench")
     html: Annotated[Path | None, typer.Option(help="Write the page to this file instead of beside the runs.")] = None
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, or shared: several ranks on one GPU.")] = "auto"

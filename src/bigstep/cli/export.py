@@ -26,11 +26,11 @@ FORMATS = {".safetensors": "weights", ".pt": "weights", ".pt2": "program", ".onn
 def export(
     run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
     to: Annotated[Path, typer.Argument(help="The file: .safetensors, .pt (state_dict), .pt2 (torch.export), .onnx.")],
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there already.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
-    """Write the trained model of a run for other tools; the end of the file's name says how.
+    """Write the trained model of a run for other tools, in the format that the file's suffix names.
 
     \b
     bigstep export runs/sony-mini sony.safetensors  # weights by name

@@ -13,14 +13,14 @@ __all__ = ["join"]
 
 
 def join(
-    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="What the run was given as --listen.")],
+    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="The address given to the run as --listen.")],
     shard: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Serve a shard, kept in this folder, instead of computing.")
     ] = None,
     device: Annotated[str, typer.Option(help="Where to compute: auto, cpu or cuda.")] = "auto",
     wait: Annotated[float, typer.Option(min=0, max=86_400, help="Seconds to wait for the run to appear.")] = 60,
 ) -> None:
-    """Take part in a Downpour run that another machine started.
+    """Join a Downpour run that another machine started.
 
     All machines share a secret, and the run's configuration comes from the one that started it:
 

@@ -20,7 +20,7 @@ __all__ = [
 
 Options = TypeVar("Options")
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object, and nothing else, on stdout.")]
 
 
 def field_names(incomplete: str) -> list[str]:
@@ -46,7 +46,7 @@ RecipeName = Annotated[
         help="A published system; `bigstep recipes` lists them. Without one, plain.", autocompletion=recipe_names
     ),
 ]
-ConfigFile = Annotated[Path | None, typer.Option(help="A YAML file, as `bigstep recipes NAME --yaml` writes it.")]
+ConfigFile = Annotated[Path | None, typer.Option(help="A YAML file like those of `bigstep recipes NAME --yaml`.")]
 Settings = Annotated[
     list[str] | None,
     typer.Option(
@@ -58,9 +58,7 @@ Settings = Annotated[
 ]
 
 
-Trust = Annotated[
-    bool, typer.Option("--trust", help="Run the package.module:function that a file names; what is typed is trusted.")
-]
+Trust = Annotated[bool, typer.Option("--trust", help="Allow a file to name code to run (package.module:function).")]
 
 
 def command_of(options: type[Options], run: Callable[[Options], None]) -> Callable[..., None]:
@@ -104,6 +102,6 @@ def refuse_existing(*files: Path | None, force: bool) -> None:
         if file.is_dir():
             raise ConfigError(f"{file} is a folder; name a file.")
         if file.exists() and not force:
-            raise ConfigError(f"{file} is there already; add --force to replace it, or name another file.")
+            raise ConfigError(f"{file} already exists; add --force to replace it, or name another file.")
         if not file.parent.is_dir():
             raise ConfigError(f"{file} cannot be written: there is no folder {file.parent}; make it first.")

@@ -90,7 +90,7 @@ def _elsewhere(options: Train, config: RunConfig) -> dict[str, Any]:
     """What other machines bring to a Downpour run, and where they find it."""
     shards, replicas = options.shards_elsewhere, options.replicas_elsewhere
     if options.listen is None:
-        require(not (shards or replicas), "What joins from elsewhere needs an address: add --listen HOST:PORT.")
+        require(not (shards or replicas), "Other machines need an address to join at: add --listen HOST:PORT.")
         return {}
     settings = config.asynchronous
     require(
@@ -206,7 +206,7 @@ def new_folder(options: Train, name: str) -> Path:
             raise ConfigError(f"--out {options.out} is a file; name a folder.")
         if options.out.is_dir() and any(options.out.iterdir()):
             raise ConfigError(
-                f"--out {options.out} is not empty; add --resume to go on with its run, or name a new one."
+                f"--out {options.out} is not empty; add --resume to continue its run, or name a new folder."
             )
         return options.out
     name, number = folder_name(options.name or name), 2
@@ -230,7 +230,7 @@ def _existing_folder(options: Train, launched: bool) -> Path | None:
     if options.out is not None:
         if launched or (options.out / "run.json").exists() or any(options.out.glob("checkpoints/*.ckpt")):
             return options.out
-        raise ConfigError(f"--resume finds no run in {options.out}; leave it out to start one there.")
+        raise ConfigError(f"--resume finds no run in {options.out}; leave --resume out to start one there.")
     name = "" if options.config or not options.recipe else f"{options.recipe}-{options.preset}"
     name = folder_name(options.name) if options.name else name
     found = [run.folder for run in _unfinished(name)]

@@ -166,8 +166,8 @@ class Study:
         if run.per_1000:
             total = sum(run.per_1000.values())
             parts = [f"{100 * seconds / total:.0f} % {part}" for part, seconds in run.per_1000.items()]
-            said.append(f"Its time went into {listing(parts)} (exchange that computation does not hide).")
-        said.append("One seed cannot say how much of this is luck; run it with several to know.")
+            said.append(f"Its time went into {listing(parts)} (exchange counts only what computation does not hide).")
+        said.append("One seed cannot say how much of this is luck; run several to find out.")
         return said
 
     def _several(self) -> list[str]:
@@ -305,7 +305,7 @@ class Study:
             said += [f"{label} failed: {reason}" for reason, label in list(reasons.items())[:3]]
         stopped = [group.label for group in self.groups if group.stopped]
         if stopped:
-            said.append(f"Stopped before the end, and ready to go on with --resume: {listing(stopped, 10)}.")
+            said.append(f"Stopped before the end, and ready to continue with --resume: {listing(stopped, 10)}.")
         seen: dict[int, list[str]] = {}
         for group in self.groups:
             samples = group.median_of("samples")
