@@ -113,6 +113,19 @@ def test_a_finished_run_stays_as_it_is_and_its_result_is_told_again(bigstep: Big
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
 
 
+def test_of_ranks_that_find_their_run_finished_the_first_tells(
+    bigstep: Bigstep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("train", *QUICK, "--steps", "2", "--out", "run", "--resume")
+    fields(bigstep(*words[:-1]))
+    launched = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    for rank in "01":
+        for name, value in {**launched, "RANK": rank, "LOCAL_RANK": rank}.items():
+            monkeypatch.setenv(name, value)
+        status, out, err = bigstep(*words)
+        assert (status, bool(out), bool(err)) == (0, rank == "0", rank == "0")
+
+
 def test_a_run_that_steps_ended_goes_on_and_keeps_its_history(bigstep: Bigstep, tmp_path: Path) -> None:
     command = ["train", *QUICK, "--epochs", "0.01", "--out", "run"]
     fields(bigstep(*command, "--steps", "2"))
@@ -321,6 +334,8 @@ def test_a_run_that_steps_end_is_described_by_them(bigstep: Bigstep) -> None:
     assert "at most 2 steps of 1 epoch · 1 rank ·" in err
     assert "step 2/2" in err
     assert " left" not in err.splitlines()[-1]
+    _, _, err = bigstep("train", *QUICK, "--steps", "1", "--out", "one")
+    assert " in all" in err.splitlines()[-1], "the first step is the last"
 
 
 def test_help_is_quick_and_leaves_room_for_what_options_mean(bigstep: Bigstep, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,8 @@ def data(
         if as_json:
             print_json(packed)
         else:
-            typer.echo(f"{packed['path']}: {packed['bytes']:,} bytes. Train on it with --data {packed['path']}.")
+            size = "" if str(packed["path"]).endswith(".tokens") else " --set data.image_size=PIXELS"
+            typer.echo(f"{packed['path']}: {packed['bytes']:,} bytes. Train on it with --data {packed['path']}{size}.")
         return
     if len(given) > 1:
         raise ConfigError(f"bigstep data looks at one data set, but {len(given)} were named.")

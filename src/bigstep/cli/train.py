@@ -94,6 +94,8 @@ def train(options: Train) -> None:
     job = job_of(options, launched=place is not None)
     if job.resume and (result := finished_result(job)) is not None:
         sweep()  # nothing is started here that would do it
+        if place is not None and place.rank:
+            return  # the first rank tells
         typer.echo(f"The run in {job.folder} is already finished; nothing was changed.", err=True)
         if options.as_json:
             print_json(result)

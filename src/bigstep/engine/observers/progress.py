@@ -171,9 +171,10 @@ class Progress(Observer):
         seconds = row.get("seconds", 0.0)
         begun, since = self._first or (0.0, 0.0)
         done = self._done()
-        if done > begun and seconds > since:  # a resumed run does not start at epoch 0
-            left = (seconds - since) / (done - begun) * (1.0 - done)
-            facts["time"] = f"{clock(left)} left" if left else f"{clock(seconds)} in all"
+        if done >= 1.0:
+            facts["time"] = f"{clock(seconds)} in all"
+        elif done > begun and seconds > since:  # a resumed run does not start at epoch 0
+            facts["time"] = f"{clock((seconds - since) / (done - begun) * (1.0 - done))} left"
         elif seconds:
             facts["time"] = f"{clock(seconds)} gone"
         if row.get("noise_scale") is not None:
