@@ -126,6 +126,14 @@ def test_of_ranks_that_find_their_run_finished_the_first_tells(
         assert (status, bool(out), bool(err)) == (0, rank == "0", rank == "0")
 
 
+def test_a_sparse_model_is_not_trained_once_by_every_rank(bigstep: Bigstep, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    for name, value in launched.items():
+        monkeypatch.setenv(name, value)
+    status, _, err = bigstep("train", "hogwild", "--data", "two.svm")
+    assert (status, "in threads of one process: leave out torchrun" in err) == (2, True)
+
+
 def test_a_run_that_steps_ended_goes_on_and_keeps_its_history(bigstep: Bigstep, tmp_path: Path) -> None:
     command = ["train", *QUICK, "--epochs", "0.01", "--out", "run"]
     fields(bigstep(*command, "--steps", "2"))

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from bigstep.cli.options import ConfigFile, Json, RecipeName, Settings, Trust, print_json
-from bigstep.errors import ConfigError
+from bigstep.errors import ConfigError, require
 
 __all__ = ["Train", "train"]
 
@@ -87,10 +87,15 @@ def train(options: Train) -> None:
     from bigstep.engine.launchers import adopt_launcher, copies_alone
     from bigstep.engine.scratch import sweep
 
+    place = adopt_launcher()
     if is_sparse_file(options.data, options.recipe):
+        require(
+            place is None or place.size == 1,
+            f"{options.data!s:.200} trains a sparse linear model in threads of one process: leave out torchrun, srun "
+            "and mpirun, and write --set n_threads=2.",
+        )
         train_sparse_file(options)
         return
-    place = adopt_launcher()
     job = job_of(options, launched=place is not None)
     if job.resume and (result := finished_result(job)) is not None:
         sweep()  # nothing is started here that would do it
