@@ -206,6 +206,14 @@ def test_speeds_and_results_of_other_models_and_data_make_no_curve(tmp_path: Pat
     assert {"scaling", "against-batch"} <= {chart.key for chart in charts_of(found)}
 
 
+def test_one_seed_has_no_range(tmp_path: Path) -> None:
+    for name, top in (("a", 0.8), ("b", 0.7)):
+        write_run(tmp_path / name, recipe=name, top=top)
+    assert "a has the highest median accuracy, 80.00 % (1 seed), 10.00 points above b." in text_of(study(tmp_path))
+    write_run(tmp_path / "a1", recipe="a", seed=1, top=0.81)
+    assert "80.50 % (range 1.00 points over 2 seeds)" in text_of(study(tmp_path))
+
+
 def test_most_groups_saw_only_what_two_did(tmp_path: Path) -> None:
     for name, epochs in (("a", 4), ("b", 2)):
         write_run(tmp_path / name, recipe=name, epochs=epochs)

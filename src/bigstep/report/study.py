@@ -213,7 +213,7 @@ class Study:
         else:
             said.append(
                 f"{best.label} has the {self._best_median}, {measure.cell(best.median)} "
-                f"(range {measure.gap(best.spread)} over {plural(best.n, 'seed')}), "
+                f"({f'range {measure.gap(best.spread)} over ' if best.n > 1 else ''}{plural(best.n, 'seed')}), "
                 f"{measure.gap(best.median - runner.median)} {'below' if measure.falls else 'above'} {runner.label}."
             )
         alike, apart, few = self.peers("alike"), self.peers("apart"), self.peers("too few")
