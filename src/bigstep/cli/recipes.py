@@ -25,7 +25,7 @@ def recipes(
     """List the recipes, or explain one with its evidence.
 
     \b
-    bigstep recipes sony                    # the paper: what is known, what chosen
+    bigstep recipes sony                    # the paper; what is known or chosen
     bigstep recipes sony --yaml > run.yaml  # edit it, then:
     bigstep train --config run.yaml
     """
