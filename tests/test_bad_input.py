@@ -88,6 +88,13 @@ CASES: list[tuple[list[str], str]] = [
     (["report", "nowhere"], "nowhere"),
     (["report", "newer"], "format"),
     (["recipes", "fare"], "did you mean 'fair'"),
+    (["recipes", "fair", "--yaml", "--json"], "give one of them"),
+    (["bench", "--epochs", "0"], "--epochs is 0.0"),
+    (["bench", "--epochs", "nan"], "--epochs is nan"),
+    (["bench", "--device", "gpu"], "auto, cpu, cuda or shared"),
+    (["bench", "--recipes", ","], "names no recipe"),
+    (["data", "pack", "mine"], "2 paths"),
+    (["probe", "--model", "resnt18"], "did you mean 'resnet18'"),
     (["recipes", "fair", "--preset", "x"], "preset"),
     (["data", "cifr"], "neither a known set nor a path"),
     (["data", "embedded", "--sheet", "file.txt"], "file.txt"),
@@ -198,7 +205,7 @@ def test_a_current_folder_that_is_gone_is_one_sentence(
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
     status, _, err = bigstep("recipes")
-    assert (status, err) == (2, "bigstep: The current folder does not exist any more; go to another one.\n")
+    assert (status, err) == (2, "bigstep: The current folder no longer exists; change to another one.\n")
 
 
 @pytest.mark.parametrize("stream", [1, 2])

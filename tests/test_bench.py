@@ -261,7 +261,7 @@ def test_finished_runs_stay_an_unfinished_one_goes_on_and_a_crash_is_a_row(tmp_p
     assert "Resumed at step 20." in resumed.notes
     assert resumed.result["steps"] == 40
     lines = shown.getvalue().splitlines()
-    assert "1 of them there already" in lines[0]
+    assert "1 of them already finished" in lines[0]
     assert "FAILED" in lines[1]
     study = study_of(gather([tmp_path]))
     assert {outcome.name: outcome.status for outcome in study.outcomes} == {

@@ -264,7 +264,7 @@ def test_an_interrupted_packer_says_how_to_go_on(
     with pytest.raises(SystemExit) as ending:
         main()
     assert ending.value.code == 130
-    assert "interrupted; the same command goes on." in capsys.readouterr().err
+    assert "interrupted; run the same command to continue." in capsys.readouterr().err
     assert list(content_of(out)) == ["pack.json"]
     monkeypatch.undo()
     assert packed(folder, out)["images"] == 12

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from bigstep.cli import app
 from bigstep.doctor import Examination, examine
 from bigstep.doctor.launch import Limits
 from bigstep.doctor.report import verdict
@@ -39,6 +40,7 @@ def look_at(project: Path, source: str) -> Examination:
         ("raise RuntimeError('No CUDA GPUs are available')\n", "it needs a GPU"),
         ("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n", "status -11"),
         ("import time\ntime.sleep(1000)\n", "it stood still"),
+        ("print('what trains is imported by another')\n", "no update of a torch optimizer was seen"),
     ],
 )
 def test_trouble_is_told_in_one_sentence(project: Path, source: str, words: str) -> None:
@@ -46,6 +48,13 @@ def test_trouble_is_told_in_one_sentence(project: Path, source: str, words: str)
     assert words in result.trouble
     assert not result.to_mapping()["healthy"]
     assert verdict(result).startswith("The program could not be examined to the end")
+
+
+def test_a_script_that_could_not_be_examined_passes_no_ci(project: Path) -> None:
+    (project / "train.py").write_text("pass\n")
+    with pytest.raises(SystemExit) as left:
+        app(["doctor", "train.py"], prog_name="bigstep")
+    assert left.value.code == 1
 
 
 def test_no_process_outlives_the_examination(project: Path) -> None:

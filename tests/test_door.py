@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import subprocess
 import threading
 from collections.abc import Callable
@@ -108,8 +109,29 @@ def test_a_finished_run_stays_as_it_is_and_its_result_is_told_again(bigstep: Big
     status, out, err = bigstep(*command, "--resume", "--seed", "0")
     assert status == 0
     assert json.loads(out) == first
-    assert "is finished and stays as it is" in err
+    assert "is already finished; nothing was changed" in err
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+
+
+def test_of_ranks_that_find_their_run_finished_the_first_tells(
+    bigstep: Bigstep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("train", *QUICK, "--steps", "2", "--out", "run", "--resume")
+    fields(bigstep(*words[:-1]))
+    launched = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    for rank in "01":
+        for name, value in {**launched, "RANK": rank, "LOCAL_RANK": rank}.items():
+            monkeypatch.setenv(name, value)
+        status, out, err = bigstep(*words)
+        assert (status, bool(out), bool(err)) == (0, rank == "0", rank == "0")
+
+
+def test_a_sparse_model_is_not_trained_once_by_every_rank(bigstep: Bigstep, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    for name, value in launched.items():
+        monkeypatch.setenv(name, value)
+    status, _, err = bigstep("train", "hogwild", "--data", "two.svm")
+    assert (status, "in threads of one process: leave out torchrun" in err) == (2, True)
 
 
 def test_a_run_that_steps_ended_goes_on_and_keeps_its_history(bigstep: Bigstep, tmp_path: Path) -> None:
@@ -147,6 +169,38 @@ def test_resume_finds_what_it_can_be_sure_of_and_refuses_the_rest(
     assert status == 2
     assert "2 unfinished runs (runs/plain-mini, runs/plain-mini-2); say which with --out" in err
     assert not (tmp_path / "nothing-here").exists()
+
+
+def test_a_run_is_resumed_by_its_name_and_not_by_one_that_begins_alike(
+    bigstep: Bigstep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields(bigstep("train", *QUICK, "--steps", "1", "--name", "my run"))
+    facts = json.loads((record := tmp_path / "runs" / "my-run" / "run.json").read_bytes())
+    record.write_text(json.dumps({name: fact for name, fact in facts.items() if name != "result"}))
+    RunWriter(tmp_path / "runs" / "my-runner", {}).close()
+    for launched in (False, True):  # as a queue does that starts a job again with the same words
+        for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}.items():
+            monkeypatch.setenv(name, value) if launched else monkeypatch.delenv(name, raising=False)
+        again = fields(bigstep("train", "plain", *QUICK, "--steps", "2", "--name", "my run", "--resume"))
+        assert (again["run"], again["steps"]) == ("runs/my-run", 2)
+        record.write_text(json.dumps({k: v for k, v in json.loads(record.read_bytes()).items() if k != "result"}))
+
+
+def test_ctrl_c_is_told(bigstep: Bigstep, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(**_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("bigstep.plan.cli_result", interrupted)
+    assert bigstep("plan") == (130, "", "bigstep: interrupted.\n")
+    monkeypatch.setattr("bigstep.cli.resolve.job_of", lambda *_, **__: interrupted())
+    assert bigstep("train")[2] == "bigstep: interrupted; a run that was under way continues with --resume.\n"
+
+
+def test_the_help_of_bench_names_every_suite(bigstep: Bigstep) -> None:
+    from bigstep.bench.suites import SUITES
+
+    told = bigstep("bench", "--help")[1].partition("Arguments:")[2].partition("Options:")[0]
+    assert set(SUITES) <= set(re.findall(r"\w+", told))
 
 
 def test_a_scheduler_s_first_start_may_say_resume(bigstep: Bigstep, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,6 +342,8 @@ def test_a_run_that_steps_end_is_described_by_them(bigstep: Bigstep) -> None:
     assert "at most 2 steps of 1 epoch · 1 rank ·" in err
     assert "step 2/2" in err
     assert " left" not in err.splitlines()[-1]
+    _, _, err = bigstep("train", *QUICK, "--steps", "1", "--out", "one")
+    assert " in all" in err.splitlines()[-1], "the first step is the last"
 
 
 def test_help_is_quick_and_leaves_room_for_what_options_mean(bigstep: Bigstep, monkeypatch: pytest.MonkeyPatch) -> None:

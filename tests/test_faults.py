@@ -124,7 +124,7 @@ def test_signals_to_the_launcher_save_and_the_resumed_run_has_the_same_bits(
         assert out == ""
         (said,) = sentences(err)
         assert said.startswith(f"bigstep: Stopped by {number.name} after step ")
-        assert said.endswith("; its state is saved: go on with --resume.")
+        assert said.endswith("; its state is saved: continue with --resume.")
     assert world(2).run(fit_whole, folder, SETTINGS, True) == whole
     losses = [(row["step"], row["loss"]) for row in read_run(folder).train]
     assert losses == [(row["step"], row["loss"]) for row in read_run(tmp_path / "whole").train]

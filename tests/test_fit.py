@@ -159,6 +159,27 @@ def test_a_recipe_or_a_file_by_name(tmp_path: Path) -> None:
         fit("sonny")
 
 
+@pytest.mark.parametrize(
+    "given, words",
+    [
+        ({"config": {"epochs": 1}}, "neither a recipe"),
+        ({"model": Net}, "give a module, as in fit"),
+        ({"model": "resnet18"}, "give a module, as in fit"),
+        ({"device": "tpu"}, "one of auto, cpu, cuda, shared"),
+    ],
+)
+def test_what_fit_cannot_use_is_named_before_anything_starts(given: dict[str, Any], words: str) -> None:
+    usual = {"config": CONFIG, "model": Net(), "data": (samples(), samples()), "loss": nn.functional.mse_loss}
+    with pytest.raises(ConfigError, match=words):
+        fit(**{**usual, **given})
+
+
+def test_progress_counts_the_steps_after_which_fit_is_to_end(capsys: pytest.CaptureFixture[str]) -> None:
+    data = (samples(), samples())
+    fit(CONFIG, Net(), data, nn.functional.mse_loss, max_steps=2, progress=True, device="cpu")
+    assert "step 2/2" in capsys.readouterr().err
+
+
 def test_the_median_of_the_last_five_epochs_is_in_the_result(tmp_path: Path) -> None:
     inputs = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
     data = TensorDataset(inputs, inputs.argmax(1))

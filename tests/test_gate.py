@@ -336,7 +336,7 @@ def test_downpour_saves_itself_when_a_signal_asks_and_goes_on_with_the_same_bits
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     folder, model, data = tmp_path / "run", network(), Ninety()
     told = told_by(run_to_the_gate, (folder, tmp_path / "gate"), signal.SIGTERM, tmp_path)
-    assert told == "143: Stopped by SIGTERM after step 11; its state is saved: go on with --resume."
+    assert told == "143: Stopped by SIGTERM after step 11; its state is saved: continue with --resume."
     result = train_downpour(RESUMED, model, (data, data), out=folder, device="cpu", resume=True)
     assert "Resumed at update 11." in read_run(folder).notes
     assert (result.facts["updates"], result.facts["lost_updates"]) == (SHARES, 0)

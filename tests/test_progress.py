@@ -153,3 +153,11 @@ def test_notes_stand_above_the_live_line(monkeypatch: pytest.MonkeyPatch) -> Non
         shown.row(ROW)
         shown.noted("a [bold]remark[/bold]")
     assert "a [bold]remark[/bold]" in stream.getvalue()
+
+
+def test_notes_are_broken_between_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    stream = Terminal()
+    with Progress("plain", 10, stream) as shown:
+        shown.noted("the batch lies beyond the gradient noise scale :car: in runs/plain-mini")
+    assert "the batch lies beyond the gradient noise\nscale :car: in runs/plain-mini\n" in stream.getvalue()

@@ -39,6 +39,24 @@ def test_a_loss_that_is_not_finite_is_valid_json(tmp_path: Path) -> None:
     assert "NaN" not in line
 
 
+def test_a_run_is_complete_however_many_remarks_end_it(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path, {"epochs": 2})
+    writer.add([{"kind": "eval", "step": 20, "epoch": 2.0, "accuracy": 0.5}])
+    for remark in ("one", "two", "three"):
+        writer.note(remark)
+    writer.finish({"accuracy": 0.5})
+    assert read_run(tmp_path).complete
+
+
+def test_rows_of_somebody_else_do_not_stop_a_run_from_going_on(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path, {"epochs": 2})
+    writer.add([row(1), {"kind": "mine", "step": "one", "epoch": []}, {"kind": "mine", "step": None, "epoch": "2"}])
+    writer.finish({"accuracy": 0.5})
+    assert not read_run(tmp_path).complete
+    RunWriter(tmp_path, {}, keep_until_step=1).close()
+    assert len(read_run(tmp_path).rows) == 3
+
+
 def test_going_on_drops_rows_that_will_come_again(tmp_path: Path) -> None:
     writer = RunWriter(tmp_path, {})
     writer.add([row(1), row(2), row(3)])

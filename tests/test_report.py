@@ -16,6 +16,7 @@ from rich.console import Console
 
 from bigstep.errors import DataError
 from bigstep.records import Run, RunWriter, read_run
+from bigstep.report.charts import charts_of
 from bigstep.report.compare import group_runs, permutation_p, told_apart
 from bigstep.report.gather import gather
 from bigstep.report.outcome import outcome_of
@@ -171,6 +172,54 @@ def test_a_repeated_seed_counts_once(tmp_path: Path) -> None:
     (group,) = study(tmp_path).groups
     assert group.n == 1
     assert group.median == pytest.approx(0.81)
+
+
+def test_a_run_that_was_cut_short_is_not_taken_for_a_repeat_of_the_whole_one(tmp_path: Path) -> None:
+    write_run(tmp_path / "whole", top=0.88)
+    for name in ("a", "b"):
+        write_run(tmp_path / name, top=0.15, epochs=1, config={"epochs": 4})  # --steps 10
+    found = study(tmp_path)
+    assert [(group.label, group.scores) for group in found.groups] == [("plain", [0.88]), ("plain · steps 10", [0.15])]
+
+
+def test_what_has_not_ended_counts_only_where_nothing_has(tmp_path: Path) -> None:
+    write_run(tmp_path / "stopped", epochs=1, config={"epochs": 4}, top=0.2, finished=False)
+    alone = study(tmp_path)
+    assert alone.groups[0].scores == [pytest.approx(0.2)]
+    write_run(tmp_path / "whole", top=0.88)
+    (group,) = study(tmp_path).groups
+    assert group.scores == [0.88]
+    assert group.median_of("samples") == 4 * 10 * 1_024
+    assert group.seconds_to(0.87) == 20.0
+    assert group.failures == 1
+
+
+def test_speeds_and_results_of_other_models_and_data_make_no_curve(tmp_path: Path) -> None:
+    write_run(tmp_path / "one", ranks=1)
+    write_run(tmp_path / "other", ranks=2, local_batch=512, config={"model": "gpt", "data": {"name": "text"}})
+    found = study(tmp_path)
+    assert "times as fast" not in text_of(found)
+    assert not {"scaling", "against-batch"} & {chart.key for chart in charts_of(found)}
+    write_run(tmp_path / "again", ranks=2, local_batch=256)
+    found = study(tmp_path)
+    assert "plain is 2.00 times as fast on 2 ranks (100 % of ideal) as on 1." in text_of(found)
+    assert {"scaling", "against-batch"} <= {chart.key for chart in charts_of(found)}
+
+
+def test_one_seed_has_no_range(tmp_path: Path) -> None:
+    for name, top in (("a", 0.8), ("b", 0.7)):
+        write_run(tmp_path / name, recipe=name, top=top)
+    assert "a has the highest median accuracy, 80.00 % (1 seed), 10.00 points above b." in text_of(study(tmp_path))
+    write_run(tmp_path / "a1", recipe="a", seed=1, top=0.81)
+    assert "80.50 % (range 1.00 points over 2 seeds)" in text_of(study(tmp_path))
+
+
+def test_most_groups_saw_only_what_two_did(tmp_path: Path) -> None:
+    for name, epochs in (("a", 4), ("b", 2)):
+        write_run(tmp_path / name, recipe=name, epochs=epochs)
+    assert "Not on equal terms: samples seen: a 40,960 and b 20,480." in text_of(study(tmp_path))
+    write_run(tmp_path / "c", recipe="c")
+    assert "most groups saw 40,960 samples, but b (20,480) did not." in text_of(study(tmp_path))
 
 
 def test_time_to_target_is_the_first_evaluation_there(tmp_path: Path) -> None:

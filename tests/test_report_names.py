@@ -30,6 +30,21 @@ def test_a_run_is_called_what_its_user_called_it(tmp_path: Path) -> None:
     assert sorted(group.label for group in study(tmp_path).groups) == ["as printed", "tuned"]
 
 
+def test_names_that_differ_only_at_their_far_end_are_two_groups(tmp_path: Path) -> None:
+    for end in "ab":
+        folder = write_run(tmp_path / end)
+        facts = json.loads((folder / "run.json").read_bytes())
+        (folder / "run.json").write_text(json.dumps({**facts, "name": 100 * "x" + end}))
+    first, second = study(tmp_path).groups
+    assert second.label == f"{first.label} #2"
+
+
+def test_the_title_says_how_a_run_ended(tmp_path: Path) -> None:
+    assert study(write_run(tmp_path / "a")).title == "plain (mini): 88.00 % in 20 s"
+    assert study(write_run(tmp_path / "b", diverged=True)).title == "plain (mini): 88.00 % in 20 s, diverged"
+    assert study(write_run(tmp_path / "c", finished=False)).title == "plain (mini): 88.00 % in 20 s, unfinished"
+
+
 def test_nobody_leads_across_data_sets(tmp_path: Path) -> None:
     for name, top in (("embedded", 0.9), ("cifar10", 0.7)):
         for recipe, less in (("one", 0.0), ("two", 0.1)):
@@ -52,7 +67,7 @@ def test_a_run_that_was_stopped_has_not_failed(tmp_path: Path) -> None:
     found = study(tmp_path)
     assert (found.groups[0].failures, found.groups[0].stopped) == (0, 1)
     assert found.standing(0) == "best, 1 stopped"
-    assert "ready to go on with --resume: plain." in text_of(found)
+    assert "ready to continue with --resume: plain." in text_of(found)
     assert "Stopped by SIGINT after step 40" in text_of(study_of([read_run(folder)]))
 
 

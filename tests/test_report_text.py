@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bigstep.records import RunWriter
+from bigstep.records import RunWriter, read_run
 from bigstep.report.charts import charts_of
 from bigstep.report.gather import gather
 from bigstep.report.html import _tiles
@@ -91,6 +91,9 @@ def test_tables_of_text_hold_tokens_a_second(tmp_path: Path) -> None:
     row, standing = rows_of(study)[0], standings_of(study)[0]
     assert (row["bits_per_byte"], row["perplexity"], row["tokens_per_s"]) == (2.5, 6.0, 2048.0)
     assert (standing["measure"], standing["median"], standing["tokens_per_s"]) == ("bits_per_byte", 2.51, 2048.0)
+    times = {(each["group"], each["seed"]): each["seconds_to_target"] for each in rows_of(study)}
+    assert times["adamw", 0] == times["adamw", 2] == 20.0, "2.6 bits, from above"
+    assert times["lamb", 0] is times["sgd", 0] is None
     head, _, first = to_markdown(study).splitlines()[2:5]
     assert "bits per byte (median)" in head
     assert "tokens/s" in head
@@ -112,6 +115,15 @@ def test_the_page_about_text_ranks_from_left_and_marks_what_is_far_off_at_the_ri
     assert "Bits per byte" in page.text
     assert "Tokens/s" in page.text
     assert "Accuracy" not in page.text
+
+
+def test_bits_of_a_recipe_for_images_stand_beside_no_percentage(tmp_path: Path) -> None:
+    run = read_run(write_text_run(tmp_path / "run", "sony"))
+    run.facts["published"] = {"system": "Sony", "accuracy": 0.7529}
+    ((_, beside),) = study_of([run]).published
+    assert beside.rows[:3] == (
+        ("bits per byte", "2.500", "–"), ("accuracy", "–", "75.29 %"), ("data", "shakespeare", "ImageNet"),
+    )  # fmt: skip
 
 
 def test_a_terminal_shows_bits_per_byte(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

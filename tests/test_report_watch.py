@@ -80,7 +80,7 @@ def test_ctrl_c_ends_it_in_peace(
     status, out, err = bigstep("report", str(tmp_path), "--watch")
     assert (status, err) == (0, "")
     assert out.startswith("http://127.0.0.1:")
-    assert out.endswith("Ended; the runs go on.\n")
+    assert out.endswith("Stopped; the runs continue.\n")
     status, _, err = bigstep("report", str(tmp_path), "--watch", "--markdown")
     assert status == 2
     assert "leave out --html" in err

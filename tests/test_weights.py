@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import resource
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -120,3 +122,23 @@ def test_export_gives_the_same_answers(
 def test_export_refuses_what_it_cannot_write(run: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"must end in one of \.safetensors"):
         app(["export", str(run[0]), str(tmp_path / "model.h5")], standalone_mode=False)
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch.export, about itself
+@pytest.mark.parametrize("suffix", ["safetensors", "pt", "pt2"])
+def test_an_export_that_fails_is_one_sentence_and_leaves_what_was_there(
+    suffix: str, run: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    target = tmp_path / f"model.{suffix}"
+    target.write_text("a month of work")
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # then it is an error, as a full disk is
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, most))
+    try:
+        with pytest.raises(ConfigError, match=rf"model.{suffix} cannot be written \(.*\); name another file"):
+            app(["export", str(run[0]), str(target), "--force"], standalone_mode=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+        signal.signal(signal.SIGXFSZ, before)
+    assert [path.name for path in tmp_path.iterdir()] == [target.name]
+    assert target.read_text() == "a month of work"

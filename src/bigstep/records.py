@@ -71,8 +71,13 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
             os.fsync(folder)  # the rename itself must survive a power cut
         finally:
             os.close(folder)
+    except OSError as error:
+        if error.filename in (None, str(temporary)):  # None is a full disk
+            error.filename = str(path)  # what the user knows of
+        raise
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # of a folder that cannot be entered, which the error above tells
+            temporary.unlink(missing_ok=True)
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
@@ -116,16 +121,12 @@ def locked(folder: Path, *, fresh: bool = False) -> Iterator[None]:
             f"Another run is writing into {folder}; wait until it ends, or choose another folder with --out."
         ) from None
     except OSError as error:
-        if error.errno == errno.ENOLCK:
-            raise ConfigError(
-                f"The file system of {folder} keeps no locks ({error.strerror}); choose another with --out."
-            ) from None
-        raise ConfigError(
-            f"The run folder {folder} cannot be written ({error.strerror}); choose another with --out."
-        ) from None
+        lockless = error.errno == errno.ENOLCK
+        what = f"file system of {folder} keeps no locks" if lockless else f"run folder {folder} cannot be written"
+        raise ConfigError(f"The {what} ({error.strerror}); choose another with --out.") from None
     try:
         if fresh and (folder / "run.json").exists():
-            raise ConfigError(f"{folder} holds a run; add --resume to go on with it, or name a new folder with --out.")
+            raise ConfigError(f"{folder} holds a run; add --resume to continue it, or name a new folder with --out.")
         linked = [name for name in FILES if (folder / name).is_symlink() and (folder / name).is_dir()]
         if linked:  # whose files would be written over, and which removed, nobody could tell
             raise ConfigError(
@@ -290,7 +291,7 @@ class RunWriter:
 
 
 def _unwritable(path: Path, error: OSError) -> RunError:
-    return RunError(f"{path} cannot be written ({error.strerror}); make room for it, then go on with --resume.")
+    return RunError(f"{path} cannot be written ({error.strerror}); make room for it, then continue with --resume.")
 
 
 def _line(row: Mapping[str, Any]) -> str:
@@ -306,7 +307,13 @@ def _pick(facts: Mapping[str, Any], *names: str) -> dict[str, Any]:
 
 
 def _rows_until(path: Path, step: int) -> list[dict[str, Any]]:
-    return [row for row in _read_rows(path) if row.get("step", 0) <= step] if path.exists() else []
+    return [row for row in _read_rows(path) if _figure(row, "step") <= step] if path.exists() else []
+
+
+def _figure(row: Mapping[str, Any], name: str) -> float:
+    """A figure of a row; 0 where it has none, as a note, or what somebody wrote there is no number."""
+    value = row.get(name)
+    return float(value) if isinstance(value, int | float) else 0.0
 
 
 def _read_rows(path: Path) -> list[dict[str, Any]]:
@@ -348,7 +355,7 @@ class Run:
     @property
     def complete(self) -> bool:
         """Whether it went through all of its epochs; one that `--steps` ended has not."""
-        reached = max((row.get("epoch") or 0.0 for row in self.rows[-2:]), default=0.0)
+        reached = max((_figure(row, "epoch") for row in self.rows), default=0.0)
         return bool(self.result) and reached >= float(self.config.get("epochs", 0.0)) * (1 - 1e-9)
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import nn
@@ -87,18 +87,24 @@ def fit(
     Differs from the paper: workers are logical, so any number of them runs on any number of processes.
     """
     config = config if isinstance(config, RunConfig) else _named(config, trust)
+    if not isinstance(model, nn.Module | None):
+        raise ConfigError(f"fit was given {model!r:.60} as a model; give a module, as in fit(config, Network(), data).")
+    if device not in get_args(DeviceChoice):
+        raise ConfigError(f"device is {device!r:.60}, but it must be one of {', '.join(get_args(DeviceChoice))}.")
     method = config.asynchronous.method
     if method != "none":
         raise ConfigError(f"fit is synchronous, but asynchronous.method is {method}; call train_{method} instead.")
     if resume and out is None:
-        raise ConfigError("fit(resume=True) needs out=…, the folder of the run to go on with.")
+        raise ConfigError("fit(resume=True) needs out=…, the folder of the run to continue.")
     with contextlib.ExitStack() as stack:
         ranks = stack.enter_context(joined_ranks(device))
         folder = Path(out or stack.enter_context(scratch_folder()))
         order = Order(config=config, folder=folder, resume=resume, max_steps=max_steps)
         watching = list(observers)
         if progress and ranks.first:
-            watching.append(stack.enter_context(Progress(config.recipe, config.epochs, unit="samples")))
+            watching.append(
+                stack.enter_context(Progress(config.recipe, config.epochs, steps=max_steps, unit="samples"))
+            )
         given = optimizer
         make = (lambda parameters: given) if isinstance(given, torch.optim.Optimizer) else given
         facts = run(order, ranks, watching, Own(model, data, loss, make, metrics or {}))
@@ -109,7 +115,7 @@ def _named(given: str | Path, trust: bool) -> RunConfig:
     """Return the configuration of a recipe, or that in a YAML file."""
     if isinstance(given, str) and (recipes.exists(given) or names_code(given)):
         return recipes.load(given)
-    if not Path(given).is_file():
+    if not isinstance(given, str | Path) or not Path(given).is_file():
         raise ConfigError(
             f"fit was given {str(given)!r}, which is neither a recipe ({nearest(str(given), recipes.known())}) nor a "
             "YAML file that can be read."

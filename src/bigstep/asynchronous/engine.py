@@ -67,7 +67,8 @@ def _run(
     audience = Audience([Records(writer), *watching])
     Audience(watching).noted(
         f"{config.recipe} · {config.model} on {config.data.name} · updates of {config.workers.local_batch} samples · "
-        f"{config.epochs:g} epochs · {asynchronous.method} with {asynchronous.replicas} replicas · {order.folder}"
+        f"{config.epochs:g} epoch{'' if config.epochs == 1 else 's'} · "
+        f"{asynchronous.method} with {asynchronous.replicas} replicas · {order.folder}"
     )
     ledger = Ledger(run, writer, audience, saved)
     if order.resume:

@@ -37,7 +37,7 @@ def saved_progress(folder: Path, config: RunConfig) -> Progress | None:
         return None
     run = read_run(folder)
     if change := find_change(run.config, config):
-        raise ConfigError(f"The run in {folder} {change}; take it back, or start a new run with another --out.")
+        raise ConfigError(f"The run in {folder} {change}; leave that out, or start anew with another --out.")
     places = [folder / "checkpoints" / f"shard-{shard}" for shard in range(config.asynchronous.shards)]
     states = [load_latest(place)[0] for place in places]
     found = [state for state in states if state is not None]

@@ -151,6 +151,6 @@ def _stoppable(root: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        raise SuiteStoppedError(f"The suite was stopped; the same command goes on with it in {root}.") from None
+        raise SuiteStoppedError(f"The suite was stopped; run the same command to continue it in {root}.") from None
     finally:
         signal.signal(signal.SIGTERM, before)

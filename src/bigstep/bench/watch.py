@@ -73,7 +73,7 @@ class Watch:
                     self._walls.setdefault(_kind(run), []).append(wall_s)
             else:
                 self._waiting.append(run)
-        there = f", {self._done} of them there already" if self._done else ""
+        there = f", {self._done} of them already finished" if self._done else ""
         self._say(f"{self._title}: {self._total} run{'' if self._total == 1 else 's'}{there}, in {root}")
 
     def begin(self, run: Planned, folder: Path) -> None:
@@ -106,7 +106,7 @@ class Watch:
 
     def _say(self, text: str) -> None:
         if self._live:
-            self._live.console.print(text, soft_wrap=True)
+            self._live.console.print(text)
         else:
             print(text, file=self._stream, flush=True)
 

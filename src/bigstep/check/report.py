@@ -111,7 +111,7 @@ class Report:
                     said.append(f"\nWhat to change: {row.remedy}", style="bold")
                 console.print(Padding(said, (1 if failed else 0, 0, 0, 2)), style="red" if failed else "dim")
             console.print()
-        console.print(self.summary(), soft_wrap=True)
+        console.print(self.summary())
 
 
 def _listed(numbers: tuple[int, ...]) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import re
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -21,29 +23,45 @@ __all__ = ["app", "main"]
 
 app = typer.Typer(
     help="Distributed SGD for PyTorch: train with many workers, prove that N give the result of one, compare the "
-    "published systems side by side, and predict a run before a cluster is rented.",
+    "published systems side by side, and predict a run before you rent a cluster.",
     epilog="Start with `bigstep train`: it trains on data that ships with the package, in about a minute.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # boxes leave 18 columns of 80 for what an option means
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
+
+
+def _telling(name: str, command: Callable[..., None]) -> Callable[..., None]:
+    """Let a command say that Ctrl-C ended it, of which typer says nothing."""
+
+    @functools.wraps(command)
+    def told(*words: Any, **options: Any) -> None:
+        try:
+            command(*words, **options)
+        except KeyboardInterrupt:
+            _end(f"interrupted{'; a run that was under way continues with --resume' if name == 'train' else ''}.", 130)
+
+    return told
+
+
 for name, summary, command in (
     ("train", "Train with a published system.", command_of(train.Train, train.train)),
-    ("join", "Take part in a Downpour run of another machine.", join.join),
+    ("join", "Join a Downpour run started on another machine.", join.join),
     ("doctor", "Find out what is wrong with a script on several devices.", doctor.doctor),
     ("check", "Prove that N ranks give the run of one.", check.check),
     ("bench", "Compare systems side by side.", command_of(bench.Bench, bench.bench)),
-    ("plan", "Predict a run before a cluster is rented.", plan.plan),
-    ("report", "Show what runs reached.", report.report),
+    ("plan", "Predict a run before you rent a cluster.", plan.plan),
+    ("report", "Show what runs achieved.", report.report),
     ("recipes", "List the recipes, or explain one.", recipes.recipes),
     ("export", "Write a trained model for other tools.", export.export),
     ("probe", "Measure this machine for the planner.", probe.probe),
-    ("data", "Look at a data set.", data.data),
+    ("data", "Inspect a data set, or pack it.", data.data),
 ):
     # what follows the name of a script is the script's
     passes_on = {"ignore_unknown_options": True, "allow_interspersed_args": False}
-    app.command(name, short_help=summary, context_settings=passes_on if name == "doctor" else None)(command)
+    settings = passes_on if name == "doctor" else None
+    app.command(name, short_help=summary, context_settings=settings)(_telling(name, command))
 
 
 def _version(wanted: bool) -> None:
@@ -55,7 +73,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     pass
@@ -70,7 +88,7 @@ def main() -> None:
         # so that package.module:function finds the user's own; last, so that it hides nothing
         sys.path.append(os.getcwd())
     except FileNotFoundError:
-        _end("The current folder does not exist any more; go to another one.", 2)
+        _end("The current folder no longer exists; change to another one.", 2)
     try:
         job = os.environ.pop(JOB_VARIABLE, None)
         _as_rank(Path(job)) if job else app(prog_name="bigstep")
@@ -84,7 +102,7 @@ def main() -> None:
             raise
         _end(f"{str(error.filename)[:120]!r} cannot be used ({error.strerror}).", 2)  # a path that was typed
     except KeyboardInterrupt:
-        _end("interrupted; a run that was under way goes on with --resume.", 130)
+        _end("interrupted; a run that was under way continues with --resume.", 130)
 
 
 def _as_rank(job: Path) -> None:

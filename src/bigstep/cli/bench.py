@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from bigstep.cli.options import Json, Settings, Trust, print_json, refuse_existing
+from bigstep.cli.options import Json, Settings, Trust, print_json, refuse_existing, require_device
+from bigstep.errors import require
 
 __all__ = ["Bench", "bench"]
+
+_SUITE = "seeds, batch, exchange, scaling, async, islands, sequence, ablation, or a YAML file of your own."
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """Run systems side by side on the same samples, seeds and machine, and say what can be told apart.
+    """Run systems side by side on the same samples, seeds and machine, and say which differences are real.
 
-    Finished runs are not run again, so an interrupted suite goes on where it was:
+    Finished runs are not run again, so an interrupted suite continues where it stopped:
 
     \b
     bigstep bench --quick                     # every recipe once, a few minutes
-    bigstep bench seeds                       # three seeds each: what is sure
-    bigstep bench ablation --recipes sony     # what each of its techniques brings
+    bigstep bench seeds                       # three seeds each: what is certain
+    bigstep bench ablation --recipes sony     # what each technique contributes
     bigstep bench batch --preset cifar10      # larger, on a GPU
     bigstep bench mine.yaml                   # a list of runs of your own
     """
 
-    suite: Annotated[
-        str, typer.Argument(help="seeds, batch, exchange, scaling, async, ablation, or a YAML file of your own.")
-    ] = "seeds"
+    suite: Annotated[str, typer.Argument(help=_SUITE)] = "seeds"
     quick: Annotated[bool, typer.Option("--quick", help="One seed and fewer epochs, for a first look.")] = False
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds for each setting; 3 unless --quick.")] = None
     epochs: Annotated[float | None, typer.Option(help="Passes over the training set, the same for all.")] = None
@@ -38,11 +40,11 @@ class Bench:
     settings: Settings = None
     trust: Trust = False
     tune: Annotated[int, typer.Option(min=0, help="Trials for each recipe first, judged on held-out images.")] = 0
-    procs: Annotated[int | None, typer.Option(min=1, help="Ranks of a synchronous run; one a GPU, or two.")] = None
-    retry: Annotated[bool, typer.Option("--retry", help="Run again what failed before.")] = False
+    procs: Annotated[int | None, typer.Option(min=1, help="Ranks of a synchronous run; one per GPU, or two.")] = None
+    retry: Annotated[bool, typer.Option("--retry", help="Rerun what failed before.")] = False
     out: Annotated[Path, typer.Option(help="Where the runs go, in a folder for each suite.")] = Path("bench")
     html: Annotated[Path | None, typer.Option(help="Write the page to this file instead of beside the runs.")] = None
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto"
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, or shared: several ranks on one GPU.")] = "auto"
     as_json: Json = False
 
 
@@ -52,11 +54,16 @@ def bench(options: Bench) -> None:
     from bigstep.bench.suites import Options
 
     refuse_existing(options.html, force=True)
+    require_device(options.device, "auto", "cpu", "cuda", "shared")
+    epochs = options.epochs
+    require(epochs is None or 0 < epochs < math.inf, f"--epochs is {epochs}, but it must be greater than 0.")
+    recipes = tuple(filter(None, (name.strip() for name in options.recipes.split(","))))
+    require(bool(recipes) or not options.recipes, f"--recipes is {options.recipes!r:.60}, which names no recipe.")
     terms = Options(
         quick=options.quick,
         seeds=options.seeds,
-        epochs=options.epochs,
-        recipes=tuple(filter(None, (name.strip() for name in options.recipes.split(",")))),
+        epochs=epochs,
+        recipes=recipes,
         preset=options.preset,
         settings=tuple(options.settings or ()),
         procs=options.procs or ranks_here(options.device),

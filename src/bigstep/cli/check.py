@@ -22,14 +22,14 @@ Watch = Callable[[str, int, int], None]
 def check(
     recipe: RecipeName = None,
     ranks: Annotated[str, typer.Option("--ranks", "--procs", help="Sizes of the worlds to compare.")] = "1,2,3,4",
-    preset: Annotated[str, typer.Option(help="mini, paper, or another; it is made small in any case.")] = "mini",
+    preset: Annotated[str, typer.Option(help="mini, paper, or another; it is scaled down in any case.")] = "mini",
     config: ConfigFile = None,
     settings: Settings = None,
     trust: Trust = False,
     exact: Annotated[bool, typer.Option("--exact", help="Make the run exact, and allow no difference at all.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Prove that a run on several ranks is the run of one, property by property, or say where they part.
+    """Prove that a run on several ranks equals the run on one, property by property, or say where they differ.
 
     Small real worlds are started on this machine. A table shows each property with its figure, its bound and what to
     change where it fails; the exit status is 1 if any does.

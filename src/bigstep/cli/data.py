@@ -20,14 +20,14 @@ def data(
     words: Annotated[list[str] | None, typer.Argument(metavar="NAME", help=_WORDS)] = None,
     sheet: Annotated[Path | None, typer.Option(help="Write a contact sheet (PNG) to this file.")] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Read every sample; exit 1 if one is corrupt.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace a contact sheet that is there already.")] = False,
-    length: Annotated[int, typer.Option(min=1, help="Tokens of a sequence, of text.")] = Wanted.length,
-    vocabulary: Annotated[str, typer.Option(help="How text becomes tokens: bytes, chars, …")] = Wanted.vocabulary,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing contact sheet.")] = False,
+    length: Annotated[int, typer.Option(min=1, help="Text: tokens per sequence.")] = Wanted.length,
+    vocabulary: Annotated[str, typer.Option(help="Text: how it becomes tokens: bytes, chars, …")] = Wanted.vocabulary,
     side: Annotated[int, typer.Option(min=0, help="pack: shrink images to this short side.")] = Packing.side,
     raw: Annotated[bool, typer.Option("--raw", help="pack: store pixels, which need no decoding.")] = Packing.raw,
     as_json: Json = False,
 ) -> None:
-    """Look at a data set: counts, classes, sizes or tokens, corrupt files, baselines. Or pack it into a few files.
+    """Inspect a data set: counts, classes, sizes or tokens, corrupt files, baselines. Or pack it into a few files.
 
     \b
     bigstep data FOLDER --verify             # name every damaged image
@@ -39,17 +39,18 @@ def data(
     given = words or ["embedded"]
     if given[0] == "pack":
         if len(given) != 3:
-            raise ConfigError(f"bigstep data pack takes what to pack and where to, not {len(given) - 1} words.")
+            raise ConfigError(f"bigstep data pack takes what to pack and where to: 2 paths, not {len(given) - 1}.")
         packing = Packing(out=Path(given[2]), side=side, raw=raw, say=lambda line: typer.echo(line, err=True))
         try:
             packed = pack_command(given[1], packing, vocabulary=vocabulary)
         except KeyboardInterrupt:  # of which typer would say nothing
-            typer.echo("bigstep: interrupted; the same command goes on.", err=True)
+            typer.echo("bigstep: interrupted; run the same command to continue.", err=True)
             raise typer.Exit(130) from None
         if as_json:
             print_json(packed)
         else:
-            typer.echo(f"{packed['path']}: {packed['bytes']:,} bytes. Train on it with --data {packed['path']}.")
+            size = "" if str(packed["path"]).endswith(".tokens") else " --set data.image_size=PIXELS"
+            typer.echo(f"{packed['path']}: {packed['bytes']:,} bytes. Train on it with --data {packed['path']}{size}.")
         return
     if len(given) > 1:
         raise ConfigError(f"bigstep data looks at one data set, but {len(given)} were named.")

@@ -19,19 +19,19 @@ def doctor(
     ],
     ranks: Annotated[int, typer.Option(help="Ranks of the larger run; it is compared with a run on one.")] = 2,
     steps: Annotated[int, typer.Option(min=2, help="Updates after which each run is stopped.")] = 12,
-    only: Annotated[str, typer.Option(help="Look only for one family: samples, gradients, rate, time, …")] = "",
+    only: Annotated[str, typer.Option(help="Check only one family: samples, gradients, rate, time, …")] = "",
     device: Annotated[str, typer.Option(help="cpu, or auto: the GPUs if there is one for each rank.")] = "auto",
     timeout: Annotated[float, typer.Option(min=5, help="Seconds that each run may take.")] = 120.0,
     html: Annotated[Path | None, typer.Option(help="Write one self-contained page to this file.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a page that is there already.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing page.")] = False,
     as_json: Json = False,
 ) -> None:
     """Find out what is wrong with a training script on several devices, without changing it.
 
-    The script is run for some steps on 1 rank and on 2, in a scratch copy of this folder, and watched.
+    The script runs for a few steps on 1 rank and on 2, in a scratch copy of this folder, while it is watched.
 
     \b
-    bigstep doctor train.py --lr 0.1          # our own options come before it
+    bigstep doctor train.py --lr 0.1          # options of the doctor go before it
     bigstep doctor --ranks 4 -m mypackage.train
     bigstep doctor --only time train.py       # where the time goes, undisturbed
     """
@@ -55,4 +55,4 @@ def doctor(
         print_json(result.to_mapping())
     else:
         print_report(result)
-    raise typer.Exit(1 if result.faults else 0)
+    raise typer.Exit(1 if result.faults or result.trouble else 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +12,7 @@ import typer
 from bigstep.cli.imports import collector_off
 from bigstep.cli.options import Json, Trust, print_json, refuse_existing
 from bigstep.errors import ConfigError
+from bigstep.records import write_atomically
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,11 +26,11 @@ FORMATS = {".safetensors": "weights", ".pt": "weights", ".pt2": "program", ".onn
 def export(
     run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
     to: Annotated[Path, typer.Argument(help="The file: .safetensors, .pt (state_dict), .pt2 (torch.export), .onnx.")],
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there already.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
-    """Write the trained model of a run for other tools; the end of the file's name says how.
+    """Write the trained model of a run for other tools, in the format that the file's suffix names.
 
     \b
     bigstep export runs/sony-mini sony.safetensors  # weights by name
@@ -45,18 +47,24 @@ def export(
         from bigstep.engine.weights import FILE, load, weights_of
 
     tensors, about = weights_of(run)
+    content = io.BytesIO()  # torch's writer may end the process where a disk is full
     if to.suffix == ".safetensors":
-        to.write_bytes((run / FILE).read_bytes())
+        content.write((run / FILE).read_bytes())
     elif to.suffix == ".pt":
-        torch.save(tensors, to)
+        torch.save(tensors, content)
     else:
         model, example = load(run, trust=trust).model.float(), _example(json.loads(about["shape"]))
         batch = {0: torch.export.Dim("batch")}
         program = torch.export.export(model, (example,), dynamic_shapes=(batch,))
         if to.suffix == ".pt2":
-            torch.export.save(program, to)
+            torch.export.save(program, content)
+    try:
+        if to.suffix == ".onnx":
+            _write_onnx(program, to)  # weights beyond 2 GB go to a second file, named after this one
         else:
-            _write_onnx(program, to)
+            write_atomically(to, content.getvalue())
+    except OSError as error:
+        raise ConfigError(f"{to} cannot be written ({error.strerror}); name another file.") from None
     if as_json:
         print_json({"file": str(to), "tensors": len(tensors), "bytes": to.stat().st_size})
     else:

@@ -7,20 +7,20 @@ from typing import Annotated, cast
 
 import typer
 
-from bigstep.errors import require
+from bigstep.cli.options import require_device
 
 __all__ = ["join"]
 
 
 def join(
-    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="What the run was given as --listen.")],
+    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="The address given to the run as --listen.")],
     shard: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Serve a shard, kept in this folder, instead of computing.")
     ] = None,
     device: Annotated[str, typer.Option(help="Where to compute: auto, cpu or cuda.")] = "auto",
     wait: Annotated[float, typer.Option(min=0, max=86_400, help="Seconds to wait for the run to appear.")] = 60,
 ) -> None:
-    """Take part in a Downpour run that another machine started.
+    """Join a Downpour run that another machine started.
 
     All machines share a secret, and the run's configuration comes from the one that started it:
 
@@ -29,7 +29,7 @@ def join(
     bigstep train downpour --listen 10.0.0.1:29500 --replicas-elsewhere 1
     bigstep join 10.0.0.1:29500                        # on the other machine
     """
-    require(device in ("auto", "cpu", "cuda"), f"--device is {device!r:.60}, but it must be auto, cpu or cuda.")
+    require_device(device, "auto", "cpu", "cuda")
     from bigstep.asynchronous import join_downpour, serve_downpour
     from bigstep.engine.ranks import DeviceChoice
 

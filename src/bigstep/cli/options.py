@@ -11,14 +11,16 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from bigstep.errors import ConfigError
+from bigstep.errors import ConfigError, require
 from bigstep.records import json_text
 
-__all__ = ["ConfigFile", "Json", "Settings", "Trust", "command_of", "print_json", "refuse_existing"]
+__all__ = [
+    "ConfigFile", "Json", "Settings", "Trust", "command_of", "print_json", "refuse_existing", "require_device",
+]  # fmt: skip
 
 Options = TypeVar("Options")
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object, and nothing else, on stdout.")]
 
 
 def field_names(incomplete: str) -> list[str]:
@@ -44,7 +46,7 @@ RecipeName = Annotated[
         help="A published system; `bigstep recipes` lists them. Without one, plain.", autocompletion=recipe_names
     ),
 ]
-ConfigFile = Annotated[Path | None, typer.Option(help="A YAML file, as `bigstep recipes NAME --yaml` writes it.")]
+ConfigFile = Annotated[Path | None, typer.Option(help="A YAML file like those of `bigstep recipes NAME --yaml`.")]
 Settings = Annotated[
     list[str] | None,
     typer.Option(
@@ -56,9 +58,7 @@ Settings = Annotated[
 ]
 
 
-Trust = Annotated[
-    bool, typer.Option("--trust", help="Run the package.module:function that a file names; what is typed is trusted.")
-]
+Trust = Annotated[bool, typer.Option("--trust", help="Allow a file to name code to run (package.module:function).")]
 
 
 def command_of(options: type[Options], run: Callable[[Options], None]) -> Callable[..., None]:
@@ -88,6 +88,12 @@ def print_json(value: Any) -> None:
     typer.echo(json_text(value))
 
 
+def require_device(given: str, *allowed: str) -> None:
+    """Refuse a word for --device that the command does not know."""
+    listed = f"{', '.join(allowed[:-1])} or {allowed[-1]}"
+    require(given in allowed, f"--device is {given!r:.60}, but it must be {listed}.")
+
+
 def refuse_existing(*files: Path | None, force: bool) -> None:
     """Refuse to write over a file that is there, unless --force was given, or into a folder that is none."""
     for file in files:
@@ -96,6 +102,6 @@ def refuse_existing(*files: Path | None, force: bool) -> None:
         if file.is_dir():
             raise ConfigError(f"{file} is a folder; name a file.")
         if file.exists() and not force:
-            raise ConfigError(f"{file} is there already; add --force to replace it, or name another file.")
+            raise ConfigError(f"{file} already exists; add --force to replace it, or name another file.")
         if not file.parent.is_dir():
             raise ConfigError(f"{file} cannot be written: there is no folder {file.parent}; make it first.")

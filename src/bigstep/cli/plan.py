@@ -14,19 +14,19 @@ __all__ = ["plan"]
 
 
 def plan(
-    model: Annotated[str, typer.Option(help="A model that ships (resnet50, …) or a workload file.")] = "resnet50",
-    cluster: Annotated[str, typer.Option(help="A cluster that ships (abci, mn1, dgx_h100, …) or a file.")] = "abci",
+    model: Annotated[str, typer.Option(help="A built-in model (resnet50, …) or a workload file.")] = "resnet50",
+    cluster: Annotated[str, typer.Option(help="A built-in cluster (abci, mn1, dgx_h100, …) or a file.")] = "abci",
     gpus: Annotated[int, typer.Option(help="How many devices; 0 takes the whole cluster.")] = 0,
     batch: Annotated[int, typer.Option(help="Global batch; 0 lets the search choose.")] = 0,
     target: Annotated[float, typer.Option(help="Accuracy to reach, in percent.")] = 0.0,
-    budget: Annotated[float, typer.Option(help="Minutes: look for the fewest devices that keep to it.")] = 0.0,
+    budget: Annotated[float, typer.Option(help="Minutes: find the fewest devices that stay within it.")] = 0.0,
     collective: Annotated[str, typer.Option(help="Consider only this collective.")] = "",
     codec: Annotated[str, typer.Option(help="Consider only this codec.")] = "",
     sweep: Annotated[str, typer.Option(metavar="gpus=1..4096", help="Predict a curve over device counts.")] = "",
     runs: Annotated[
-        list[Path] | None, typer.Option(help="Own runs, or the folder of a suite, to fit epochs against batch to.")
+        list[Path] | None, typer.Option(help="Your own runs, or a suite's folder, to fit epochs against batch.")
     ] = None,
-    price: Annotated[float, typer.Option(help="Of a device hour: adds prices, and the cheapest way.")] = 0.0,
+    price: Annotated[float, typer.Option(help="Price of a device hour: adds costs, and the cheapest way.")] = 0.0,
     lifetime: Annotated[float, typer.Option(help="Hours until a device is lost, on average (spot machines).")] = 0.0,
     validate: Annotated[bool, typer.Option("--validate", help="Show published rows beside predictions.")] = False,
     validate_local: Annotated[
@@ -34,16 +34,16 @@ def plan(
     ] = False,
     out: Annotated[Path, typer.Option(help="Where --validate-local writes what it measured.")] = Path("local.json"),
     html: Annotated[Path | None, typer.Option(help="Write a page with sliders to this file.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a page that is there already.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing page.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Predict a run before the cluster is rented: time, method, and whether compression pays.
+    """Predict a run before you rent the cluster: time, method, and whether compression pays.
 
     \b
     bigstep plan --gpus 2048                                  # ResNet-50 on ABCI
     bigstep plan --cluster dgx_h100 --gpus 512 --target 75.9 --html plan.html
     bigstep plan --model gpt-124m --cluster dgx_h200 --gpus 64 --price 2.5
-    bigstep plan --cluster my.yaml --model my_model.yaml      # of bigstep probe
+    bigstep plan --cluster my.yaml --model my_model.yaml      # from bigstep probe
     """
     require(
         html is None or not (validate or validate_local),

@@ -7,19 +7,18 @@ from typing import Annotated
 
 import typer
 
-from bigstep.cli.options import Json, print_json
-from bigstep.errors import require
+from bigstep.cli.options import Json, print_json, require_device
 
 __all__ = ["probe"]
 
 
 def probe(
     out: Annotated[Path, typer.Option(help="Folder for machine.yaml and the model's file.")] = Path("probe"),
-    model: Annotated[str, typer.Option(help="Measure this model layer by layer too.")] = "",
-    ranks: Annotated[int, typer.Option(min=2, max=64, help="Processes among which collectives are timed.")] = 2,
+    model: Annotated[str, typer.Option(help="Also measure this model, layer by layer.")] = "",
+    ranks: Annotated[int, typer.Option(min=2, max=64, help="Processes to time collectives with.")] = 2,
     batch: Annotated[int, typer.Option(min=1, help="Local batch at which the model is measured.")] = 32,
-    image_size: Annotated[int, typer.Option(min=1, help="Side of its images.")] = 224,
-    length: Annotated[int, typer.Option(min=1, help="Tokens of its sequences.")] = 128,
+    image_size: Annotated[int, typer.Option(min=1, help="Side of the model's images.")] = 224,
+    length: Annotated[int, typer.Option(min=1, help="Tokens in the model's sequences.")] = 128,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     as_json: Json = False,
 ) -> None:
@@ -29,7 +28,7 @@ def probe(
     bigstep probe --model resnet18 --image-size 64
     bigstep plan --cluster probe/machine.yaml --model probe/resnet18.yaml
     """
-    require(device in ("cpu", "cuda"), f"--device is {device!r:.60}, but it must be cpu or cuda.")
+    require_device(device, "cpu", "cuda")
     from bigstep.lab.probe import probe as measure
 
     result = measure(out, model=model, ranks=ranks, batch=batch, image_size=image_size, length=length, device=device)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from bigstep.cli.options import Json, print_json, recipe_names
+from bigstep.errors import require
 
 __all__ = ["recipes"]
 
@@ -15,7 +16,7 @@ __all__ = ["recipes"]
 def recipes(
     name: Annotated[
         str | None,
-        typer.Argument(help="One recipe, explained; without it all are listed.", autocompletion=recipe_names),
+        typer.Argument(help="A recipe to explain; without one, all are listed.", autocompletion=recipe_names),
     ] = None,
     preset: Annotated[str, typer.Option(help="Which preset --yaml and --json show.")] = "mini",
     yaml: Annotated[bool, typer.Option("--yaml", help="Print the whole configuration, ready to edit.")] = False,
@@ -24,7 +25,7 @@ def recipes(
     """List the recipes, or explain one with its evidence.
 
     \b
-    bigstep recipes sony                    # the paper, what is known and chosen
+    bigstep recipes sony                    # the paper; what is known or chosen
     bigstep recipes sony --yaml > run.yaml  # edit it, then:
     bigstep train --config run.yaml
     """
@@ -39,6 +40,7 @@ def recipes(
         else:
             print_recipes(descriptions)
         return
+    require(not (yaml and as_json), "--yaml and --json both print the configuration; give one of them.")
     config = load(name, preset)
     if yaml:
         typer.echo(config_to_yaml(config), nl=False)

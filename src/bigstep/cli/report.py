@@ -16,14 +16,14 @@ __all__ = ["report"]
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of run folders.")],
     html: Annotated[Path | None, typer.Option(help="Write one self-contained page to this file.")] = None,
-    csv: Annotated[Path | None, typer.Option(help="Write a row a run to this file.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Write one row per run to this file.")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table instead of plots.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace an output file that is there already.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Show a page that follows the runs, on this machine.")] = False,
-    port: Annotated[int, typer.Option(help="The port of --watch; 0 takes one that is free.")] = 0,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing output file.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Serve a page on this machine that follows the runs.")] = False,
+    port: Annotated[int, typer.Option(help="The port of --watch; 0 takes any free one.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Show what runs reached, side by side: in the terminal, as a page, or as a table.
+    """Show what runs achieved, side by side: in the terminal, as a page, or as a table.
 
     \b
     bigstep report runs/*                     # in the terminal
@@ -32,7 +32,9 @@ def report(
     """
     if watch:
         if html or csv or markdown or as_json:
-            raise ConfigError("--watch serves a page while runs go on; leave out --html, --csv, --markdown and --json.")
+            raise ConfigError(
+                "--watch serves a page of runs in progress; leave out --html, --csv, --markdown and --json."
+            )
         from bigstep.report.watch import watch_command
 
         watch_command(runs, port)

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bigstep.cli.options import require_device
 from bigstep.config import RunConfig
 from bigstep.config.edit import finish_on_one, make_exact, same_experiment, stretch
 from bigstep.config.text import apply_settings, config_from_mapping, read_yaml
@@ -50,8 +51,7 @@ def job_of(options: Train, *, launched: bool) -> Job:
         launched: Whether torchrun or a scheduler started this: it gives the same command line to the first start and
             to every later one, so that --resume with nothing to resume starts anew.
     """
-    devices = ("auto", "cpu", "cuda", "shared")
-    require(options.device in devices, f"--device is {options.device!r:.60}, but it must be auto, cpu, cuda or shared.")
+    require_device(options.device, "auto", "cpu", "cuda", "shared")
     require(1 <= options.timeout <= 1e6, f"--timeout is {options.timeout:g}, but it must be 1 to 1,000,000 seconds.")
     folder = _existing_folder(options, launched) if options.resume else None
     named = _base_config(options, folder)
@@ -90,7 +90,7 @@ def _elsewhere(options: Train, config: RunConfig) -> dict[str, Any]:
     """What other machines bring to a Downpour run, and where they find it."""
     shards, replicas = options.shards_elsewhere, options.replicas_elsewhere
     if options.listen is None:
-        require(not (shards or replicas), "What joins from elsewhere needs an address: add --listen HOST:PORT.")
+        require(not (shards or replicas), "Other machines need an address to join at: add --listen HOST:PORT.")
         return {}
     settings = config.asynchronous
     require(
@@ -206,7 +206,7 @@ def new_folder(options: Train, name: str) -> Path:
             raise ConfigError(f"--out {options.out} is a file; name a folder.")
         if options.out.is_dir() and any(options.out.iterdir()):
             raise ConfigError(
-                f"--out {options.out} is not empty; add --resume to go on with its run, or name a new one."
+                f"--out {options.out} is not empty; add --resume to continue its run, or name a new folder."
             )
         return options.out
     name, number = folder_name(options.name or name), 2
@@ -230,9 +230,10 @@ def _existing_folder(options: Train, launched: bool) -> Path | None:
     if options.out is not None:
         if launched or (options.out / "run.json").exists() or any(options.out.glob("checkpoints/*.ckpt")):
             return options.out
-        raise ConfigError(f"--resume finds no run in {options.out}; leave it out to start one there.")
-    name = None if options.config else f"{options.recipe}-{options.preset}" if options.recipe else ""
-    found = [run.folder for run in _unfinished(name or "")]
+        raise ConfigError(f"--resume finds no run in {options.out}; leave --resume out to start one there.")
+    name = "" if options.config or not options.recipe else f"{options.recipe}-{options.preset}"
+    name = folder_name(options.name) if options.name else name
+    found = [run.folder for run in _unfinished(name)]
     if len(found) == 1:
         return found[0]
     if not found:
@@ -244,10 +245,12 @@ def _existing_folder(options: Train, launched: bool) -> Path | None:
 
 
 def _unfinished(name: str) -> Iterator[Run]:
-    for path in sorted(RUNS.glob(f"{name}*/run.json")):
-        run = read_run(path.parent)
-        if not run.result:
-            yield run
+    """Runs without a result in a folder of this name, or this name and a number; in any for an empty name."""
+    for path in sorted(RUNS.glob("*/run.json")):
+        if not name or re.fullmatch(rf"{re.escape(name)}(-\d+)?", path.parent.name):
+            run = read_run(path.parent)
+            if not run.result:
+                yield run
 
 
 def finished_result(job: Job) -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from bigstep.cli.options import ConfigFile, Json, RecipeName, Settings, Trust, print_json
-from bigstep.errors import ConfigError
+from bigstep.errors import ConfigError, require
 
 __all__ = ["Train", "train"]
 
@@ -38,15 +38,13 @@ class Train:
     data: Annotated[str | None, typer.Option(help="A data set by name (cifar10, …) or the folder of one.")] = None
     procs: Annotated[int, typer.Option(min=1, help="Ranks to start on this machine; they share the workers.")] = 1
     name: Annotated[str | None, typer.Option(help="What reports call the run, and its folder under runs/.")] = None
-    tag: Annotated[list[str] | None, typer.Option(metavar="WORD", help="To find the run by; may be repeated.")] = None
+    tag: Annotated[list[str] | None, typer.Option(metavar="WORD", help="A tag for the run; may be repeated.")] = None
     preset: Annotated[str, typer.Option(help="mini (embedded data, a minute), paper (ImageNet), or another.")] = "mini"
     config: ConfigFile = None
     settings: Settings = None
     trust: Trust = False
     out: Annotated[Path | None, typer.Option(help="The run folder; by default a new one under runs/.")] = None
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, or the unfinished one.")] = (
-        False
-    )
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out, or the unfinished one.")] = False
     steps: Annotated[int | None, typer.Option(min=1, help="Stop after this many steps.")] = None
     finish_on_one: Annotated[
         float | None, typer.Option(metavar="EPOCHS", help="Run the last epochs in small batches on one worker.")
@@ -54,26 +52,27 @@ class Train:
     exact: Annotated[bool, typer.Option("--exact", help="The same bits on any number of ranks.")] = False
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, or shared: several ranks on one GPU.")] = "auto"
     elastic: Annotated[
-        bool, typer.Option("--elastic", help="With --procs: go on with the ranks that are left when one is lost.")
+        bool, typer.Option("--elastic", help="With --procs: continue with the remaining ranks when one is lost.")
     ] = False
     timeout: Annotated[
-        float, typer.Option(help="Seconds after which ranks that wait for another name it and stop.")
+        float, typer.Option(help="Seconds that ranks wait for another before they name it and stop.")
     ] = 600
     profile: Annotated[
-        int | None, typer.Option(metavar="STEPS", help="Profile so many steps: a trace and a table, kernel by kernel.")
+        int | None,
+        typer.Option(metavar="STEPS", help="Profile this many steps: a trace, and a table of kernels."),
     ] = None
     listen: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Downpour: where `bigstep join` on other machines finds it.")
     ] = None
     replicas_elsewhere: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Replicas that are to join before it begins.")
+        int, typer.Option(min=0, metavar="N", help="Replicas that must join from other machines first.")
     ] = 0
     shards_elsewhere: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Shards that are to join before it begins.")
+        int, typer.Option(min=0, metavar="N", help="Shards that must join from other machines first.")
     ] = 0
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard events too.")] = False
-    wandb: Annotated[bool, typer.Option("--wandb", help="Tell Weights & Biases of every row too.")] = False
-    mlflow: Annotated[bool, typer.Option("--mlflow", help="Tell MLflow of every row too.")] = False
+    wandb: Annotated[bool, typer.Option("--wandb", help="Log to Weights & Biases too.")] = False
+    mlflow: Annotated[bool, typer.Option("--mlflow", help="Log to MLflow too.")] = False
     report: Annotated[
         bool, typer.Option("--report/--no-report", help="Show the result and write report.html at the end.")
     ] = True
@@ -88,14 +87,21 @@ def train(options: Train) -> None:
     from bigstep.engine.launchers import adopt_launcher, copies_alone
     from bigstep.engine.scratch import sweep
 
+    place = adopt_launcher()
     if is_sparse_file(options.data, options.recipe):
+        require(
+            place is None or place.size == 1,
+            f"{options.data!s:.200} trains a sparse linear model in threads of one process: leave out torchrun, srun "
+            "and mpirun, and write --set n_threads=2.",
+        )
         train_sparse_file(options)
         return
-    place = adopt_launcher()
     job = job_of(options, launched=place is not None)
     if job.resume and (result := finished_result(job)) is not None:
         sweep()  # nothing is started here that would do it
-        typer.echo(f"The run in {job.folder} is finished and stays as it is.", err=True)
+        if place is not None and place.rank:
+            return  # the first rank tells
+        typer.echo(f"The run in {job.folder} is already finished; nothing was changed.", err=True)
         if options.as_json:
             print_json(result)
         return

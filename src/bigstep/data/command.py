@@ -60,7 +60,9 @@ def _print(facts: dict[str, Any]) -> None:
         for line in _lines(part):
             console.print(f"  {line}")
         for damaged in part.get("corrupt", []):
-            console.print(Text(f"  corrupt: {damaged['file']}: {damaged['reason']}", style="red"))
+            named = damaged["reason"].startswith(damaged["file"])
+            told = damaged["reason"] if named else f"{damaged['file']}: {damaged['reason']}"
+            console.print(Text(f"  corrupt: {told}", style="red"))
         if "per_class" in part:
             largest = max(part["per_class"].values(), default=0) or 1
             table = Table(box=None, show_header=False, padding=(0, 1))

@@ -68,7 +68,7 @@ def name_of_set(given: str, current: str = "embedded") -> tuple[str, str]:
         module, colon, function = given.partition(":")
         if colon and function.isidentifier() and all(part.isidentifier() for part in module.split(".")):
             return given, ""
-        raise DataError(f"--data {given!r} is neither a known set nor a path that exists: {nearest(given, DATASETS)}")
+        raise DataError(f"{given!r} is neither a known set nor a path that exists: {nearest(given, DATASETS)}")
     return _kind(path, current), str(path)
 
 

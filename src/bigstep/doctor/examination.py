@@ -173,8 +173,10 @@ def diagnose(
 
 
 def _trouble(runs: Sequence[World]) -> str:
-    """Return in a few words why a run came to no good end."""
-    return next((explain(world) for world in runs if world.ended in ("failed", "hung")), "")
+    """Return in a few words why a run came to no good end, or why there is nothing to compare."""
+    ended = next((explain(world) for world in runs if world.ended in ("failed", "hung")), "")
+    trained = any(process.all(Update) for world in runs for process in world.everything)
+    return ended or ("" if trained or not runs else "no update of a torch optimizer was seen in it")
 
 
 def _ranks(count: int) -> str:

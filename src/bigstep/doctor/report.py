@@ -18,12 +18,13 @@ TEMPLATES = Path(__file__).parent / "templates"
 def verdict(result: Examination) -> str:
     """Say in one sentence what came out."""
     faults, advice = len(result.faults), len(result.advice)
+    known = f"{_count(advice, 'thing')} worth knowing" if advice else ""
     if faults:
-        return f"{_count(faults, 'fault')} found{f', and {advice} to know' if advice else ''}."
-    looked = f"{_count(len(result.checked), 'cause')} looked for in vain, {len(result.unseen)} could not be looked for."
+        return f"{_count(faults, 'fault')} found{f', and {known}' if known else ''}."
+    looked = f"{_count(len(result.checked), 'cause')} ruled out, {len(result.unseen)} could not be checked."
     if result.trouble:
         return f"The program could not be examined to the end: {result.trouble}."
-    return f"Nothing is wrong: {looked}" if not advice else f"Nothing is wrong, {advice} to know: {looked}"
+    return f"Nothing is wrong{f', {known}' if known else ''}: {looked}"
 
 
 def _count(number: int, thing: str) -> str:
@@ -31,13 +32,13 @@ def _count(number: int, thing: str) -> str:
 
 
 def print_report(result: Examination) -> None:
-    """Show the findings, how fast it was, and what could not be looked for."""
+    """Show the findings, how fast it was, and what could not be checked."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     console = Console(highlight=False)
-    for title, findings in (("", result.faults), ("To know, and perhaps to be chosen so:", result.advice)):
+    for title, findings in (("", result.faults), ("Worth knowing, and perhaps intended:", result.advice)):
         if title and findings:
             console.print(Text(title, style="dim"))
         for number, finding in enumerate(findings, 1):
@@ -52,8 +53,8 @@ def print_report(result: Examination) -> None:
     console.print(Text(verdict(result), style="bold" if result.faults or result.trouble else "bold green"))
     for line in (*result.speeds(), *result.notes):
         console.print(Text(line))
-    if result.unseen:
-        console.print(Text(f"Not looked for: {'; '.join(f'{n} ({why})' for n, why in result.unseen.items())}.", "dim"))
+    if result.unseen and (result.checked or result.findings):  # else nothing was, for the reason above
+        console.print(Text(f"Not checked: {'; '.join(f'{n} ({why})' for n, why in result.unseen.items())}.", "dim"))
 
 
 def write_page(result: Examination, path: Path) -> None:

@@ -68,7 +68,7 @@ def launch_elastic(procs: int, job: Job) -> int:
         if futile == _MOST_FUTILE_STARTS:
             raise RunError(
                 f"Ranks were lost {futile} times without a new checkpoint in between; lower checkpoint.seconds or look "
-                "for what kills them (often the memory limit), then go on with --resume."
+                "for what kills them (often the memory limit), then continue with --resume."
             )
         job = dataclasses.replace(job, resume=True, said=said, survivors=bool(apart))
 

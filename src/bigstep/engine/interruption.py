@@ -25,7 +25,7 @@ class StoppedError(AgreedError):
         self.exit_status = 128 + number  # as a shell reports a process that a signal ended
         self.number, self.step = number, step
         kept = "its state is saved" if saved else "its state could not be saved, but an earlier one may be there"
-        state = state or f"{kept}: go on with --resume"
+        state = state or f"{kept}: continue with --resume"
         super().__init__(f"Stopped by {signal.Signals(number).name} after step {step}; {state}.")
 
 

@@ -91,7 +91,7 @@ class RankProcesses:
         status, zero = self.processes[first].poll(), self.processes[0].poll()
         assert status is not None
         if status < 0:
-            raise RunError(f"Rank {first} was killed by {signal.Signals(-status).name}; go on with --resume.")
+            raise RunError(f"Rank {first} was killed by {signal.Signals(-status).name}; continue with --resume.")
         if zero:
             return zero
         log = self.scratch / f"rank-{first}.log"
@@ -115,7 +115,7 @@ class RankProcesses:
         status = self.processes[0].poll()
         if status is None or status < 0:  # asked before it could listen, or never done with saving
             name = signal.Signals(self.stop_number).name
-            error = RunError(f"Stopped by {name} before its state could be saved; go on with --resume.")
+            error = RunError(f"Stopped by {name} before its state could be saved; continue with --resume.")
             error.exit_status = 128 + self.stop_number
             raise error
         return status

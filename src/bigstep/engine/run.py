@@ -173,7 +173,7 @@ def _saved_state(order: Order, ranks: Ranks) -> tuple[dict[str, Any] | None, lis
         state = ranks.from_first(state)
     refusal = ranks.from_first(refusal)
     if refusal:
-        raise ConfigError(f"The run in {order.folder} {refusal}; take it back, or start a new run with another --out.")
+        raise ConfigError(f"The run in {order.folder} {refusal}; leave that out, or start anew with another --out.")
     forget_meetings(order.folder, behind=_step_of(state))
     return state, remarks
 

@@ -61,6 +61,7 @@ def probe(
         raise ConfigError(f"ranks is {ranks}, but a collective needs at least 2.")
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError("device is cuda, but torch sees no CUDA device; use device=cpu.")
+    of_tokens = bool(model) and find_model(model).input == "tokens"  # an unknown name is told before anything is timed
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -71,7 +72,6 @@ def probe(
     files = [out / "machine.yaml"]
     write_atomically(files[0], yaml.safe_dump(cluster, sort_keys=False, allow_unicode=True, width=120).encode())
     if model:
-        of_tokens = find_model(model).input == "tokens"
         if of_tokens:
             network = build_model(model, vocabulary=vocabulary, length=length).to(device)
             sample = torch.randint(vocabulary, (batch, length), device=device)

@@ -96,7 +96,7 @@ def _curves(
         made.add_scatter(
             x=across,
             y=[round(scale * value, 6) for value in line.y],
-            name=safe(group.label),
+            name=safe(cut(group.label, 40)),
             mode="lines+markers" if len(across) <= 30 and kind == "evaluations" else "lines",
             line={"color": color, "dash": dash, "width": 2, "shape": "hv" if y == "batch" else "linear"},
             marker={"size": 5},

@@ -46,10 +46,15 @@ class Group:
     """What they are ranked by."""
 
     @cached_property
+    def counted(self) -> tuple[Outcome, ...]:
+        """Runs whose figures count: those that ended; where none has, what they have reached so far."""
+        return tuple(o for o in self.outcomes if o.status not in ("stopped", "unfinished")) or self.outcomes
+
+    @cached_property
     def scores(self) -> list[float]:
         """One result a seed, in rising order; repeats of a seed are not independent, so their median counts once."""
         seeds: dict[object, list[float]] = {}
-        for position, outcome in enumerate(self.outcomes):
+        for position, outcome in enumerate(self.counted):
             if (score := outcome.score(self.measure.key)) is not None:
                 key = ("unknown", position) if outcome.seed is None else outcome.seed
                 seeds.setdefault(key, []).append(score)
@@ -71,6 +76,12 @@ class Group:
         return self.scores[-1] - self.scores[0] if self.scores else 0.0
 
     @property
+    def subject(self) -> tuple[str, str, str]:
+        """What is trained on what, by whose rules: results and speeds of other subjects make no curve with these."""
+        first = self.outcomes[0]
+        return first.name, first.model, first.task
+
+    @property
     def failures(self) -> int:
         """Runs that diverged, failed or ended without a word; one that was asked to stop has not failed."""
         return sum(outcome.status not in ("finished", "stopped") for outcome in self.outcomes)
@@ -82,13 +93,13 @@ class Group:
 
     def median_of(self, name: str) -> float | None:
         """Median over the runs of one figure of `Outcome`."""
-        values = [value for outcome in self.outcomes if (value := getattr(outcome, name)) is not None]
+        values = [value for outcome in self.counted if (value := getattr(outcome, name)) is not None]
         return statistics.median(values) if values else None
 
     def seconds_to(self, target: float) -> float | None:
         """Median time to the target; None unless more than half of the runs reached it."""
         key, falls = self.measure.key, self.measure.falls
-        found = (outcome.seconds_to(target, key, falls=falls) for outcome in self.outcomes)
+        found = (outcome.seconds_to(target, key, falls=falls) for outcome in self.counted)
         times = [math.inf if seconds is None else seconds for seconds in found]
         middle = statistics.median_high(times)
         return None if math.isinf(middle) else statistics.median(t for t in times if not math.isinf(t))
@@ -102,7 +113,8 @@ def group_runs(outcomes: Sequence[Outcome], measure: Measure = ACCURACY) -> list
     """
     found: dict[tuple[object, ...], list[Outcome]] = {}
     for outcome in outcomes:
-        key = (outcome.name, outcome.recipe, outcome.preset, *sorted(outcome.settings.items()))
+        whole_name = str(outcome.run.facts.get("name") or outcome.name)  # what is shown may be cut
+        key = (whole_name, outcome.recipe, outcome.preset, *sorted(outcome.settings.items()))
         found.setdefault(key, []).append(outcome)
     namesakes: dict[str, list[list[Outcome]]] = {}
     for members in found.values():

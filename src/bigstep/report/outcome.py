@@ -156,7 +156,7 @@ def outcome_of(run: Run) -> Outcome:
         task=f"{data} {clean(_mapping(config.get('data')).get('fingerprint', ''), 80)}".strip(),
         unit=clean(used.get("unit") or unit_of(data), 20),
         seed=None if seed is None else int(seed),
-        settings=_settings(config, ranks, run.facts.get("device")),
+        settings=_settings(config, ranks, run.facts.get("device"), _cut_short(config, result, last, final)),
         status=_status(diverged, run.facts, failure),
         failure=failure,
         accuracy=accuracy,
@@ -226,9 +226,17 @@ def _whole(value: float | None) -> int | None:
     return None if value is None else int(value)
 
 
-def _settings(config: Mapping[str, Any], ranks: object, device: object) -> dict[str, str]:
+def _cut_short(config: Mapping[str, Any], result: Mapping[str, Any], *last: Mapping[str, Any]) -> int | None:
+    """The steps after which a run was to end before its epochs did: its result is that of a shorter run."""
+    asked, reached = number(config.get("epochs")), [number(row.get("epoch")) or 0.0 for row in last if row]
+    early = asked is not None and bool(reached) and max(reached) < asked * (1 - 1e-9)
+    return _whole(number(result.get("steps"))) if early else None
+
+
+def _settings(config: Mapping[str, Any], ranks: object, device: object, steps: int | None) -> dict[str, str]:
     """Everything that makes two runs different experiments, written short."""
-    facts = {"ranks": ranks, "device": device, "kernels": config.get("kernels")}  # where and how fast it computed
+    # where and how fast it computed, and where it ended
+    facts = {"ranks": ranks, "device": device, "kernels": config.get("kernels"), "steps": steps}
     pairs = [*flatten(config), *((name, value) for name, value in facts.items() if value is not None)]
     return {
         clean(name, 80): _short(value)

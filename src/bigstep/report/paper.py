@@ -33,8 +33,11 @@ def beside_paper(outcome: Outcome, reached: float | None, measure: Measure = ACC
     text = {name: clean(facts.get(name) or "–") for name in ("system", "source", "hardware", "batch", "note")}
     accuracy, seconds = number(facts.get("accuracy")), number(facts.get("seconds"))
     on_imagenet = outcome.data == "imagenet"
+    results = [(measure.name, measure.cell(reached), "–" if measure.falls else percent(accuracy))]
+    if measure.falls and accuracy is not None:  # a recipe for images on text: bits stand beside no percentage
+        results.append(("accuracy", "–", percent(accuracy)))
     rows = (
-        (measure.name, measure.cell(reached), percent(accuracy)),
+        *results,
         ("data", outcome.data or "–", "ImageNet" if accuracy is not None else "–"),
         ("batch", outcome.batches, text["batch"]),
         ("workers", count(outcome.workers), "–"),
@@ -43,7 +46,7 @@ def beside_paper(outcome: Outcome, reached: float | None, measure: Measure = ACC
     )
     differences = []
     if not on_imagenet:
-        theirs = "others" if measure.falls else "ImageNet"
+        theirs = "others" if accuracy is None else "ImageNet"
         differences.append(
             f"Data and model: {outcome.data or 'another set'} with {outcome.model or 'another model'} here, {theirs} "
             "in the paper. The results are not comparable with each other, only each with others on the same data."

@@ -36,11 +36,12 @@ class Study:
         if len(self.outcomes) == 1:
             outcome = self.outcomes[0]
             name = f"{outcome.recipe} ({outcome.preset})" if outcome.preset not in ("", "custom") else outcome.recipe
+            ended = "" if outcome.status == "finished" else f", {outcome.status}"
             if best.median is None and outcome.evaluated_loss is not None:
-                return f"{name}: loss {outcome.evaluated_loss:.4g} in {duration(outcome.seconds)}"
+                return f"{name}: loss {outcome.evaluated_loss:.4g} in {duration(outcome.seconds)}{ended}"
             if best.median is None:
-                return f"{name}: no evaluation recorded"
-            return f"{name}: {self.measure.text(best.median)} in {duration(outcome.seconds)}"
+                return f"{name}: no evaluation recorded{ended}"
+            return f"{name}: {self.measure.text(best.median)} in {duration(outcome.seconds)}{ended}"
         if best.median is None:
             lacking = "none with an accuracy" if self._losses() else "none evaluated"
             return f"{count(len(self.outcomes))} runs, {lacking}"
@@ -165,8 +166,8 @@ class Study:
         if run.per_1000:
             total = sum(run.per_1000.values())
             parts = [f"{100 * seconds / total:.0f} % {part}" for part, seconds in run.per_1000.items()]
-            said.append(f"Its time went into {listing(parts)} (exchange that computation does not hide).")
-        said.append("One seed cannot say how much of this is luck; run it with several to know.")
+            said.append(f"Its time went into {listing(parts)} (exchange counts only what computation does not hide).")
+        said.append("One seed cannot say how much of this is luck; run several to find out.")
         return said
 
     def _several(self) -> list[str]:
@@ -212,7 +213,7 @@ class Study:
         else:
             said.append(
                 f"{best.label} has the {self._best_median}, {measure.cell(best.median)} "
-                f"(range {measure.gap(best.spread)} over {plural(best.n, 'seed')}), "
+                f"({f'range {measure.gap(best.spread)} over ' if best.n > 1 else ''}{plural(best.n, 'seed')}), "
                 f"{measure.gap(best.median - runner.median)} {'below' if measure.falls else 'above'} {runner.label}."
             )
         alike, apart, few = self.peers("alike"), self.peers("apart"), self.peers("too few")
@@ -266,15 +267,13 @@ class Study:
 
     def _scaling(self) -> list[str]:
         """What more ranks (or replicas) brought, for every name that ran on several numbers of them."""
-        speeds: dict[str, dict[float, float]] = {}
+        speeds: dict[tuple[str, str, str], dict[float, float]] = {}
         for group in self.groups:
             ranks, rate = group.median_of("ranks"), group.median_of(self.speed_name)
             if ranks and rate:
-                speeds.setdefault(group.outcomes[0].name, {}).setdefault(ranks, rate)
+                speeds.setdefault(group.subject, {}).setdefault(ranks, rate)
         said = []
-        for name, rates in list(speeds.items())[:8]:
-            if len(rates) < 2:
-                continue
+        for (name, _, _), rates in [each for each in speeds.items() if len(each[1]) > 1][:8]:
             fewest = min(rates)
             told = [
                 f"{rates[ranks] / rates[fewest]:.2f} times as fast on {plural(ranks, 'rank')} "
@@ -306,7 +305,7 @@ class Study:
             said += [f"{label} failed: {reason}" for reason, label in list(reasons.items())[:3]]
         stopped = [group.label for group in self.groups if group.stopped]
         if stopped:
-            said.append(f"Stopped before the end, and ready to go on with --resume: {listing(stopped, 10)}.")
+            said.append(f"Stopped before the end, and ready to continue with --resume: {listing(stopped, 10)}.")
         seen: dict[int, list[str]] = {}
         for group in self.groups:
             samples = group.median_of("samples")
@@ -314,10 +313,12 @@ class Study:
                 seen.setdefault(round(samples), []).append(group.label)
         if len(seen) > 1 and min(seen) < 0.99 * max(seen):
             usual = max(seen, key=lambda samples: len(seen[samples]))
-            odd = [
-                f"{name} ({count(s)})" for s, names in seen.items() if abs(s - usual) > 0.01 * usual for name in names
-            ]
-            said.append(f"Not on equal terms: most groups saw {count(usual)} samples, but {listing(odd, 10)} did not.")
+            if len(seen[usual]) > 1:
+                odd = [f"{n} ({count(s)})" for s, ns in seen.items() if abs(s - usual) > 0.01 * usual for n in ns]
+                told = f"most groups saw {count(usual)} samples, but {listing(odd, 10)} did not"
+            else:
+                told = "samples seen: " + listing([f"{n} {count(s)}" for s, ns in seen.items() for n in ns], 10)
+            said.append(f"Not on equal terms: {told}.")
         for name, what in (("model", "models"), ("data", "data sets"), ("hardware", "machines")):
             kinds = sorted({getattr(outcome, name) for outcome in self.outcomes})
             if len(kinds) > 1:

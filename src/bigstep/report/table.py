@@ -42,7 +42,9 @@ def rows_of(study: Study) -> list[dict[str, Any]]:
                     "loss": outcome.loss,
                     "seconds": outcome.seconds,
                     "target": study.target,
-                    "seconds_to_target": None if study.target is None else outcome.seconds_to(study.target),
+                    "seconds_to_target": None
+                    if study.target is None
+                    else outcome.seconds_to(study.target, study.measure.key, falls=study.measure.falls),
                     "epochs": outcome.epochs,
                     "steps": outcome.steps,
                     "samples": outcome.samples,

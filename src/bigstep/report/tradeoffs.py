@@ -82,12 +82,14 @@ def _mean(values: list[float | None]) -> float:
 
 def _by_recipe(study: Study, name: str) -> dict[str, dict[float, Group]]:
     """For each recipe (or name of a suite) the best group at each value of a figure, where it has at least two."""
-    found: dict[str, dict[float, Group]] = {}
+    found: dict[tuple[str, str, str], dict[float, Group]] = {}
     for group in study.groups:  # best first, so the first at a value is the best there
         value = group.median_of(name)
         if value is not None and group.median is not None:
-            found.setdefault(group.outcomes[0].name, {}).setdefault(value, group)
-    return {recipe: points for recipe, points in found.items() if len(points) > 1}
+            found.setdefault(group.subject, {}).setdefault(value, group)
+    curves = {subject: points for subject, points in found.items() if len(points) > 1}
+    names = [recipe for recipe, _, _ in curves]
+    return {s[0] if names.count(s[0]) == 1 else " · ".join(s): points for s, points in curves.items()}
 
 
 def _against_batch(study: Study) -> Chart | None:
@@ -115,7 +117,7 @@ def _against_batch(study: Study) -> Chart | None:
                 "thickness": 1.2,
                 "width": 3,
             },
-            name=safe(recipe),
+            name=safe(cut(recipe, 40)),
             mode="lines+markers",
             line={"color": color, "dash": dash, "width": 2},
             hovertemplate=f"{safe(recipe)}<br>batch %{{x:,}}<br>%{{y:.{measure.digits}f}}"
@@ -198,7 +200,7 @@ def _scaling(study: Study) -> Chart | None:
         made.add_scatter(
             x=ranks,
             y=[round(rate, 2) for rate in rates],
-            name=safe(recipe),
+            name=safe(cut(recipe, 40)),
             mode="lines+markers+text",
             text=shares,
             textposition="bottom right",
@@ -209,7 +211,7 @@ def _scaling(study: Study) -> Chart | None:
         made.add_scatter(
             x=ranks,
             y=[round(rate, 2) for rate in ideal],
-            name=f"{safe(recipe)}, ideal",
+            name=f"{safe(cut(recipe, 32))}, ideal",
             mode="lines",
             line={"color": color, "width": 1, "dash": "dot"},
             hoverinfo="skip",

@@ -136,8 +136,8 @@ def watch_command(paths: Sequence[Path], port: int) -> None:
         if not path.exists():
             raise DataError(f"{path} does not exist; give the folder that `bigstep train` writes, or the one above it.")
     with Watch(paths, port) as server:
-        print(f"{server.address} shows these runs as they go on; Ctrl-C ends it.", flush=True)
+        print(f"{server.address} shows these runs as they progress; Ctrl-C stops it.", flush=True)
         try:
             server.serve_forever()
         except KeyboardInterrupt:
-            print("Ended; the runs go on.")
+            print("Stopped; the runs continue.")

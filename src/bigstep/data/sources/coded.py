@@ -89,7 +89,10 @@ class CodedImages(Source):
     def feed(self, view: View) -> Way:
         """Decode and crop in loader processes, because the crop decides how much is decoded; or on the device."""
         if not view.image_size:
-            raise ConfigError(f"{self.name} has images of many sizes; set data.image_size, for example to 224.")
+            raise ConfigError(
+                f"{self.name} may hold images of any size; say which size to train on, for example --set "
+                "data.image_size=224."
+            )
         if DECODERS[view.decoding.name].on_device and view.kind in ("none", "flip", "resized_crop"):
             return DeviceDecoding(view, CodedJobs(self, view.seed), Normal(self.mean, self.std), self.name)
 

@@ -114,8 +114,8 @@ def advice(noise_scale: float | None, workers: int, local_batch: int, rule: str 
     the rate times the gradient; `rule` names one of which that is not true, so that the sentence can say so.
 
     >>> print(advice(500.0, workers=256, local_batch=32))
-    The batch of 8,192 lies 16 times beyond the gradient noise scale of about 500: by its model 512 (workers.count=16) \
-would get as far with 12 % of the samples in 1.9 times the steps.
+    The batch of 8,192 is 16 times the gradient noise scale of about 500: by that model, 512 (workers.count=16) would \
+get as far with 12 % of the samples in 1.9 times the steps.
     >>> advice(5000.0, workers=256, local_batch=32) is None
     True
     """
@@ -131,9 +131,9 @@ would get as far with 12 % of the samples in 1.9 times the steps.
     steps = (1 + scale / fewer) / (1 + scale / batch)
     guide = f" A guide only: that model takes a step to be the rate times the gradient, and {rule}'s is not."
     return (
-        f"The batch of {batch:,} lies {batch / scale:,.0f} times beyond the gradient noise scale of about "
-        f"{scale:,.0f}: by its model {fewer:,} (workers.count={count}) would get as far with {100 * samples:.0f} % of "
-        f"the samples in {steps:.1f} times the steps.{guide if rule else ''}"
+        f"The batch of {batch:,} is {batch / scale:,.0f} times the gradient noise scale of about {scale:,.0f}: by that "
+        f"model, {fewer:,} (workers.count={count}) would get as far with {100 * samples:.0f} % of the samples in "
+        f"{steps:.1f} times the steps.{guide if rule else ''}"
     )
 
 

@@ -121,7 +121,9 @@ class Progress(Observer):
     def noted(self, text: str, **facts: Any) -> None:
         """Show a remark on a line of its own."""
         if self._live:
-            self._live.console.print(_printable(text), soft_wrap=True)
+            from rich.text import Text
+
+            self._live.console.print(Text(_printable(text)))
         else:
             print(_printable(text), file=self._stream, flush=True)
 
@@ -169,9 +171,10 @@ class Progress(Observer):
         seconds = row.get("seconds", 0.0)
         begun, since = self._first or (0.0, 0.0)
         done = self._done()
-        if done > begun and seconds > since:  # a resumed run does not start at epoch 0
-            left = (seconds - since) / (done - begun) * (1.0 - done)
-            facts["time"] = f"{clock(left)} left" if left else f"{clock(seconds)} in all"
+        if done >= 1.0:
+            facts["time"] = f"{clock(seconds)} in all"
+        elif done > begun and seconds > since:  # a resumed run does not start at epoch 0
+            facts["time"] = f"{clock((seconds - since) / (done - begun) * (1.0 - done))} left"
         elif seconds:
             facts["time"] = f"{clock(seconds)} gone"
         if row.get("noise_scale") is not None:
