@@ -46,6 +46,7 @@ def save_weights(model: nn.Module, folder: Path, name: str, shape: Mapping[str, 
     tensors = {}
     for key, value in model.state_dict().items():
         plain = value.detach().cpu().contiguous()
+        plain = plain.to(torch.complex64) if plain.is_complex() else plain  # the only such type that the format has
         tensors[key] = plain.clone() if plain.data_ptr() in seen else plain  # tied weights are written under each name
         seen.add(plain.data_ptr())
     about = {"format": "pt", "bigstep": bigstep.__version__, "model": name, "shape": json.dumps(dict(shape))}
