@@ -15,6 +15,7 @@ from torch import nn
 from bigstep.config import (
     DataConfig,
     ExchangeConfig,
+    IslandsConfig,
     LrConfig,
     NormConfig,
     OptimizerConfig,
@@ -167,6 +168,27 @@ def test_resuming_in_the_middle_of_an_epoch_gives_the_same_bits(
 
 def train_here_until(order: RunConfig, folder: str, steps: int, resume: bool) -> dict[str, Any]:
     return train_here(order, folder, max_steps=steps, resume=resume)
+
+
+ON_ITS_WAY = {
+    "a gradient": {"exchange": ExchangeConfig(collective="gather", codec="onebit", double_buffer=True)},
+    "a meeting": {"islands": IslandsConfig(count=2, every=5)},
+}
+
+
+@pytest.mark.parametrize("kind", ON_ITS_WAY)
+def test_steps_that_stop_a_run_change_nothing_of_its_way(
+    world: Callable[[int], World], tmp_path: Path, kind: str
+) -> None:
+    order = dataclasses.replace(small_order(4), **ON_ITS_WAY[kind])  # type: ignore[arg-type]
+    parts = str(tmp_path / "parts")
+    whole = world(2).run(train_here_until, order, str(tmp_path / "whole"), 12, False)
+    stopped = world(2).run(train_here_until, order, parts, 7, False)
+    for steps in (7, 3):  # it stands there already, or behind
+        assert world(2).run(train_here_until, order, parts, steps, True)[0]["sha"] == stopped[0]["sha"]
+    resumed = world(2).run(train_here_until, order, parts, 12, True)
+    assert resumed[0]["losses"] == whole[0]["losses"]
+    assert resumed[0]["sha"] == whole[0]["sha"]
 
 
 def test_a_run_of_three_ranks_resumes_on_two_and_on_one(world: Callable[[int], World], tmp_path: Path) -> None:
