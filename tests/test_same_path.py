@@ -200,6 +200,16 @@ def test_a_run_of_three_ranks_resumes_on_two_and_on_one(world: Callable[[int], W
     assert parts["losses"] == pytest.approx(whole["losses"], rel=1e-10)
 
 
+def test_a_torus_of_four_ranks_goes_on_as_one_of_three(world: Callable[[int], World], tmp_path: Path) -> None:
+    def order(*grid: int) -> RunConfig:
+        return dataclasses.replace(small_order(7), exchange=ExchangeConfig(collective="torus", grid=grid))
+
+    whole = train_here(small_order(7), str(tmp_path / "whole"), max_steps=12)
+    world(4).run(train_here_until, order(2, 2), str(tmp_path / "parts"), 5, False)
+    parts = world(3).run(train_here_until, order(3, 1), str(tmp_path / "parts"), 12, True)
+    assert parts[0]["losses"] == pytest.approx(whole["losses"], rel=1e-10)
+
+
 @pytest.mark.parametrize("collective", ["hierarchical", "torus", "halving"])
 def test_every_collective_takes_the_path_of_one_rank(
     world: Callable[[int], World], tmp_path: Path, collective: str
