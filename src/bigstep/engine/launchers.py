@@ -55,6 +55,8 @@ def adopt_launcher(environment: MutableMapping[str, str] = os.environ) -> Place 
     for name, usual in (("LOCAL_RANK", rank), ("LOCAL_WORLD_SIZE", size)):
         environment.setdefault(name, str(usual))
         _number(name, environment)
+    if _number("LOCAL_WORLD_SIZE", environment) == 0:
+        raise ConfigError("LOCAL_WORLD_SIZE is 0, but it must be the number of ranks on this machine: 1 or more.")
     if size > 1 and "BIGSTEP_STORE" not in environment:
         missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in environment]
         if missing:
