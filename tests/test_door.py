@@ -254,6 +254,10 @@ def test_all_ranks_of_a_job_agree_on_the_port_and_other_jobs_do_not_meet_it() ->
         adopt_launcher(step)
         ports.append(step["MASTER_PORT"])
     assert ports[0] == ports[1] != ports[2]
+    hydra = [{"PMI_RANK": rank, "PMI_ID": rank, "PMI_SIZE": "2", "HYDI_CONTROL_FD": f"{rank}9"} for rank in "01"]
+    for process in hydra:
+        adopt_launcher(process)
+    assert hydra[0]["MASTER_PORT"] == hydra[1]["MASTER_PORT"]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,9 @@ _NAMES = {
 }  # fmt: skip
 """By launcher: the variables that hold rank, size, local rank and local size. Slurm's batch script itself has a rank,
 but no step of several tasks."""
-_JOB_NUMBERS = ("SLURM_JOB_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_ID", "HYDI_CONTROL_FD")
+_JOB_NUMBERS = ("SLURM_JOB_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
+"""Alike on all ranks of a job. Hydra (MPICH, Intel MPI) has none: its PMI_ID is the rank, and its other numbers are a
+machine's own."""
 
 
 @dataclass(frozen=True)
