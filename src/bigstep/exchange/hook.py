@@ -95,8 +95,9 @@ class Exchange:
         collective = collectives_for(codec)[0] if collective is None else collective
         check_pair(collective, codec, double_buffer=double_buffer)
         require(
-            not parts or CODECS[codec].orderless,
-            f"A sum of {parts} parts goes with a codec whose sums have no order: use codec=exact (got {codec}).",
+            not parts or (CODECS[codec].orderless and not double_buffer),  # parts of two steps would be one sum
+            f"A sum of {parts} parts goes with codec=exact, and without double_buffer (got codec={codec}, "
+            f"double_buffer={double_buffer}).",
         )
         self.collective, self.codec, self.grid = collective, codec, grid
         self.warmup_steps, self.ranks_per_node = warmup_steps, ranks_per_node
@@ -316,14 +317,9 @@ class Exchange:
         return [transport for transport in self._transports if isinstance(transport, Piled)]
 
     def _count_shared(self) -> int:
-        """How many integers ranks of one host may read of each other.
-
-        None where a collective of our own is to carry them, nor where the next exchange begins before the last is over.
-        """
-        on_host = all(parameter.device.type == "cpu" for parameter in self._piled)
-        if self.collective != "ring" or self._late is not None or not on_host:
-            return 0
-        return sum(parameter.numel() for parameter in self._piled)
+        """How many integers ranks of one host may read of each other; none where a collective of ours is to carry."""
+        shared = self.collective == "ring" and all(parameter.device.type == "cpu" for parameter in self._piled)
+        return sum(parameter.numel() for parameter in self._piled) if shared else 0
 
     def _on_bucket(self, grad_bucket: GradBucket) -> Future[Tensor]:
         """What DDP calls for each bucket that is ready, in the same order on every rank."""
