@@ -318,9 +318,13 @@ def test_a_killed_rank_ends_the_others_with_an_error_that_names_it(collective: s
         ({"collective": "torus", "codec": "powersgd"}, "brings its own all-reduce"),
         ({"collective": "rings"}, "did you mean 'ring'"),
         ({"codec": "fp61"}, "did you mean 'fp16'"),
+        ({"codec": "exact", "parts": 4, "double_buffer": True}, "A sum of 4 parts goes with .* without double_buffer"),
+        ({"codec": "fp16", "parts": 4}, "A sum of 4 parts goes with codec=exact"),
+        ({"codec": "topk", "keep": 0}, "keep is 0, but it must be from 1 to 4096"),
+        ({"codec": "powersgd", "rank": 0}, "rank is 0, but it must be greater than 0"),
     ],
 )
-def test_what_cannot_work_is_refused_in_one_sentence(settings: dict[str, str], sentence: str) -> None:
+def test_what_cannot_work_is_refused_in_one_sentence(settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence) as refused:
         Exchange(**settings)
     assert str(refused.value).count(". ") == 0

@@ -308,6 +308,10 @@ def test_all_ranks_of_a_job_agree_on_the_port_and_other_jobs_do_not_meet_it() ->
         adopt_launcher(step)
         ports.append(step["MASTER_PORT"])
     assert ports[0] == ports[1] != ports[2]
+    hydra = [{"PMI_RANK": rank, "PMI_ID": rank, "PMI_SIZE": "2", "HYDI_CONTROL_FD": f"{rank}9"} for rank in "01"]
+    for process in hydra:
+        adopt_launcher(process)
+    assert hydra[0]["MASTER_PORT"] == hydra[1]["MASTER_PORT"]
 
 
 @pytest.mark.parametrize(
@@ -317,12 +321,34 @@ def test_all_ranks_of_a_job_agree_on_the_port_and_other_jobs_do_not_meet_it() ->
         ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR and MASTER_PORT are not set"),
         ({"WORLD_SIZE": "2"}, "RANK is not set"),
         ({"RANK": "5", "WORLD_SIZE": "2"}, "numbered from 0"),
+        ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "0"}, "LOCAL_WORLD_SIZE is 0"),
         ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "-1"}, "MASTER_PORT is '-1'"),
     ],
 )
 def test_a_place_that_cannot_be_is_one_sentence(environment: dict[str, str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         adopt_launcher(environment)
+
+
+@pytest.mark.parametrize(
+    ("place", "begins"),
+    [
+        (("0", "4", "0"), "bigstep: --data "),
+        (("1", "4", "1"), None),  # the first rank of its machine tells
+        (("2", "4", "0"), "bigstep: Rank 2: --data "),  # the folder may be missing there alone
+        (("1", "1", "0"), "bigstep: RANK is 1 and WORLD_SIZE 1"),  # there is no first rank
+    ],
+)
+def test_a_mistake_is_told_once_a_machine(
+    bigstep: Bigstep, monkeypatch: pytest.MonkeyPatch, place: tuple[str, str, str], begins: str | None
+) -> None:
+    for name, value in zip(("RANK", "WORLD_SIZE", "LOCAL_RANK"), place, strict=True):
+        monkeypatch.setenv(name, value)
+    for name, value in (("LOCAL_WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "29999")):
+        monkeypatch.setenv(name, value)
+    status, _, err = bigstep("train", "--data", "no/such/folder", "--out", "run")
+    assert status == 2
+    assert err.startswith(begins) if begins else not err
 
 
 def test_copies_that_run_side_by_side_are_told(tmp_path: Path) -> None:

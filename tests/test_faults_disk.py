@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from bigstep.asynchronous import train_locked
 from bigstep.config import CheckpointConfig, DataConfig, LrConfig, RunConfig, WorkersConfig
 from bigstep.data.sources.given import as_pair
+from bigstep.engine import weights
 from bigstep.engine.checkpoint import load_latest
 from bigstep.engine.interruption import StoppedError
 from bigstep.errors import RunError
@@ -134,6 +138,28 @@ def test_a_run_goes_on_without_room_for_checkpoints_and_the_last_good_one_stays(
     (folder / "checkpoints" / "filler").unlink()
     again = fit(order(), network(), (Filling(), Filling()), out=folder, device="cpu", resume=True)
     assert again.weights_sha256 == whole.weights_sha256
+
+
+def test_an_asynchronous_run_without_room_for_checkpoints_ends_as_usual_and_tells_it(
+    small_disk: Callable[[Path], None], tmp_path: Path
+) -> None:
+    folder, data = tmp_path / "run", Filling()
+    small_disk(folder / "checkpoints")
+    fill(folder / "checkpoints")
+    result = train_locked(replace(order(), epochs=2), network(), (data, data), out=folder, device="cpu")
+    assert result.steps == 40
+    assert (folder / "model.safetensors").exists()
+    last = read_run(folder).notes[-1]
+    assert last == f"The weights of update 40 could not be written to {folder} (No space left on device)."
+
+
+def test_weights_without_room_are_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, content: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(weights, "write_atomically", refuse)
+    with pytest.raises(RunError, match=r"^The run has reached its end, but .*model.safetensors cannot be written"):
+        fit(order(), network(), (Filling(), Filling()), out=tmp_path / "run", device="cpu", max_steps=1)
 
 
 def test_a_run_without_room_for_its_records_ends_with_a_sentence_and_can_go_on(

@@ -138,6 +138,28 @@ def test_a_run_that_ctrl_c_ends_is_stopped_and_not_failed_until_it_goes_on(tmp_p
     assert study_of(gather([tmp_path])).outcomes[0].status == "finished"
 
 
+class Turned(Net):
+    """Its inputs are turned in the complex plane first, as rotary embeddings do, by a weight and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("angles", torch.polar(torch.ones(3), torch.arange(3.0)))
+        self.gain = nn.Parameter(torch.ones(3, dtype=torch.complex64) * 1j)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward((inputs * self.angles * self.gain).real)
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("float32", torch.complex64), ("float64", torch.complex128)])
+def test_complex_weights_and_buffers_stay_complex(tmp_path: Path, precision: Any, dtype: torch.dtype) -> None:
+    data, model = samples(), Turned()
+    order, angles = replace(CONFIG, precision=precision), model.angles.clone()
+    result = fit(order, model, (data, data), nn.functional.mse_loss, out=tmp_path / "run", device="cpu")
+    torch.testing.assert_close(model.angles, angles.to(dtype), rtol=0, atol=0)
+    assert model.gain.dtype == dtype
+    assert result.facts["eval_loss"] < 1
+
+
 def test_a_run_without_classes_is_reported_by_its_loss(tmp_path: Path) -> None:
     data = samples()
     result = fit(CONFIG, Net(), (data, data), nn.functional.mse_loss, out=tmp_path / "run", device="cpu")

@@ -14,6 +14,7 @@ import pytest
 from torch import nn
 
 from bigstep import recipes
+from bigstep.config.text import apply_settings
 from bigstep.engine import elastic
 from bigstep.engine.elastic import _newest, _shrink
 from bigstep.engine.job import Job
@@ -223,3 +224,24 @@ def test_ranks_that_are_asked_to_save_themselves_when_all_is_done_start_nothing_
     job = Job(config=recipes.load("plain", "mini"), folder=tmp_path)
     assert elastic.launch_elastic(2, job) == 0
     assert [[rank.returncode for rank in ranks] for ranks in starts] == [[-9, -9], [0, 143]]
+
+
+def test_ranks_that_are_left_do_not_take_the_grid_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    starts: list[tuple[int, Any]] = []
+
+    @contextlib.contextmanager
+    def started(procs: int, job: Any) -> Iterator[RankProcesses]:
+        starts.append((procs, job.config.exchange.grid))
+        words = ["exec sleep 60", "exec sleep 60", "kill -KILL $$"] if len(starts) == 1 else ["true", "true"]
+        ranks = [subprocess.Popen(["sh", "-c", each]) for each in words]
+        try:
+            yield RankProcesses(ranks, tmp_path)
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.wait()
+
+    monkeypatch.setattr(elastic, "started", started)
+    config = apply_settings(recipes.load("plain", "mini"), ["exchange.collective=torus", "exchange.grid=[3, 1]"])
+    assert elastic.launch_elastic(3, Job(config=config, folder=tmp_path)) == 0
+    assert starts == [(3, (3, 1)), (2, "auto")]

@@ -15,6 +15,7 @@ from torch import nn
 from bigstep.config import (
     DataConfig,
     ExchangeConfig,
+    IslandsConfig,
     LrConfig,
     NormConfig,
     OptimizerConfig,
@@ -169,6 +170,27 @@ def train_here_until(order: RunConfig, folder: str, steps: int, resume: bool) ->
     return train_here(order, folder, max_steps=steps, resume=resume)
 
 
+ON_ITS_WAY = {
+    "a gradient": {"exchange": ExchangeConfig(collective="gather", codec="onebit", double_buffer=True)},
+    "a meeting": {"islands": IslandsConfig(count=2, every=5)},
+}
+
+
+@pytest.mark.parametrize("kind", ON_ITS_WAY)
+def test_steps_that_stop_a_run_change_nothing_of_its_way(
+    world: Callable[[int], World], tmp_path: Path, kind: str
+) -> None:
+    order = dataclasses.replace(small_order(4), **ON_ITS_WAY[kind])  # type: ignore[arg-type]
+    parts = str(tmp_path / "parts")
+    whole = world(2).run(train_here_until, order, str(tmp_path / "whole"), 12, False)
+    stopped = world(2).run(train_here_until, order, parts, 7, False)
+    for steps in (7, 3):  # it stands there already, or behind
+        assert world(2).run(train_here_until, order, parts, steps, True)[0]["sha"] == stopped[0]["sha"]
+    resumed = world(2).run(train_here_until, order, parts, 12, True)
+    assert resumed[0]["losses"] == whole[0]["losses"]
+    assert resumed[0]["sha"] == whole[0]["sha"]
+
+
 def test_a_run_of_three_ranks_resumes_on_two_and_on_one(world: Callable[[int], World], tmp_path: Path) -> None:
     order = small_order(7)
     whole = train_here(order, str(tmp_path / "whole"), max_steps=20)
@@ -176,6 +198,16 @@ def test_a_run_of_three_ranks_resumes_on_two_and_on_one(world: Callable[[int], W
     world(2).run(train_here_until, order, str(tmp_path / "parts"), 14, True)
     parts = train_here(order, str(tmp_path / "parts"), max_steps=20, resume=True)
     assert parts["losses"] == pytest.approx(whole["losses"], rel=1e-10)
+
+
+def test_a_torus_of_four_ranks_goes_on_as_one_of_three(world: Callable[[int], World], tmp_path: Path) -> None:
+    def order(*grid: int) -> RunConfig:
+        return dataclasses.replace(small_order(7), exchange=ExchangeConfig(collective="torus", grid=grid))
+
+    whole = train_here(small_order(7), str(tmp_path / "whole"), max_steps=12)
+    world(4).run(train_here_until, order(2, 2), str(tmp_path / "parts"), 5, False)
+    parts = world(3).run(train_here_until, order(3, 1), str(tmp_path / "parts"), 12, True)
+    assert parts[0]["losses"] == pytest.approx(whole["losses"], rel=1e-10)
 
 
 @pytest.mark.parametrize("collective", ["hierarchical", "torus", "halving"])

@@ -115,7 +115,7 @@ class Ledger:
         return evaluation
 
     def save(self, folder: Path, take_snapshot: Callable[[], None]) -> None:
-        """Write the weights as they are now: a network to use, not a state to resume."""
+        """Write the weights as they are now: a network to use, not a state to resume; a full disk is told."""
         self._saved_at = self.samples
         take_snapshot()
         config = self.run.config
@@ -129,7 +129,10 @@ class Ledger:
             "seconds": self.seconds,
             "model": self.run.learner.model.state_dict(),
         }
-        save_checkpoint(folder / "checkpoints", self.updates, state, config.checkpoint.keep)
+        try:
+            save_checkpoint(folder / "checkpoints", self.updates, state, config.checkpoint.keep)
+        except OSError as error:
+            self.note(f"The weights of update {self.updates} could not be written to {folder} ({error.strerror}).")
 
     def finish(self, order: Order, take_snapshot: Callable[[], None], seconds: float, **facts: Any) -> dict[str, Any]:
         """Evaluate the final weights and return the result of the run; `facts` replace what the rows showed."""

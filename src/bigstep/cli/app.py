@@ -89,11 +89,12 @@ def main() -> None:
         sys.path.append(os.getcwd())
     except FileNotFoundError:
         _end("The current folder no longer exists; change to another one.", 2)
+    job = os.environ.pop(JOB_VARIABLE, None)
     try:
-        job = os.environ.pop(JOB_VARIABLE, None)
         _as_rank(Path(job)) if job else app(prog_name="bigstep")
     except BigstepError as error:
-        _end("" if error.exit_status == 2 and _first_rank_tells() else str(error), error.exit_status)
+        # our own launcher keeps what its ranks say, and shows what is needed
+        _end(str(error) if job or error.exit_status != 2 else _told_here(str(error)), error.exit_status)
     except BrokenPipeError:  # the reader of a pipe left, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
@@ -130,10 +131,14 @@ def _fill_streams() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
-def _first_rank_tells() -> bool:
-    """Whether this is another rank than the first: all of them make the same mistake, and one tells."""
-    rank = os.environ.get("RANK", "0")
-    return rank.isdecimal() and int(rank) > 0
+def _told_here(mistake: str) -> str:
+    """What this rank says: all of them make the same mistake and one tells, but each machine may have its own."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    rank, size, local_rank = (os.environ.get(name, "") for name in names)
+    local_rank = local_rank or rank
+    if not all(number.isdecimal() for number in (rank, size, local_rank)) or not 0 < int(rank) < int(size):
+        return mistake
+    return "" if int(local_rank) else f"Rank {rank}: {mistake}"
 
 
 def _end(sentence: str, status: int) -> NoReturn:

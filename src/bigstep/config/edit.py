@@ -18,8 +18,9 @@ __all__ = [
 
 T = TypeVar("T", WorkersConfig, Stage)
 
-FREE = ("data.path", "data.loaders", "data.decoder", "checkpoint", "kernels")
-"""Settings that decide where and how fast a run computes, but not its path; a resumed run may change them."""
+FREE = ("data.path", "data.loaders", "data.decoder", "exchange.grid", "checkpoint", "kernels")
+"""Settings that decide where and how fast a run computes, but not its path; a resumed run may change them, and must
+where they fit one number of ranks."""
 
 
 def stretch(config: RunConfig, epochs: float) -> RunConfig:

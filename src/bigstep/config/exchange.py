@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from bigstep.tables.codecs import CHUNK, check_pair
+from bigstep.tables.codecs import SETTING_RANGES, check_pair
 from bigstep.validate import Count, Positive, Range, WholeNotNegative, check_ranges
 
 __all__ = ["ExchangeConfig"]
@@ -14,8 +14,8 @@ Grid = Annotated[
     tuple[int, ...],
     Range(lambda grid: len(grid) == 2 and min(grid) > 0, "be auto or two positive numbers [X, Y]"),
 ]
-Kept = Annotated[int, Range(lambda kept: 0 < kept <= CHUNK, f"be from 1 to {CHUNK}")]
-Decay = Annotated[float, Range(lambda decay: 0 < decay <= 1, "be above 0 and at most 1")]
+Kept = Annotated[int, SETTING_RANGES["keep"]]
+Decay = Annotated[float, SETTING_RANGES["decay"]]
 
 
 @dataclass(frozen=True, kw_only=True)

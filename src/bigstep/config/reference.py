@@ -37,8 +37,8 @@ sentences as comments, `--config FILE` reads it back, and `--set lr.base=0.2` ch
 
 `--epochs` stretches a run: schedule, batch plan, image sizes, the transition of the RMSprop warm-up, dense first steps,
 the beginning of islands and Downpour's warm start keep their places in it. A resumed run may change `data.path`,
-`data.loaders`, `data.decoder`, `checkpoint` and `kernels`, which do not decide its path (another decoder changes the
-last bit of some pixels); everything else must be as it was.
+`data.loaders`, `data.decoder`, `exchange.grid`, `checkpoint` and `kernels`, which do not decide its path (another
+decoder changes the last bit of some pixels); everything else must be as it was.
 
 An epoch is a fraction of the data seen, so schedules in tokens need nothing of their own: a warm-up over the first 10
 of 500 million tokens ends at epoch 0.02.

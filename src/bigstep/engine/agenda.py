@@ -20,9 +20,11 @@ class Due:
     """What is due behind a step."""
 
     last: bool
-    """The run ends."""
+    """Training ends."""
     evaluate: bool
     save: bool
+    stops: bool = False
+    """It ends before the run does, which may go on from here later."""
     decide: bool = False
     """The batch of the next steps is decided, by all that was measured up to here."""
 
@@ -57,15 +59,19 @@ class Agenda:
     def after(self, step: Step) -> Due:
         """Return what is due behind a step."""
         position = self.sampler.after(step)
-        seen, wanted = self.sampler.samples_at(position), self.config.epochs * self.sampler.size
-        ended = seen >= wanted
-        last = ended or position.step == self.max_steps
+        ended = self.has_ended(position)
+        stops = not ended and self._is_enough(position)
         return Due(
-            last,
-            evaluate=last or self._crossed(step, position, self.config.evaluate_every),
-            save=last or self._crossed(step, position, self.config.checkpoint.every),
+            ended or stops,
+            evaluate=ended or stops or self._crossed(step, position, self.config.evaluate_every),
+            save=ended or stops or self._crossed(step, position, self.config.checkpoint.every),
+            stops=stops,
             decide=not ended and self._decides(step, position),  # at max_steps too: a resumed run goes on with it
         )
+
+    def has_ended(self, position: Position) -> bool:
+        """Whether a run that stands here has seen all its samples."""
+        return self.sampler.samples_at(position) >= self.config.epochs * self.sampler.size
 
     def heed(self, flush: Flush, due: Due) -> Iterable[Note]:
         """Take what some steps gave, and decide the batch where that is due."""
@@ -79,12 +85,16 @@ class Agenda:
     def _stretch(self, begin: Position) -> list[Step]:
         steps: list[Step] = []
         for step in self.sampler.steps(self.config.epochs, begin):
-            if step.position.epoch != begin.epoch or step.position.step == self.max_steps:
+            if step.position.epoch != begin.epoch or self._is_enough(step.position):
                 break
             steps.append(step)
             if self._decides(step, self.sampler.after(step)):
                 break
         return steps
+
+    def _is_enough(self, position: Position) -> bool:
+        """Whether no step may follow; a run that is resumed may stand behind the last already."""
+        return self.max_steps is not None and position.step >= self.max_steps
 
     def _decides(self, step: Step, position: Position) -> bool:
         return self.growth is not None and self._crossed(step, position, self.growth.config.every)

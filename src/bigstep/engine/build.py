@@ -233,10 +233,18 @@ def _model(config: RunConfig, ranks: Ranks, precision: Precision, own: Own, feed
         model.load_state_dict(ranks.from_first(model.state_dict() if ranks.first else None))
     if config.norm.zero_gamma:
         zero_gamma(model)
-    model.to(ranks.device, precision.weights)
+    model.to(ranks.device)
+    model._apply(lambda tensor: tensor.to(_dtype_of(tensor, precision.weights)))
     if ranks.size > 1:  # a hash of 124 million weights on a GPU takes a second
         ranks.require_same(weights_hash(model), "The initial weights")
     return model
+
+
+def _dtype_of(tensor: Tensor, weights: torch.dtype) -> torch.dtype:
+    """The type that a parameter or buffer is trained in; `Module.to` would make real numbers of complex ones."""
+    if tensor.is_complex():
+        return weights.to_complex()
+    return weights if tensor.is_floating_point() else tensor.dtype
 
 
 def _some_images(config: RunConfig, feed: Feed) -> Tensor:

@@ -31,7 +31,7 @@ def launch_elastic(procs: int, job: Job) -> int:
     folder, ranks, futile, reached = job.folder, procs, 0, ""
     while True:
         saved, apart = _newest(folder), ""
-        with started(ranks, job) as running:
+        with started(ranks, job if ranks == procs else _without_grid(job)) as running:
             # with a rank missing, go on only until there is something new to lose
             running.watch(until=lambda: ranks < procs and _newest(folder) > saved)  # noqa: B023 - watched right here
             if running.processes[0].poll() == 0:  # it has told the result: whoever is lost now is not missed
@@ -82,6 +82,14 @@ def _shrink(lost: Sequence[int], ranks: int, islands: int, *, apart: bool = Fals
         who += f" with island {', '.join(map(str, gone))}"
         since = "from where the others stand" if apart else "from the last meeting"
     return left, f"{who} was lost; going on with {left} of {ranks} ranks {since}."
+
+
+def _without_grid(job: Job) -> Job:
+    """The grid that a configuration gives is that of all ranks; fewer take theirs from their number."""
+    config = job.config
+    return dataclasses.replace(
+        job, config=dataclasses.replace(config, exchange=dataclasses.replace(config.exchange, grid="auto"))
+    )
 
 
 def _say(sentence: str) -> None:

@@ -23,7 +23,9 @@ _NAMES = {
 }  # fmt: skip
 """By launcher: the variables that hold rank, size, local rank and local size. Slurm's batch script itself has a rank,
 but no step of several tasks."""
-_JOB_NUMBERS = ("SLURM_JOB_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_ID", "HYDI_CONTROL_FD")
+_JOB_NUMBERS = ("SLURM_JOB_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
+"""Alike on all ranks of a job. Hydra (MPICH, Intel MPI) has none: its PMI_ID is the rank, and its other numbers are a
+machine's own."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,8 @@ def adopt_launcher(environment: MutableMapping[str, str] = os.environ) -> Place 
     for name, usual in (("LOCAL_RANK", rank), ("LOCAL_WORLD_SIZE", size)):
         environment.setdefault(name, str(usual))
         _number(name, environment)
+    if _number("LOCAL_WORLD_SIZE", environment) == 0:
+        raise ConfigError("LOCAL_WORLD_SIZE is 0, but it must be the number of ranks on this machine: 1 or more.")
     if size > 1 and "BIGSTEP_STORE" not in environment:
         missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in environment]
         if missing:

@@ -56,6 +56,13 @@ def train(
     agenda = Agenda(run.config, sampler, max_steps, run.growth)
     meter = Meter(run.ranks, state.seconds, run.train_feed.length, run.train_feed.waits)
     evaluation, saved_at = None, meter.seconds
+
+    def save_here() -> None:
+        heartbeat.at(state.position.step, "a checkpoint")
+        with meter.pause():
+            state.seconds = meter.seconds
+            save()
+
     for steps in agenda.stretches(state.position):
         run.begin_epoch(steps[0].position.epoch)
         batches = audience.feed(iter(run.train_feed(method.requests(steps))))
@@ -69,8 +76,6 @@ def train(
             meter.add(outcome, **where, lr=lr, batch=step.size)
             with meter.pause():
                 audience.stepped(step, outcome, pausing=due.pausing)
-            if due.last:
-                method.finish()
             asked, late = 0, False
             if meter.due or due.pausing or outcome.keep:
                 heartbeat.at(state.position.step, "the sum of losses")
@@ -80,16 +85,17 @@ def train(
                 for note in agenda.heed(flush, due):
                     audience.noted(note.text, **note.facts)
                 asked, late = stop.agree(flush.votes[:-1]), 0 < run.config.checkpoint.seconds < flush.votes[-1]
+            if due.stops:  # whoever goes on finds all as it would be there, not what ends this training
+                save_here()
+            if due.last:
+                method.finish()
             if due.evaluate:
                 heartbeat.at(state.position.step, "evaluation")
                 with meter.pause():
                     evaluation = run.evaluate()
                     audience.evaluated({"kind": "eval", **where, "seconds": meter.seconds, **evaluation.facts()})
-            if due.save or late or asked:
-                heartbeat.at(state.position.step, "a checkpoint")
-                with meter.pause():
-                    state.seconds = meter.seconds
-                    save()
+            if (due.save or late or asked) and not due.stops:
+                save_here()
                 saved_at = meter.seconds
             if outcome.keep:  # behind the flush: whoever goes on from here finds the rows of all steps before
                 with meter.pause():
@@ -97,5 +103,7 @@ def train(
                     keep()
             if asked and not due.last:
                 raise StoppedError(asked, state.position.step)
+    if evaluation is None and not agenda.has_ended(state.position):  # no step was asked for
+        method.finish()
     state.seconds = meter.seconds
     return Ending(evaluation or run.evaluate(), meter.loss)

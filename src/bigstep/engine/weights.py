@@ -14,7 +14,7 @@ import bigstep
 from bigstep.config import RunConfig
 from bigstep.config.text import config_from_mapping
 from bigstep.config.trust import require_own, require_trust
-from bigstep.errors import ConfigError, DataError
+from bigstep.errors import ConfigError, DataError, RunError
 from bigstep.models import build_model
 from bigstep.records import read_run, write_atomically
 
@@ -46,10 +46,17 @@ def save_weights(model: nn.Module, folder: Path, name: str, shape: Mapping[str, 
     tensors = {}
     for key, value in model.state_dict().items():
         plain = value.detach().cpu().contiguous()
+        plain = plain.to(torch.complex64) if plain.is_complex() else plain  # the only such type that the format has
         tensors[key] = plain.clone() if plain.data_ptr() in seen else plain  # tied weights are written under each name
         seen.add(plain.data_ptr())
     about = {"format": "pt", "bigstep": bigstep.__version__, "model": name, "shape": json.dumps(dict(shape))}
-    write_atomically(folder / FILE, save(tensors, about))
+    try:
+        write_atomically(folder / FILE, save(tensors, about))
+    except OSError as error:
+        raise RunError(
+            f"The run has reached its end, but {folder / FILE} cannot be written ({error.strerror}): make room for it; "
+            "the last checkpoint may hold the weights."
+        ) from None
     return folder / FILE
 
 

@@ -7,8 +7,9 @@ Hazard: ranks must take over the same groups. So a world says what it is for, an
 asks for the same groups in the same order; ranks tell each other which they hold when they join it, and begin with none
 unless all hold the same; and a run that fails leaves none, since its ranks may be out of step in them.
 
-Hazard: torch names a new group by its members and by how many groups a process has made, so members must have made as
-many. Ranks tell each other that too when a world is joined, and those that were left out of some make up for them.
+Hazard: torch names a new group by its members and by how many groups a process is in, whoever made them, so members
+must be in as many. Ranks tell each other that too when a world is joined, and those that were left out of some make up
+for them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import torch.distributed as dist
 __all__ = ["Groups", "Offer", "borrow", "lending", "made", "offer"]
 
 Offer = tuple[int, ...]
-"""How many groups this rank has made, the number that it would give to the next world, and those that it holds."""
+"""How many groups this rank is in, the number that it would give to the next world, and those that it holds."""
 
 
 @dataclass
@@ -70,9 +71,8 @@ class _Shelf:
 
 @dataclass
 class _Held:
-    """What this process has made since it has the present default group."""
+    """What this process has been left since it has the present default group."""
 
-    made: int = 0
     shelves: dict[tuple[str, tuple[int, ...], timedelta | None], _Shelf] = field(default_factory=dict)
 
 
@@ -129,14 +129,13 @@ def borrow(purpose: str, ranks: Sequence[int], timeout: timedelta | None, offers
 
 
 def made() -> int:
-    """Return how many groups this process has made since it has the present default group."""
-    return _held().made
+    """Return how many groups this process is in, as torch counts them: a program's own are among them."""
+    return len(dist.distributed_c10d._world.pg_names)
 
 
 def _make(ranks: Sequence[int], timeout: timedelta | None) -> dist.ProcessGroup:
     group = dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True)
     assert isinstance(group, dist.ProcessGroup)
-    _held().made += 1
     return group
 
 

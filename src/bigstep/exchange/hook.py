@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket
 
 __all__ = ["Exchange"]
+
+_ANOTHER_MODEL = "This Exchange was attached to another model, whose residuals it carries: make one for each model."
 
 
 class Exchange:
@@ -92,8 +95,9 @@ class Exchange:
         collective = collectives_for(codec)[0] if collective is None else collective
         check_pair(collective, codec, double_buffer=double_buffer)
         require(
-            not parts or CODECS[codec].orderless,
-            f"A sum of {parts} parts goes with a codec whose sums have no order: use codec=exact (got {codec}).",
+            not parts or (CODECS[codec].orderless and not double_buffer),  # parts of two steps would be one sum
+            f"A sum of {parts} parts goes with codec=exact, and without double_buffer (got codec={codec}, "
+            f"double_buffer={double_buffer}).",
         )
         self.collective, self.codec, self.grid = collective, codec, grid
         self.warmup_steps, self.ranks_per_node = warmup_steps, ranks_per_node
@@ -146,9 +150,14 @@ class Exchange:
             raise ConfigError(
                 f"Exchange.attach takes a DistributedDataParallel object, but got {type(ddp).__name__}: wrap the model."
             )
-        self._names = {parameter: name for name, parameter in ddp.module.named_parameters()}
+        names = {parameter: name for name, parameter in ddp.module.named_parameters()}
+        require(self.world is None or _shapes_of(names) == _shapes_of(self._names), _ANOTHER_MODEL)
+        self._names = names
+        _require_dense(ddp.module)
         if self.parts:
             trained = [parameter for parameter in self._names if parameter.requires_grad]
+            kinds = [str(parameter.dtype) for parameter in trained if parameter.is_complex()]
+            require(not kinds, f"Exact sums of parts are those of real numbers, but a parameter is {kinds[:1]}.")
             self._piled = {parameter: place for place, parameter in enumerate(trained)}
             self._piles = make_piles([parameter.numel() for parameter in trained], self.parts, trained[0].device)
         if self.world is None:
@@ -245,10 +254,10 @@ class Exchange:
 
     def rescale(self, factor: float) -> None:
         """Multiply everything carried: for a loss scaler that changes its scale by this factor."""
+        if self._late is not None:  # first: what is under way still changes residuals
+            self._late.load({name: piece * factor for name, piece in self._late.finish().items()})
         for transport in self._transports:
             transport.residuals.scale(factor)
-        if self._late is not None:
-            self._late.load({name: piece * factor for name, piece in self._late.finish().items()})
 
     def flush(self) -> bool:
         """Double buffering: put the last exchanged gradient into `.grad` of the parameters, for one more update.
@@ -279,6 +288,8 @@ class Exchange:
         """Wait for what is under way and end the threads; call it before the process group is destroyed."""
         if self.world is not None:
             self._runner.close()
+            closed = RunError("This exchange was closed: close it behind the last backward of its DDP objects.")
+            self.failure = self.failure or closed  # nobody would ever end what a later backward starts
 
     def _attached(self) -> World:
         if self.world is None:
@@ -296,35 +307,31 @@ class Exchange:
         if entry.blocks is None:
             return [Summed(world, collective, codec, agrees=0 < entry.agree_from <= world.size)]
         settings = {name: self.settings[name] for name in entry.settings}
-        shapes = {name: parameter.shape for parameter, name in self._names.items()}
+        shapes, feedback = _shapes_of(self._names), self.error_feedback
         return [
             Summed(world, Ring(world), Whole()),
-            Gathered(world, collective, codec, entry.blocks, shapes, settings, error_feedback=self.error_feedback),
+            Gathered(world, collective, codec, entry.blocks, shapes, settings, error_feedback=feedback),
         ]
 
     def _piled_transports(self) -> list[Piled]:
         return [transport for transport in self._transports if isinstance(transport, Piled)]
 
     def _count_shared(self) -> int:
-        """How many integers ranks of one host may read of each other.
-
-        None where a collective of our own is to carry them, nor where the next exchange begins before the last is over.
-        """
-        on_host = all(parameter.device.type == "cpu" for parameter in self._piled)
-        if self.collective != "ring" or self._late is not None or not on_host:
-            return 0
-        return sum(parameter.numel() for parameter in self._piled)
+        """How many integers ranks of one host may read of each other; none where a collective of ours is to carry."""
+        shared = self.collective == "ring" and all(parameter.device.type == "cpu" for parameter in self._piled)
+        return sum(parameter.numel() for parameter in self._piled) if shared else 0
 
     def _on_bucket(self, grad_bucket: GradBucket) -> Future[Tensor]:
         """What DDP calls for each bucket that is ready, in the same order on every rank."""
         if self.failure is not None:
             raise self.failure
         parameters = grad_bucket.parameters()
+        require(all(parameter in self._names for parameter in parameters), _ANOTHER_MODEL)
         names = tuple(self._names[parameter] for parameter in parameters)
         bucket = Bucket(
             flat=grad_bucket.buffer(),
             names=names,
-            shapes=tuple(parameter.shape for parameter in parameters),
+            shapes=tuple(map(_real_shape, parameters)),
             step=self.steps,
             piles=self._piles,
             places=tuple(self._piled[parameter] for parameter in parameters) if self.parts else (),
@@ -364,6 +371,26 @@ class Exchange:
         return self.failure
 
 
+def _require_dense(module: nn.Module) -> None:
+    """Refuse what gives gradients that are no buckets of values."""
+    for name, child in module.named_modules():
+        require(
+            not (isinstance(child, nn.Embedding | nn.EmbeddingBag) and child.sparse),
+            f"The gradient of {name or type(child).__name__} is sparse, and an Exchange carries dense ones: make it "
+            "with sparse=False.",
+        )
+
+
+def _shapes_of(names: Mapping[Tensor, str]) -> dict[str, torch.Size]:
+    return {name: _real_shape(parameter) for parameter, name in names.items()}
+
+
+def _real_shape(parameter: Tensor) -> torch.Size:
+    """The shape of a parameter's gradient in a bucket, which holds a complex number as two real ones."""
+    return torch.Size((*parameter.shape, 2)) if parameter.is_complex() else parameter.shape
+
+
 def _shape_as(parameter: Tensor, flat: Tensor) -> Tensor:
     """See a piece of a bucket as the gradient it is: DDP lays them out as parameters, channels-last ones too."""
-    return flat.as_strided(parameter.size(), parameter.stride())
+    values = torch.view_as_complex(flat.view(-1, 2)) if parameter.is_complex() else flat
+    return values.as_strided(parameter.size(), parameter.stride())

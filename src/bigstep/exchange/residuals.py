@@ -104,7 +104,8 @@ class Owners:
         """A whole parameter out of the parts of all ranks; zeros where a rank has none."""
         owners = self.owners(name, len(parts))
         rest = [iter(self._split(name, part, rank, len(parts))) for rank, part in enumerate(parts)]
-        return torch.cat([next(rest[owner]) for owner in owners])
+        blocks = [next(rest[owner]) for owner in owners]
+        return torch.cat(blocks) if blocks else torch.zeros(0)  # a parameter without values has none
 
     def _split(self, name: str, part: Tensor | None, rank: int, ranks: int) -> Sequence[Tensor]:
         owners = self.owners(name, ranks)

@@ -10,9 +10,11 @@ from typing import Literal
 from bigstep.errors import ConfigError, require
 from bigstep.tables import find
 from bigstep.tables.collectives import COLLECTIVES, RUNNABLE
+from bigstep.validate import POSITIVE, Range, check_range
 
 __all__ = [
-    "CHUNK", "CODECS", "ONEBIT_MAX_BLOCK", "ONEBIT_MIN_BLOCK", "SETTINGS", "BlockCode", "CodecEntry", "Cut",
+    "CHUNK", "CODECS", "ONEBIT_MAX_BLOCK", "ONEBIT_MIN_BLOCK", "SETTINGS", "SETTING_RANGES", "BlockCode",
+    "CodecEntry", "Cut",
     "check_pair", "collectives_for", "count_largest", "encoded_bytes", "fill_settings", "onebit_blocks",
 ]  # fmt: skip
 
@@ -137,8 +139,9 @@ def fill_settings(given: Settings) -> dict[str, float]:
     >>> fill_settings({"rank": 4})["rank"], fill_settings({})["rank"]
     (4, 2)
     """
-    for name in given:
+    for name, value in given.items():
         find(SETTINGS, "setting of a codec", name)
+        check_range(value, SETTING_RANGES[name], name)
     return {**SETTINGS, **given}
 
 
@@ -321,3 +324,9 @@ CODECS = {
 }
 SETTINGS = {name: value for entry in CODECS.values() for name, value in entry.settings.items()}
 """Every setting of a codec, with its default."""
+SETTING_RANGES = {
+    "rank": POSITIVE,
+    "keep": Range(lambda keep: 0 < keep <= CHUNK, f"be from 1 to {CHUNK}"),
+    "decay": Range(lambda decay: 0 < decay <= 1, "be above 0 and at most 1"),
+}
+"""What each of them may be."""

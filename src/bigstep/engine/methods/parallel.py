@@ -181,8 +181,9 @@ class Debt:
         for name, late in self._owed.items():
             gradient = gradients.get(name)
             if gradient is not None:
-                # flat as DDP had it: in the order of the parameter's memory
-                gradient.add_(late.to(gradient).as_strided(gradient.size(), gradient.stride()))
+                # flat as DDP had it: in the order of the parameter's memory, a complex number as two real ones
+                values = torch.view_as_real(gradient) if gradient.is_complex() else gradient
+                values.add_(late.to(values).as_strided(values.size(), values.stride()))
         self._owed = {}
 
     def state_dict(self) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
@@ -23,6 +25,10 @@ class PowerSGD:
 
     One bucket at a time: torch's hook starts its second and third all-reduce in callbacks, whose order may differ from
     rank to rank while several buckets are on their way.
+
+    A column of Q that holds only zeros, as a layer leaves whose gradient was 0, would be divided by its length in the
+    next step; it gets values of chance instead, alike on all ranks. A bucket that is not finite reaches all ranks so,
+    and leaves the residuals as they were.
 
     Args:
         world: The ranks.
@@ -50,6 +56,8 @@ class PowerSGD:
 
     def start(self, bucket: Bucket) -> Steps:
         """One step, in which torch's hook runs from beginning to end."""
+        # added to the length of a column before it is divided by it: too small to matter but where that is 0
+        self._state.orthogonalization_epsilon = min(torch.finfo(bucket.flat.dtype).tiny ** 0.5, 1e-4)
         self._state.iter = bucket.step  # torch counts last buckets; the exchange knows its step also after a resume
         coded = bucket.step >= self._start
         if coded:
@@ -65,13 +73,23 @@ class PowerSGD:
     def _hand_over(self, bucket: Bucket) -> None:
         """Give torch's state what is carried for this bucket; what is new it makes by itself."""
         for pieces, slot, sizes in self._kinds(bucket):
-            if sizes and pieces.knows(list(sizes)):
-                slot[_KEY] = pieces.flat(list(sizes), list(sizes.values()), bucket.flat)
+            if not sizes or not pieces.knows(list(sizes)):
+                continue
+            slot[_KEY] = pieces.flat(list(sizes), list(sizes.values()), bucket.flat)
+            if slot is self._state.q_memory_dict:
+                for name, q in zip(sizes, slot[_KEY].split_with_sizes(list(sizes.values())), strict=True):
+                    _revive(q.view(-1, self._rank), f"{name} in step {bucket.step}")
 
     def _take_back(self, bucket: Bucket) -> None:
+        finite = bool(torch.isfinite(bucket.flat).all())  # alike on all ranks: what one brought in, all have now
         for pieces, slot, sizes in self._kinds(bucket):
-            if _KEY in slot:
-                pieces.put(list(sizes), list(sizes.values()), slot.pop(_KEY))
+            if _KEY not in slot:
+                continue
+            found = slot.pop(_KEY)
+            if finite:
+                pieces.put(list(sizes), list(sizes.values()), found)
+            elif pieces is not self.residuals.sent:  # torch writes these in place
+                pieces.put(list(sizes), list(sizes.values()), torch.zeros_like(found))
 
     def _kinds(self, bucket: Bucket) -> list[tuple[Pieces, dict[int, Tensor], dict[str, int]]]:
         """What is carried, its place in torch's state, and the values of each parameter there, in their order.
@@ -96,6 +114,14 @@ class PowerSGD:
         ]
 
 
+def _revive(q: Tensor, seed: str) -> None:
+    """Fill the columns of a factor that are 0, in place and alike on all ranks; no step would ever find them a use."""
+    lost = (q == 0).all(0)
+    if bool(lost.any()):
+        chance = torch.Generator().manual_seed(zlib.crc32(seed.encode()))
+        q.copy_(torch.where(lost, torch.randn(q.shape, generator=chance).to(q), q))
+
+
 # torch keeps its state by the index of a bucket; here it holds that of one bucket at a time
 _KEY = 0
 
@@ -113,8 +139,9 @@ class _HookBucket:
         return _KEY
 
     def gradients(self) -> list[Tensor]:
-        pieces = self.bucket.flat.split_with_sizes(self.bucket.sizes)
-        return [piece.view(shape) for piece, shape in zip(pieces, self.bucket.shapes, strict=True)]
+        """Those that torch can see as matrices: a number is one of one value, and what is empty is none."""
+        pieces = zip(self.bucket.flat.split_with_sizes(self.bucket.sizes), self.bucket.shapes, strict=True)
+        return [piece.view(shape or (1,)) for piece, shape in pieces if piece.numel()]
 
     def is_last(self) -> bool:
         return False  # would only make torch count steps and log
