@@ -74,6 +74,28 @@ def test_own_optimizer_metrics_and_observers_take_part(tmp_path: Path) -> None:
     assert with_sgd.weights_sha256 != first.result["weights_sha256"], "the optimizer that was given is the one used"
 
 
+def test_gradients_of_parameters_that_an_own_optimizer_leaves_out_do_not_add_up() -> None:
+    """Clipping takes the norm of all gradients: those of steps before would shrink every step more and more."""
+    data, ends = samples(), []
+    for mends in (False, True):
+        model = Net()
+        model.aside = nn.Parameter(torch.zeros(1))
+
+        def loss(output: Tensor, target: Tensor, net: nn.Module = model) -> Tensor:
+            return nn.functional.mse_loss(output, target) + net.aside.sum()
+
+        class Sees(Observer):
+            def stepped(self, *_: object, net: nn.Module = model, **__: object) -> tuple[()]:
+                net.aside.grad = None
+                return ()
+
+        optimizer = torch.optim.SGD([model.weight, model.bias])
+        config = replace(CONFIG, optimizer=replace(CONFIG.optimizer, clip=0.1))
+        fit(config, model, (data, data), loss, optimizer=optimizer, observers=[Sees()] if mends else [], device="cpu")
+        ends.append(model.weight.detach())
+    assert torch.equal(*ends)
+
+
 def test_the_record_says_what_was_used(tmp_path: Path) -> None:
     data = samples()
     fit(CONFIG, Net(), (data, data), nn.functional.mse_loss, out=tmp_path / "run", device="cpu")

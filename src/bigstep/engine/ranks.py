@@ -88,6 +88,11 @@ class Ranks:
         dist.broadcast_object_list(box, group_src=0, group=self.group)
         return box[0]
 
+    def take_first_(self, tensor: Tensor) -> None:
+        """Give all ranks rank 0's tensor, in place; every rank must call this at the same point."""
+        if self.size > 1:
+            dist.broadcast(tensor, group=self.group, group_src=0)
+
     def require_same(self, value: str, what: str) -> None:
         """Stop the run, naming the ranks that differ from rank 0, unless all ranks hold the same value."""
         values = self.gather(value)
