@@ -87,3 +87,24 @@ def test_buffers_that_forwards_write_are_those_of_the_first_rank_in_the_end(worl
     """Of seven forwards an epoch one rank of two runs its own; the first has the incomplete batch alone."""
     found = world(2).run(train, "always")
     assert [each["forwards"] for each in found] == [14.0, 14.0]
+
+
+def pixels(config: RunConfig = CONFIG) -> dict[str, Any]:
+    """Label pixels with torch's own loss; of every third image no pixel is labelled."""
+    generator = torch.Generator().manual_seed(3)
+    images, labels = torch.randn(48, 3, 4, 4, generator=generator), torch.randint(5, (48, 4, 4), generator=generator)
+    labels[::3] = -100
+    torch.manual_seed(0)
+    model, data = nn.Sequential(nn.Conv2d(3, 5, 1), nn.BatchNorm2d(5)), (images, labels)
+    result = fit(config, model, (data, data), nn.functional.cross_entropy, device="cpu")
+    return {name: result.facts[name] for name in ("loss", "eval_loss", "accuracy")}
+
+
+def test_a_worker_whose_targets_are_all_left_out_changes_nothing(world: Callable[[int], World]) -> None:
+    one_image = replace(CONFIG, workers=WorkersConfig(count=4, local_batch=1))
+    alone = pixels(one_image)
+    assert alone["loss"] == alone["loss"], "not a number"
+    assert alone["eval_loss"] < 2.5
+    assert 0 < alone["accuracy"] < 1
+    for found in world(2).run(pixels, one_image):
+        assert found == pytest.approx(alone, rel=1e-9)

@@ -31,13 +31,17 @@ class WorkerLoss(nn.Module):
     def forward(self, inputs: Any, target: Any, weight: float) -> Tensor:
         """Return the weighted mean loss; with `inputs` None, a zero that depends on every weight that is used.
 
-        The zero lets a rank without samples take part in the exchange: its gradient is 0, and nobody waits for it.
+        The zero lets a rank without samples take part in the exchange: its gradient is 0, and nobody waits for it. A
+        forward without a target that counts gives it too: many losses are a mean over nothing there, which is NaN.
         """
-        if inputs is None:
-            used = [p for name, p in self.named_parameters() if p.requires_grad and name not in self.unused]
-            return torch.stack([parameter.sum() * 0 for parameter in used]).sum()
-        loss: Tensor = self.loss(self.model(inputs), target) * weight
-        return loss
+        if inputs is not None and weight:
+            loss: Tensor = self.loss(self.model(inputs), target) * weight
+            return loss
+        if inputs is not None:
+            with torch.no_grad():
+                self.model(inputs)  # its norms see the samples nevertheless
+        used = [p for name, p in self.named_parameters() if p.requires_grad and name not in self.unused]
+        return torch.stack([parameter.sum() * 0 for parameter in used]).sum()
 
 
 @dataclass(frozen=True)
