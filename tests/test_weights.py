@@ -120,3 +120,34 @@ def test_export_gives_the_same_answers(
 def test_export_refuses_what_it_cannot_write(run: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"must end in one of \.safetensors"):
         app(["export", str(run[0]), str(tmp_path / "model.h5")], standalone_mode=False)
+
+
+class Odd(nn.Module):
+    """Modules may keep more than tensors of their own memory: other state, views of one tensor, whole numbers first."""
+
+    def __init__(self, classes: int = 10) -> None:
+        super().__init__()
+        shared = torch.arange(10)
+        self.register_buffer("all", shared)
+        self.register_buffer("some", shared[3:])
+        self.linear = nn.Linear(784, classes)
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"version": 1}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        assert state == {"version": 1}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x.flatten(1))  # type: ignore[no-any-return]
+
+
+def test_state_that_is_no_tensor_of_its_own_neither_ends_a_run_nor_hinders_loading_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BIGSTEP_TRUST", "1")
+    config = apply_settings(recipes.load("plain"), [*SETTINGS, f"model={__name__}:Odd"])
+    facts = bigstep.fit(config, out=tmp_path, device="cpu").facts
+    model, _ = bigstep.load(tmp_path)
+    assert evaluated(model, config.data.holdout, config.seed) == pytest.approx(facts["accuracy"], abs=1e-9)
+    assert model.some.tolist() == list(range(3, 10))

@@ -59,7 +59,7 @@ class Agenda:
         position = self.sampler.after(step)
         seen, wanted = self.sampler.samples_at(position), self.config.epochs * self.sampler.size
         ended = seen >= wanted
-        last = ended or position.step == self.max_steps
+        last = ended or self._is_enough(position)
         return Due(
             last,
             evaluate=last or self._crossed(step, position, self.config.evaluate_every),
@@ -79,12 +79,15 @@ class Agenda:
     def _stretch(self, begin: Position) -> list[Step]:
         steps: list[Step] = []
         for step in self.sampler.steps(self.config.epochs, begin):
-            if step.position.epoch != begin.epoch or step.position.step == self.max_steps:
+            if step.position.epoch != begin.epoch or self._is_enough(step.position):
                 break
             steps.append(step)
             if self._decides(step, self.sampler.after(step)):
                 break
         return steps
+
+    def _is_enough(self, position: Position) -> bool:
+        return self.max_steps is not None and position.step >= self.max_steps
 
     def _decides(self, step: Step, position: Position) -> bool:
         return self.growth is not None and self._crossed(step, position, self.growth.config.every)

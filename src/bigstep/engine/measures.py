@@ -15,10 +15,15 @@ from torch import Tensor
 
 from bigstep.losses import IGNORED
 
-__all__ = ["Evaluation", "Metric", "Totals", "count_targets", "on_grid"]
+__all__ = ["RESERVED", "Evaluation", "Metric", "Totals", "count_targets", "on_grid"]
 
 Metric = Callable[[Any, Any], Tensor | float]
 """(output, target) -> a mean over what counts."""
+RESERVED = frozenset({
+    "kind", "epoch", "step", "samples", "seconds", "loss", "steps", "batch", "workers", "ranks", "weights_sha256",
+    "run", "model", "skipped_steps", "noise_scale", "plan", "accuracy_last5",
+})  # fmt: skip
+"""What rows of evaluations and results tell of every run, so that no metric of a user's can have these names."""
 _NEAREST = 5
 """Of top-5 accuracy."""
 

@@ -10,7 +10,7 @@ import datetime
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 import torch.distributed as dist
@@ -106,6 +106,9 @@ class Ranks:
 
 
 def _device(choice: DeviceChoice, local_rank: int, local_size: int) -> torch.device:
+    known = get_args(DeviceChoice)
+    if choice not in known:
+        raise ConfigError(f"The device is {choice!r:.60}, but it must be one of {', '.join(known)}.")
     available = torch.cuda.is_available()
     if choice == "cpu" or (choice == "auto" and not available):
         return torch.device("cpu")

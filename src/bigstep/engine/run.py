@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
@@ -204,7 +205,7 @@ def _carry_out(
     heartbeat: Heartbeat,
 ) -> dict[str, Any]:
     ranks, state, noise = built.ranks, built.state, _noise_watch(order.config)
-    state.register(**noise.parts())
+    state.register(**noise.parts(), observers=watching)
     if saved is not None:
         _restore(built, saved, order.folder / "checkpoints")
     with _opened_records(order, built, own) as writer:
@@ -230,6 +231,8 @@ def _carry_out(
             ending = train(built, audience, save, keeping, max_steps=order.max_steps, stop=stop, heartbeat=heartbeat)
             result = _result(built, ending, noise, order)
             result["accuracy_last5"] = ranks.from_first(median_of_last_epochs(writer.evaluations) if writer else None)
+            if math.isnan(result["loss"]):  # no step was left to take
+                result["loss"] = ranks.from_first(writer.last_loss if writer else None)
             result["model"] = str(_save_weights(order, built, "" if own.model is not None else order.config.model))
             if not checkpoints.wait():
                 raise RunError(

@@ -14,6 +14,7 @@ import bigstep
 from bigstep.config import RunConfig
 from bigstep.config.text import config_from_mapping
 from bigstep.config.trust import require_own, require_trust
+from bigstep.engine.checkpoint import tensors_of
 from bigstep.errors import ConfigError, DataError
 from bigstep.models import build_model
 from bigstep.records import read_run, write_atomically
@@ -44,10 +45,11 @@ def save_weights(model: nn.Module, folder: Path, name: str, shape: Mapping[str, 
 
     seen: set[int] = set()
     tensors = {}
-    for key, value in model.state_dict().items():
+    for key, value in tensors_of(model).items():
         plain = value.detach().cpu().contiguous()
-        tensors[key] = plain.clone() if plain.data_ptr() in seen else plain  # tied weights are written under each name
-        seen.add(plain.data_ptr())
+        place = plain.untyped_storage().data_ptr()
+        tensors[key] = plain.clone() if place in seen else plain  # tied weights are written under each name
+        seen.add(place)
     about = {"format": "pt", "bigstep": bigstep.__version__, "model": name, "shape": json.dumps(dict(shape))}
     write_atomically(folder / FILE, save(tensors, about))
     return folder / FILE
@@ -80,8 +82,10 @@ def load(run: Path | str, *, trust: bool = False) -> Loaded:
     require_own(about["model"], "model")
     require_trust([about["model"]], run, trusted=trust)
     model = build_model(about["model"], **json.loads(about["shape"]))
-    model.to(next(iter(tensors.values())).dtype if tensors else torch.float32)
-    model.load_state_dict(tensors)
+    types = [tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()]
+    model.to(types[0] if types else torch.float32)
+    extra = {name: value for name, value in model.state_dict().items() if not isinstance(value, Tensor)}
+    model.load_state_dict({**extra, **tensors})
     return Loaded(model.eval(), config)
 
 
