@@ -222,8 +222,7 @@ def _carry_out(
         if survivor is not None:
             audience = Audience([*audience.observers, survivor])
         try:
-            # for whoever watches; the records know it
-            watching.noted(_announcement(order, ranks, built.describe(own)))
+            watching.noted(_announcement(order, ranks, built.describe(own)))  # the records know it
             moved = say_moved(writer.sessions) if writer is not None and order.config.exact else None
             said = [*order.said, *remarks, *([moved] if moved else [])]
             _announce(built, audience, said, resumed=order.resume)
@@ -372,7 +371,7 @@ def _save_weights(order: Order, built: Run, name: str) -> Path:
     """Leave the weights for other tools; every rank takes part, since each holds a share of the statistics."""
     with built.method.evaluation() as model:
         if built.ranks.first:
-            save_weights(model, order.folder, name, built.train_feed.shape if name else {})
+            save_weights(model, order.folder, name, built.train_feed)
     return order.folder / WEIGHTS_FILE
 
 

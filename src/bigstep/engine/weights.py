@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +13,7 @@ import bigstep
 from bigstep.config import RunConfig
 from bigstep.config.text import config_from_mapping
 from bigstep.config.trust import require_own, require_trust
+from bigstep.data.feed import Feed
 from bigstep.engine.checkpoint import tensors_of
 from bigstep.errors import ConfigError, DataError
 from bigstep.models import build_model
@@ -32,14 +32,14 @@ class Loaded(NamedTuple):
     config: RunConfig
 
 
-def save_weights(model: nn.Module, folder: Path, name: str, shape: Mapping[str, int]) -> Path:
+def save_weights(model: nn.Module, folder: Path, name: str = "", feed: Feed | None = None) -> Path:
     """Write a model's weights and buffers into a run folder.
 
     Args:
         model: As it is evaluated: batch-norm statistics averaged over all workers.
         folder: The run folder.
         name: What `build_model` makes it from; empty for a user's own model.
-        shape: What else `build_model` has to know.
+        feed: What such a model was trained on, which `build_model` has to know.
     """
     from safetensors.torch import save
 
@@ -50,7 +50,9 @@ def save_weights(model: nn.Module, folder: Path, name: str, shape: Mapping[str, 
         place = plain.untyped_storage().data_ptr()
         tensors[key] = plain.clone() if place in seen else plain  # tied weights are written under each name
         seen.add(place)
-    about = {"format": "pt", "bigstep": bigstep.__version__, "model": name, "shape": json.dumps(dict(shape))}
+    about = {"format": "pt", "bigstep": bigstep.__version__, "model": name}
+    if name and feed is not None:
+        about |= {"shape": json.dumps(feed.shape), "input": json.dumps(feed.input_shape)}
     write_atomically(folder / FILE, save(tensors, about))
     return folder / FILE
 

@@ -101,6 +101,11 @@ class OwnItems(Source):
             return {"length": shape[0]}
         return {"channels": shape[0], "image_size": image_size or shape[-1]}
 
+    def input_shape(self, image_size: int) -> tuple[int, ...]:
+        """Return the shape of x; of images that are shown at another size, that one."""
+        shape = tuple(self.first[0].shape)
+        return (shape[0], image_size, image_size) if image_size and self.is_images else shape
+
     @cached_property
     def num_classes(self) -> int:
         """Count the classes, or the tokens that occur, in the whole set, also where this is a part of it."""
