@@ -108,3 +108,21 @@ def test_a_worker_whose_targets_are_all_left_out_changes_nothing(world: Callable
     assert 0 < alone["accuracy"] < 1
     for found in world(2).run(pixels, one_image):
         assert found == pytest.approx(alone, rel=1e-9)
+
+
+def test_labels_that_are_left_out_count_for_nothing_however_workers_share_a_step() -> None:
+    x, y = samples()
+    x, y = x[:48], y[:48]
+    y[::3] = -100  # what torch's cross-entropy ignores
+    ends = []
+    for count, local in ((1, 16), (4, 4), (16, 1)):
+        torch.manual_seed(0)
+        model = nn.Linear(6, 3)
+        config = replace(CONFIG, workers=WorkersConfig(count=count, local_batch=local))
+        result = fit(config, model, ((x, y), (x, y)), device="cpu")
+        ends.append((result.facts["eval_loss"], result.facts["accuracy"]))
+    assert ends[0] == pytest.approx(ends[1], rel=1e-9)
+    assert ends[0] == pytest.approx(ends[2], rel=1e-9)
+    with torch.no_grad():
+        output, counted = model(x.double()), y >= 0
+    assert ends[0][1] == (output.argmax(1) == y)[counted].double().mean().item()

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from bigstep.check.subject import Own, Subject, Trial
 from bigstep.data.sampler import Position, Step
+from bigstep.engine.checkpoint import tensors_of
 from bigstep.engine.evaluate import Evaluation
 from bigstep.engine.ranks import Ranks
 
@@ -75,7 +76,7 @@ def beginning(subject: Subject, own: Own, trial: Trial) -> Beginning:
         inputs, target = subject.batch(run, epoch, chosen)
         pictures.append(tuple(_hash([("", sample)]) for sample in inputs))
     seen = Beginning(
-        weights=_hash(sorted(model.state_dict().items())),
+        weights=_hash(sorted(tensors_of(model).items())),
         order=tuple((name, tuple(parameter.shape)) for name, parameter in model.named_parameters()),
         sizes=sizes,
         epochs=tuple(tuple(epoch) for epoch in epochs),

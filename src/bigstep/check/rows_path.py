@@ -107,6 +107,8 @@ def graphs_are_steps(lab: Laboratory) -> Verdict:
         return not_applicable("the loop has no graphs")
     if lab.trial.config.optimizer.before_exchange or lab.trial.config.islands.count > 1:
         return not_applicable("such steps do not run as one graph")
+    if lab.own.model is not None and lab.trial.config.kernels != "graphs":
+        return not_applicable("a model of your own runs as graphs with kernels=graphs alone")
     if lab.trial.config.exact:
         return not_applicable("an exact step brings workers together between backward and update")
     trial = replace(lab.lossless, graphs=True)
