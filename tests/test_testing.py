@@ -78,7 +78,7 @@ class Spare(Net):
 
 def test_parameters_without_a_gradient_and_other_state_are_no_fault(check_pool: Pool) -> None:
     report = assert_same_on_ranks(Spare, samples, ranks=[1, 2], pool=check_pool)
-    assert "kernels=graphs" in {row.name: row.words for row in report.rows}["steps as graphs = steps in the open"]
+    assert "spare" in {row.name: row.words for row in report.rows}["steps as graphs = steps in the open"]
 
 
 def test_what_is_right_passes_on_one_two_and_three_ranks(check_pool: Pool) -> None:

@@ -133,6 +133,8 @@ class Gradient:
     """A number drawn at each forward of this rank from where dropout draws."""
     drew: bool
     """Whether a forward drew from there itself."""
+    unused: tuple[str, ...]
+    """Parameters that would be trained, but got none."""
 
 
 def gradients(subject: Subject, own: Own, trial: Trial) -> list[Gradient]:
@@ -164,8 +166,9 @@ def _gradient(subject: Subject, run: Any, step: Step) -> Gradient:
     for handle in handles:
         handle.remove()
     named = _gradients_of(model)
+    unused = tuple(name for name, p in model.named_parameters() if p.requires_grad and p.grad is None)
     _clear(model)
-    return Gradient(step.size, _vectors(named), _hash(named), tuple(draws), any(drew))
+    return Gradient(step.size, _vectors(named), _hash(named), tuple(draws), any(drew), unused)
 
 
 def accumulation(subject: Subject, own: Own, trial: Trial) -> list[tuple[Vectors, Vectors]]:
