@@ -76,5 +76,5 @@ def test_a_step_in_which_one_worker_is_not_finite_is_found_on_any_number_of_rank
 ) -> None:
     alone = break_exactly(0, str(tmp_path / "1"), 4 * 6 + 3)  # the third of four workers, which waits for the fourth
     assert alone[1] == 1
-    # on the second of two ranks it is the first worker, after a rehearsal
-    assert world(2).run(break_exactly, 1, str(tmp_path / "2"), 1 + 2 * 6 + 1) == [alone] * 2
+    # on the second of two ranks it is the first worker, after two rehearsals
+    assert world(2).run(break_exactly, 1, str(tmp_path / "2"), 2 + 2 * 6 + 1) == [alone] * 2

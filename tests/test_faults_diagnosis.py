@@ -175,8 +175,8 @@ class Break(nn.Module):
 
 def break_run(on_rank: int, folder: str, nonfinite: str) -> tuple[str, int]:
     config = order(nonfinite=nonfinite)
-    # one rehearsal forward where there are several ranks; step 7 is in the second epoch
-    forwards = 4 * 6 + 1 if not torch.distributed.is_initialized() else 1 + 2 * 6 + 1
+    # two rehearsal forwards where there are several ranks; step 7 is in the second epoch
+    forwards = 4 * 6 + 1 if not torch.distributed.is_initialized() else 2 + 2 * 6 + 1
     try:
         result = fit(config, network(Break(forwards, on_rank)), (Sixty(), Sixty()), out=folder, device="cpu")
     except RunError as error:

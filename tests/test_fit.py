@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset
 from bigstep.config import LrConfig, RunConfig, WorkersConfig
 from bigstep.engine.interruption import StoppedError
 from bigstep.engine.observers.base import Observer
-from bigstep.errors import ConfigError
+from bigstep.errors import ConfigError, DataError
 from bigstep.records import read_run
 from bigstep.report.gather import gather
 from bigstep.report.study import study_of
@@ -72,6 +72,28 @@ def test_own_optimizer_metrics_and_observers_take_part(tmp_path: Path) -> None:
     assert first.result["weights_sha256"] == second.result["weights_sha256"]
     with_sgd = fit(CONFIG, Net(), (data, data), nn.functional.mse_loss, device="cpu")
     assert with_sgd.weights_sha256 != first.result["weights_sha256"], "the optimizer that was given is the one used"
+
+
+def test_gradients_of_parameters_that_an_own_optimizer_leaves_out_do_not_add_up() -> None:
+    """Clipping takes the norm of all gradients: those of steps before would shrink every step more and more."""
+    data, ends = samples(), []
+    for mends in (False, True):
+        model = Net()
+        model.aside = nn.Parameter(torch.zeros(1))
+
+        def loss(output: Tensor, target: Tensor, net: nn.Module = model) -> Tensor:
+            return nn.functional.mse_loss(output, target) + net.aside.sum()
+
+        class Sees(Observer):
+            def stepped(self, *_: object, net: nn.Module = model, **__: object) -> tuple[()]:
+                net.aside.grad = None
+                return ()
+
+        optimizer = torch.optim.SGD([model.weight, model.bias])
+        config = replace(CONFIG, optimizer=replace(CONFIG.optimizer, clip=0.1))
+        fit(config, model, (data, data), loss, optimizer=optimizer, observers=[Sees()] if mends else [], device="cpu")
+        ends.append(model.weight.detach())
+    assert torch.equal(*ends)
 
 
 def test_the_record_says_what_was_used(tmp_path: Path) -> None:
@@ -212,3 +234,102 @@ def test_the_median_of_the_last_five_epochs_is_in_the_result(tmp_path: Path) -> 
     assert len(set(accuracies)) > 2, "a run that moves, else this shows nothing"
     assert result.facts["accuracy_last5"] == run.result["accuracy_last5"] == sorted(accuracies[-5:])[2]
     assert result.accuracy == accuracies[-1]
+
+
+@pytest.mark.parametrize("asked", [0, -1, 1.5])
+def test_a_number_of_steps_that_is_none_is_refused(asked: float) -> None:
+    data = samples()
+    with pytest.raises(ConfigError, match="max_steps=.* whole number of at least 1"):
+        fit(CONFIG, Net(), (data, data), nn.functional.mse_loss, max_steps=asked, device="cpu")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("asked", [3, 5, None])
+def test_a_run_that_has_taken_enough_steps_takes_no_more_and_keeps_its_loss(asked: int | None, tmp_path: Path) -> None:
+    data, config = samples(), CONFIG if asked else replace(CONFIG, epochs=1.25)  # five steps
+    given = {"loss": nn.functional.mse_loss, "out": tmp_path, "device": "cpu"}
+    first = fit(config, Net(), (data, data), max_steps=5, **given)
+    again = fit(config, Net(), (data, data), max_steps=asked, resume=True, **given)
+    assert (again.steps, again.weights_sha256) == (5, first.weights_sha256)
+    assert again.loss == pytest.approx(first.loss) == pytest.approx(read_run(tmp_path).result["loss"])
+
+
+@pytest.mark.parametrize("name", ["kind", "step", "loss"])
+def test_a_metric_cannot_take_the_name_of_what_every_row_or_result_tells(name: str, tmp_path: Path) -> None:
+    data = samples()
+    with pytest.raises(ConfigError, match=f"a metric '{name}'.*call it otherwise"):
+        fit(CONFIG, Net(), (data, data), nn.functional.mse_loss, metrics={name: worst}, out=tmp_path, device="cpu")
+
+
+def test_every_name_of_a_row_or_result_is_reserved(tmp_path: Path) -> None:
+    from bigstep.engine.measures import RESERVED
+
+    data, heard = samples(), Listener()
+    result = fit(CONFIG, Net(), (data, data), nn.functional.mse_loss, observers=[heard], out=tmp_path, device="cpu")
+    assert result.facts.keys() | heard.reached.keys() == (RESERVED | {"accuracy", "eval_loss"}) - {"plan"}
+
+
+def test_an_optimizer_of_another_network_is_refused() -> None:
+    data, other = samples(), Net()
+    with pytest.raises(ConfigError, match="The SGD that fit was given holds no parameter of the model"):
+        fit(
+            CONFIG,
+            Net(),
+            (data, data),
+            nn.functional.mse_loss,
+            optimizer=torch.optim.SGD(other.parameters()),
+            device="cpu",
+        )
+
+
+class Counts(Listener):
+    """Carries how many steps it has heard of, under a name that the run has a part of as well."""
+
+    def stepped(self, *_: object, **__: object) -> tuple[()]:
+        self.steps += 1
+        return ()
+
+    def parts(self) -> dict[str, Any]:
+        return {"model": self}
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        pass
+
+    def state_dict(self) -> int:
+        return self.steps
+
+    def load_state_dict(self, state: int) -> None:
+        self.steps = state
+
+
+def test_what_an_own_observer_carries_is_kept_with_the_run(tmp_path: Path) -> None:
+    data, before, after = samples(), Counts(), Counts()
+    for most, resume, observers in ((3, False, [before]), (5, True, [after]), (None, True, [])):
+        result = fit(
+            CONFIG, Net(), (data, data), nn.functional.mse_loss, out=tmp_path, max_steps=most, resume=resume,
+            observers=observers, device="cpu",
+        )  # fmt: skip
+    assert (before.steps, after.steps, result.steps) == (3, 5, 8), "and a run goes on without it"
+
+
+@pytest.mark.parametrize("end", ["train", "test"])
+def test_an_empty_data_set_is_named_whatever_holds_it(end: str) -> None:
+    data, nothing = samples(), torch.utils.data.Subset(samples(), [])
+    with pytest.raises(DataError, match="data gave an empty data set"):
+        fit(CONFIG, Net(), (nothing, data) if end == "train" else (data, nothing), nn.functional.mse_loss, device="cpu")
+
+
+@pytest.mark.parametrize("kind", [torch.int32, torch.uint8, torch.bool])
+def test_labels_may_be_whole_numbers_of_any_type(kind: torch.dtype) -> None:
+    x, ends = samples().tensors[0], []
+    labels = (x.sum(1) > 0).long()
+    for y in (labels, labels.to(kind)):
+        torch.manual_seed(0)
+        ends.append(fit(CONFIG, nn.Linear(3, 2), ((x, y), (x, y)), device="cpu").weights_sha256)
+    assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize("device", ["tpu", "cuda:0", torch.device("cpu")])
+def test_a_device_is_one_of_four_words(device: Any) -> None:
+    data = samples()
+    with pytest.raises(ConfigError, match="must be one of auto, cpu, cuda, shared"):
+        fit(CONFIG, Net(), (data, data), nn.functional.mse_loss, device=device)

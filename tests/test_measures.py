@@ -36,7 +36,7 @@ def test_tokens_count_and_not_sequences_and_padding_counts_for_nothing() -> None
     scores = torch.randn(3, 4, 8, generator=generator, dtype=torch.float64)
     target = torch.randint(8, (3, 4), generator=generator)
     target[1, 1:] = IGNORED
-    totals, loss = Totals(CPU), CrossEntropy()
+    totals, loss = Totals(CPU, tokens=True), CrossEntropy()
     for part in (slice(0, 1), slice(1, 3)):
         totals.add(scores[part], target[part], loss(scores[part], target[part]))
     totals.add_bytes(torch.tensor([8.0, 2.0, 8.0]))  # two bytes a token
@@ -47,6 +47,24 @@ def test_tokens_count_and_not_sequences_and_padding_counts_for_nothing() -> None
     assert found.bits_per_byte == pytest.approx(mean / math.log(2) / 2, rel=1e-7)
     assert found.accuracy == (scores.argmax(-1) == target)[counted].double().mean().item()
     assert found.top5 is None
+
+
+@pytest.mark.parametrize("classes", [5, 8])  # as many as rows and columns: shapes alone do not tell where classes lie
+def test_pixels_are_scored_where_torch_has_their_classes_and_those_that_are_left_out_count_for_nothing(
+    classes: int,
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(6, classes, 8, 8, generator=generator, dtype=torch.float64)
+    target = torch.randint(classes, (6, 8, 8), generator=generator)
+    target[:2] = IGNORED  # all of a batch
+    target[2, 1:] = IGNORED
+    totals = Totals(CPU)
+    for part in (slice(0, 2), slice(2, 3), slice(3, 6)):
+        totals.add(scores[part], target[part], torch.nn.functional.cross_entropy(scores[part], target[part]))
+    found, counted = totals.evaluation(), target != IGNORED
+    assert found.samples == 6
+    assert found.loss == pytest.approx(torch.nn.functional.cross_entropy(scores, target).item(), abs=1e-8)
+    assert found.accuracy == (scores.argmax(1) == target)[counted].double().mean().item()
 
 
 def test_warm_up_then_stable_then_decay_is_three_pieces_and_counts_tokens() -> None:

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from bigstep.errors import ConfigError
 from bigstep.gpu.lamb import LambSettings, lamb_twin
 from bigstep.gpu.lars import LarsSettings, lars_twin
-from bigstep.optim import LAMB, LARS, Muon, RMSpropWarmup
+from bigstep.optim import LAMB, LARS, AdaGradSGD, Muon, RMSpropWarmup
 from bigstep.optim.lamb import lamb
 from bigstep.optim.lars import lars
 from bigstep.optim.rmsprop_warmup import rmsprop_warmup, rmsprop_warmup_reference
@@ -373,8 +373,27 @@ def test_a_gpu_takes_the_path_of_the_cpu_and_is_never_waited_for(name: str, tens
         lambda p: RMSpropWarmup(p, lr=0.0),
         lambda p: RMSpropWarmup(p, lr=0.1, rms_decay=1.0),
         lambda p: RMSpropWarmup(p, lr=0.1, rms_lr=-1.0),
+        lambda p: LARS(p, lr=float("nan")),
+        lambda p: LARS([{"params": p, "momentum": 1.5}], lr=0.1),
+        lambda p: LARS([{"params": p, "trust_coefficient": -1.0}], lr=0.1),
+        lambda p: LAMB([{"params": p, "betas": (0.9, 1.1)}], lr=0.1),
+        lambda p: LAMB([{"params": p, "lr": -1.0}], lr=0.1),
+        lambda p: LAMB(p, lr=torch.ones(2)),
+        lambda p: LAMB([nn.Parameter(torch.ones(2, 2, dtype=torch.complex64))], lr=0.1),
+        lambda p: RMSpropWarmup([{"params": p, "lr": 0.0}], lr=0.1),
+        lambda p: AdaGradSGD([{"params": p, "weight_decay": -1.0}], lr=0.1),
+        lambda p: AdaGradSGD(p, lr="fast"),
     ],
 )
 def test_settings_out_of_range_are_refused_in_one_sentence(mistake: Callable[[Any], Optimizer]) -> None:
     with pytest.raises(ConfigError, match=r"given .*\.$"):
         mistake(parameters())
+
+
+def test_a_rate_of_zero_while_rmsprop_has_weight_is_told() -> None:
+    params = parameters()
+    optimizer = RMSpropWarmup(params, lr=0.1)
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: float(epoch))  # a warm-up that begins at 0
+    optimizer.param_groups[0]["blend"] = 0.5
+    with pytest.raises(ConfigError, match="divides by lr, which is 0 at blend=0.5"):
+        take_step(optimizer, params, 1)

@@ -205,6 +205,12 @@ def test_the_loss_is_the_mean_over_counted_targets_not_over_sequences(smoothing:
     assert abs(of_rows.mean() - each.mean()) > 1e-3  # so that a mean of means would be seen here
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_target_that_is_neither_a_class_nor_padding_is_refused_in_every_precision(dtype: torch.dtype) -> None:
+    with pytest.raises((IndexError, RuntimeError), match="out of bounds"):  # -1 is what many sets call unlabelled
+        CrossEntropy()(torch.zeros(2, 5, dtype=dtype), torch.tensor([3, -1]))
+
+
 def test_for_one_target_a_sample_the_loss_is_torchs() -> None:
     torch.manual_seed(0)
     logits, target = torch.randn(6, 10), torch.arange(6)

@@ -57,6 +57,30 @@ def samples() -> TensorDataset:
     return TensorDataset(inputs, (inputs.sum(1) > 0).long())
 
 
+class Spare(Net):
+    """Nothing wrong: a layer that is not used, and state that is no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spare = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in list(self)[:-1]:
+            x = layer(x)
+        return x
+
+    def get_extra_state(self) -> int:
+        return 1
+
+    def set_extra_state(self, state: int) -> None:
+        assert state == 1
+
+
+def test_parameters_without_a_gradient_and_other_state_are_no_fault(check_pool: Pool) -> None:
+    report = assert_same_on_ranks(Spare, samples, ranks=[1, 2], pool=check_pool)
+    assert "spare" in {row.name: row.words for row in report.rows}["steps as graphs = steps in the open"]
+
+
 def test_what_is_right_passes_on_one_two_and_three_ranks(check_pool: Pool) -> None:
     only = ["same start on every rank", "same parameter order on every rank", "random numbers follow the worker",
             "path of P ranks = of one", "batch-norm statistics at evaluation"]  # fmt: skip

@@ -84,7 +84,7 @@ def test_tied_weights_are_written_under_each_name(tmp_path: Path) -> None:
 
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
     model[1].weight = model[0].weight
-    save_weights(model, tmp_path, "", {})
+    save_weights(model, tmp_path)
     assert sorted(load_file(tmp_path / FILE)) == ["0.weight", "1.weight"]
 
 
@@ -142,3 +142,68 @@ def test_an_export_that_fails_is_one_sentence_and_leaves_what_was_there(
         signal.signal(signal.SIGXFSZ, before)
     assert [path.name for path in tmp_path.iterdir()] == [target.name]
     assert target.read_text() == "a month of work"
+
+
+class Odd(nn.Module):
+    """Modules may keep more than tensors of their own memory: other state, views of one tensor, whole numbers first."""
+
+    def __init__(self, classes: int = 10) -> None:
+        super().__init__()
+        shared = torch.arange(10)
+        self.register_buffer("all", shared)
+        self.register_buffer("some", shared[3:])
+        self.linear = nn.Linear(784, classes)
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"version": 1}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        assert state == {"version": 1}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x.flatten(1))  # type: ignore[no-any-return]
+
+
+def test_state_that_is_no_tensor_of_its_own_neither_ends_a_run_nor_hinders_loading_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BIGSTEP_TRUST", "1")
+    config = apply_settings(recipes.load("plain"), [*SETTINGS, f"model={__name__}:Odd"])
+    facts = bigstep.fit(config, out=tmp_path, device="cpu").facts
+    model, _ = bigstep.load(tmp_path)
+    assert evaluated(model, config.data.holdout, config.seed) == pytest.approx(facts["accuracy"], abs=1e-9)
+    assert model.some.tolist() == list(range(3, 10))
+
+
+class Rows(nn.Linear):
+    """Takes vectors of eight numbers; what it is trained on has as many channels as a picture of eight by eight."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 3)
+
+
+class Branches(Rows):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x if x.sum() > 0 else -x)  # type: ignore[no-any-return]
+
+
+def vectors() -> Any:
+    x = torch.randn(32, 8, generator=torch.Generator().manual_seed(0))
+    return (x, x[:, :3].argmax(1)), (x, x[:, :3].argmax(1))
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch.export, about itself
+def test_a_program_takes_what_the_network_was_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BIGSTEP_TRUST", "1")
+    settings = ["workers.count=2", "workers.local_batch=4", "epochs=1", "data.augment=none"]
+    for name in ("Rows", "Branches"):
+        config = apply_settings(
+            recipes.load("plain"), [*settings, f"model={__name__}:{name}", f"data.name={__name__}:vectors"]
+        )
+        bigstep.fit(config, out=tmp_path / name, device="cpu")
+    app(["export", str(tmp_path / "Rows"), str(tmp_path / "rows.pt2")], standalone_mode=False)
+    x = vectors()[0][0][:5]
+    found = torch.export.load(tmp_path / "rows.pt2").module()(x)
+    assert torch.allclose(found, bigstep.load(tmp_path / "Rows").model(x), atol=1e-6)
+    with pytest.raises(ConfigError, match="cannot make a program of the model .* export its weights alone"):
+        app(["export", str(tmp_path / "Branches"), str(tmp_path / "branches.pt2")], standalone_mode=False)

@@ -52,7 +52,7 @@ class CrossEntropy(nn.Module):
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
         """Return the mean over counted targets, in float32 or better."""
-        rows, target = logits.flatten(0, -2), target.flatten()
+        rows, target = logits.flatten(0, -2), _whole(target).flatten()
         if _takes_rows(rows):
             total = _RowSum.apply(rows.contiguous(), target.contiguous(), self.label_smoothing)  # type: ignore[no-untyped-call]
         else:
@@ -76,7 +76,12 @@ class SampleCrossEntropy(nn.CrossEntropyLoss):
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
         """Return the mean over the samples."""
-        return super().forward(logits.float() if logits.dtype in _HALF else logits, target)
+        return super().forward(logits.float() if logits.dtype in _HALF else logits, _whole(target))
+
+
+def _whole(target: Tensor) -> Tensor:
+    """Numbers of classes in the one type that torch takes them in; probabilities as they are."""
+    return target if target.is_floating_point() else target.long()
 
 
 def _takes_rows(rows: Tensor) -> bool:

@@ -232,6 +232,9 @@ class RunWriter:
             write_atomically(folder / "metrics.jsonl", "".join(map(_line, kept)).encode())
             self.evaluations = [row for row in kept if row.get("kind") == "eval"]
             """Every evaluation of the run, those before it was resumed included."""
+            losses = [row["loss"] for row in kept if row.get("kind") == "train" and row.get("loss") is not None]
+            self.last_loss: float = losses[-1] if losses else math.nan
+            """Of the steps before it was resumed, the last loss that was finite."""
             sessions = before.get("sessions", [_pick(before, *session)] if before else [])
             self._facts: dict[str, Any] = {
                 "format": FORMAT,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
+from numbers import Integral
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,7 +17,7 @@ from bigstep.config.text import read_yaml
 from bigstep.config.trust import names_code, require_trust
 from bigstep.engine.build import Own
 from bigstep.engine.learner import Loss
-from bigstep.engine.measures import Metric
+from bigstep.engine.measures import RESERVED, Metric
 from bigstep.engine.observers.base import Observer
 from bigstep.engine.observers.progress import Progress
 from bigstep.engine.ranks import DeviceChoice, joined_ranks
@@ -59,7 +60,8 @@ def fit(
         loss: (output, target) -> mean loss over the samples; None is cross-entropy as `config.loss` says.
         optimizer: Your own, around the model's parameters, or what makes it of them; its rate is set at every step as
             `config.lr` says.
-        metrics: What else an evaluation tells: (output, target) -> a mean over the samples, by name.
+        metrics: What else an evaluation tells: (output, target) -> a mean over the samples, by name; `accuracy` and the
+            like take the place of what would be told.
         observers: Who else hears of the run, on the first rank (`bigstep.engine.observers.base.Observer`).
         out: The run folder; None keeps no records.
         resume: Go on with the run in `out`.
@@ -89,13 +91,15 @@ def fit(
     config = config if isinstance(config, RunConfig) else _named(config, trust)
     if not isinstance(model, nn.Module | None):
         raise ConfigError(f"fit was given {model!r:.60} as a model; give a module, as in fit(config, Network(), data).")
-    if device not in get_args(DeviceChoice):
-        raise ConfigError(f"device is {device!r:.60}, but it must be one of {', '.join(get_args(DeviceChoice))}.")
     method = config.asynchronous.method
     if method != "none":
         raise ConfigError(f"fit is synchronous, but asynchronous.method is {method}; call train_{method} instead.")
     if resume and out is None:
         raise ConfigError("fit(resume=True) needs out=…, the folder of the run to continue.")
+    if max_steps is not None and (not isinstance(max_steps, Integral) or max_steps < 1):
+        raise ConfigError(f"fit was given max_steps={max_steps!r:.60}, but it must be a whole number of at least 1.")
+    if taken := sorted(RESERVED.intersection(metrics or {})):
+        raise ConfigError(f"fit was given a metric {taken[0]!r}, which every run tells already; call it otherwise.")
     with contextlib.ExitStack() as stack:
         ranks = stack.enter_context(joined_ranks(device))
         folder = Path(out or stack.enter_context(scratch_folder()))

@@ -85,8 +85,8 @@ def _run(
                 from bigstep.asynchronous.shared import train_shared
 
                 result = train_shared(order, run, ledger, own, request)
-        name, shape = ("", {}) if own.model is not None else (config.model, run.train_feed.shape)
-        result["model"] = str(save_weights(run.learner.model, order.folder, name, shape))
+        name = "" if own.model is not None else config.model
+        result["model"] = str(save_weights(run.learner.model, order.folder, name, run.train_feed))
         writer.update(result=result)
         return result
     finally:

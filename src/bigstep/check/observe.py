@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from bigstep.check.subject import Own, Subject, Trial
 from bigstep.data.sampler import Position, Step
+from bigstep.engine.checkpoint import tensors_of
 from bigstep.engine.evaluate import Evaluation
 from bigstep.engine.ranks import Ranks
 
@@ -75,7 +76,7 @@ def beginning(subject: Subject, own: Own, trial: Trial) -> Beginning:
         inputs, target = subject.batch(run, epoch, chosen)
         pictures.append(tuple(_hash([("", sample)]) for sample in inputs))
     seen = Beginning(
-        weights=_hash(sorted(model.state_dict().items())),
+        weights=_hash(sorted(tensors_of(model).items())),
         order=tuple((name, tuple(parameter.shape)) for name, parameter in model.named_parameters()),
         sizes=sizes,
         epochs=tuple(tuple(epoch) for epoch in epochs),
@@ -132,6 +133,8 @@ class Gradient:
     """A number drawn at each forward of this rank from where dropout draws."""
     drew: bool
     """Whether a forward drew from there itself."""
+    unused: tuple[str, ...]
+    """Parameters that would be trained, but got none."""
 
 
 def gradients(subject: Subject, own: Own, trial: Trial) -> list[Gradient]:
@@ -163,8 +166,9 @@ def _gradient(subject: Subject, run: Any, step: Step) -> Gradient:
     for handle in handles:
         handle.remove()
     named = _gradients_of(model)
+    unused = tuple(name for name, p in model.named_parameters() if p.requires_grad and p.grad is None)
     _clear(model)
-    return Gradient(step.size, _vectors(named), _hash(named), tuple(draws), any(drew))
+    return Gradient(step.size, _vectors(named), _hash(named), tuple(draws), any(drew), unused)
 
 
 def accumulation(subject: Subject, own: Own, trial: Trial) -> list[tuple[Vectors, Vectors]]:

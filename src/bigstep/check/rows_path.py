@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from bigstep.check.laboratory import Laboratory
-from bigstep.check.observe import Journey, composed, journey, resumed
+from bigstep.check.observe import Journey, composed, gradients, journey, resumed
 from bigstep.check.shrink import few_workers
 from bigstep.check.subject import Trial
 from bigstep.check.verdict import PATH_BOUND, Verdict, difference, judged, not_applicable
@@ -109,6 +109,8 @@ def graphs_are_steps(lab: Laboratory) -> Verdict:
         return not_applicable("such steps do not run as one graph")
     if lab.trial.config.exact:
         return not_applicable("an exact step brings workers together between backward and update")
+    if unused := lab.see(gradients, lab.synchronous, 1)[0][0].unused:
+        return not_applicable(f"{unused[0]} gets no gradient, and a graph updates all that is trained")
     trial = replace(lab.lossless, graphs=True)
     return hold(
         journey_on(lab, trial, 1)[0],

@@ -53,9 +53,16 @@ def export(
     elif to.suffix == ".pt":
         torch.save(tensors, content)
     else:
-        model, example = load(run, trust=trust).model.float(), _example(json.loads(about["shape"]))
+        model, example = load(run, trust=trust).model.float(), _example(about)
         batch = {0: torch.export.Dim("batch")}
-        program = torch.export.export(model, (example,), dynamic_shapes=(batch,))
+        try:
+            program = torch.export.export(model, (example,), dynamic_shapes=(batch,))
+        except Exception as error:  # what the network is made of decides what torch finds wrong with it
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise ConfigError(
+                f"torch cannot make a program of the model of {run} ({reason:.200}); export its weights alone, as "
+                ".safetensors or .pt."
+            ) from error
         if to.suffix == ".pt2":
             torch.export.save(program, content)
     try:
@@ -71,13 +78,12 @@ def export(
         typer.echo(f"Written: {to} ({len(tensors)} tensors, {to.stat().st_size:,} bytes)")
 
 
-def _example(shape: dict[str, int]) -> Tensor:
+def _example(about: dict[str, str]) -> Tensor:
     """Two samples of the shape that the model was trained on."""
     import torch
 
-    if "length" in shape:
-        return torch.zeros(2, shape["length"], dtype=torch.int64)
-    return torch.zeros(2, shape["channels"], shape["image_size"], shape["image_size"])
+    dtype = torch.int64 if "length" in json.loads(about["shape"]) else torch.float32
+    return torch.zeros(2, *json.loads(about["input"]), dtype=dtype)
 
 
 def _write_onnx(program: object, to: Path) -> None:

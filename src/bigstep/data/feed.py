@@ -89,6 +89,11 @@ class Feed:
         return {"vocabulary" if "length" in inputs else "classes": self.source.num_classes, **inputs}
 
     @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one sample as a network gets it."""
+        return self.source.input_shape(self._view.image_size)
+
+    @property
     def length(self) -> int:
         """Tokens of a sequence; 0 where samples are no sequences."""
         return self.source.inputs(self._view.image_size).get("length", 0)

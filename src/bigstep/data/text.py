@@ -63,6 +63,11 @@ def open_tokens(wanted: Wanted) -> DataPair:
         vocabulary = restore_vocabulary(packed.vocabulary, packed.size, packed.built, str(path))
     elif wanted.vocabulary != Wanted.vocabulary:
         vocabulary = make_vocabulary(wanted.vocabulary, b"")
+        if vocabulary.built() is not None:
+            raise DataError(
+                f"{path} does not keep the text from which data.vocabulary={wanted.vocabulary} would be built; leave "
+                "it out, so that tokens are numbers, or pack the text with bigstep data pack."
+            )
     else:
         vocabulary = Numbers("numbers", 1 + max(int(part.max()) for part in (packed.train, packed.test)))
     parts = [(packed.train, packed.train_bytes), (packed.test, packed.test_bytes)]
@@ -94,6 +99,8 @@ def divide(documents: list[bytes]) -> tuple[bytes, bytes]:
 
     >>> divide([b"a text of twenty characters"[:20]])
     (b'a text of twenty c', b'ha')
+    >>> [part.decode() for part in divide(["äöü".encode()])]  # the cut would lie within the last of them
+    ['äö', 'ü']
     >>> train, test = divide([b"%d" % number for number in range(20)])
     >>> test
     b'919'
@@ -104,6 +111,8 @@ def divide(documents: list[bytes]) -> tuple[bytes, bytes]:
         return b"".join(kept), b"".join(held)
     text = b"".join(documents)
     cut = len(text) * (_HELD_OUT - 1) // _HELD_OUT
+    begins = (place for place in range(cut, max(cut - 4, 0), -1) if text[place] & 0xC0 != 0x80)
+    cut = next(begins, cut)  # not within a character of UTF-8; where none begins nearby, it is no UTF-8
     return text[:cut], text[cut:]
 
 

@@ -326,6 +326,12 @@ def _learner(config: RunConfig, ranks: Ranks, model: nn.Module, own: Own, feed: 
         groups = [{**group, "weight_decay": 0.0} for group in groups]  # it has decayed before it scaled
     if own.optimizer is not None:
         optimizer = own.optimizer(model.parameters())
+        held = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+        require(
+            not held.isdisjoint(model.parameters()),
+            f"The {type(optimizer).__name__} that fit was given holds no parameter of the model, which it would leave "
+            "as it is: make it of the parameters of the model that fit is given.",
+        )
     else:
         on_gpu = ranks.device.type == "cuda"
         make = load_own(rule.home, "optimizer.name") if names_code(rule.name) else load(rule.home)

@@ -14,17 +14,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bigstep.errors import DataError
 from bigstep.records import write_atomically
 
-__all__ = ["load_checkpoint", "load_latest", "save_checkpoint", "weights_hash"]
+__all__ = ["load_checkpoint", "load_latest", "save_checkpoint", "tensors_of", "weights_hash"]
 
 _MAGIC = b"bigstep1"
 _HEADER_BYTES = len(_MAGIC) + hashlib.sha256().digest_size
 _SHARED = 4
 """How many tensors may share their bytes on the average; tied weights do."""
+
+
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters and buffers of a model by name, without what else a module may add (`get_extra_state`)."""
+    return {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
 
 
 def weights_hash(model: nn.Module) -> str:
@@ -33,7 +38,7 @@ def weights_hash(model: nn.Module) -> str:
     Batch norm's counters of forwards are left out: nothing reads them, and ranks that host more workers count more.
     """
     digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
+    for name, tensor in sorted(tensors_of(model).items()):
         if name.endswith("num_batches_tracked"):
             continue
         digest.update(name.encode())

@@ -48,7 +48,8 @@ class Evaluator:
         """Return what was reached; every rank must call this at the same point."""
         ranks, feed = self.ranks, self.feed
         batches = feed.evaluation_batches(self._samples_per_forward)[ranks.rank :: ranks.size]
-        totals, averaged = Totals(ranks.device, self.metrics), Totals(ranks.device)
+        totals = Totals(ranks.device, self.metrics, tokens=feed.length > 0)
+        averaged = Totals(ranks.device)
         if feed.waits is not None:
             feed.waits.forget()  # nobody asks how long an evaluation waited
         with method.evaluation() as model, _algorithms_by_rule():

@@ -25,17 +25,23 @@ class WorkerLoss(nn.Module):
     def __init__(self, model: nn.Module, loss: Loss):
         super().__init__()
         self.model, self.loss = model, loss
+        self.unused: set[str] = set()
+        """Names of parameters that no forward uses, where ranks have looked for them."""
 
     def forward(self, inputs: Any, target: Any, weight: float) -> Tensor:
-        """Return the weighted mean loss; with `inputs` None, a zero that depends on every weight.
+        """Return the weighted mean loss; with `inputs` None, a zero that depends on every weight that is used.
 
-        The zero lets a rank without samples take part in the exchange: its gradient is 0, and nobody waits for it.
+        The zero lets a rank without samples take part in the exchange: its gradient is 0, and nobody waits for it. A
+        forward without a target that counts gives it too: many losses are a mean over nothing there, which is NaN.
         """
-        if inputs is None:
-            zeros = [parameter.sum() * 0 for parameter in self.model.parameters() if parameter.requires_grad]
-            return torch.stack(zeros).sum()
-        loss: Tensor = self.loss(self.model(inputs), target) * weight
-        return loss
+        if inputs is not None and weight:
+            loss: Tensor = self.loss(self.model(inputs), target) * weight
+            return loss
+        if inputs is not None:
+            with torch.no_grad():
+                self.model(inputs)  # its norms see the samples nevertheless
+        used = [p for name, p in self.named_parameters() if p.requires_grad and name not in self.unused]
+        return torch.stack([parameter.sum() * 0 for parameter in used]).sum()
 
 
 @dataclass(frozen=True)
@@ -53,3 +59,9 @@ class Learner:
     def trained(self) -> list[nn.Parameter]:
         """The parameters that a gradient moves, in the order of the model."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+
+    def clear(self) -> None:
+        """Drop all gradients, also those of parameters that an optimizer of a user's own does not hold."""
+        self.optimizer.zero_grad()
+        for parameter in self.trained:
+            parameter.grad = None

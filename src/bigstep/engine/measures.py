@@ -15,10 +15,15 @@ from torch import Tensor
 
 from bigstep.losses import IGNORED
 
-__all__ = ["Evaluation", "Metric", "Totals", "count_targets", "on_grid"]
+__all__ = ["RESERVED", "Evaluation", "Metric", "Totals", "count_targets", "on_grid"]
 
 Metric = Callable[[Any, Any], Tensor | float]
 """(output, target) -> a mean over what counts."""
+RESERVED = frozenset({
+    "kind", "epoch", "step", "samples", "seconds", "loss", "steps", "batch", "workers", "ranks", "weights_sha256",
+    "run", "model", "skipped_steps", "noise_scale", "plan", "accuracy_last5",
+})  # fmt: skip
+"""What rows of evaluations and results tell of every run, so that no metric of a user's can have these names."""
 _NEAREST = 5
 """Of top-5 accuracy."""
 
@@ -50,14 +55,27 @@ class Evaluation:
 
 
 def count_targets(target: Tensor) -> int:
-    """Return how many targets of a batch count: its samples, or its tokens that are no padding.
+    """Return how many targets of a batch count: its samples, or its tokens or pixels that are no padding.
 
     >>> [count_targets(target) for target in (torch.tensor([3, 1]), torch.tensor([[3, 1, IGNORED]]), torch.ones(4, 2))]
     [2, 2, 4]
     """
-    if target.ndim == 2 and not target.is_floating_point():
-        return int((target != IGNORED).sum())
-    return len(target)
+    return len(target) if target.is_floating_point() else int((target != IGNORED).sum())
+
+
+def class_dimension(output: Any, target: Tensor, tokens: bool) -> int | None:
+    """Return the dimension of scores in which classes lie; None where these are no scores of such targets.
+
+    It is the last for tokens and the second for all else, as the losses have it, unless only the other one fits.
+
+    >>> pixels = torch.zeros(2, 8, 8, dtype=torch.int64)
+    >>> [class_dimension(torch.zeros(shape), pixels, tokens=False) for shape in ((2, 8, 8, 8), (2, 8, 8, 5), (2, 5))]
+    [1, 3, None]
+    """
+    if not isinstance(output, Tensor) or target.is_floating_point() or output.ndim != target.ndim + 1:
+        return None
+    last, fits = target.ndim, [d for d in (1, target.ndim) if output.shape[:d] + output.shape[d + 1 :] == target.shape]
+    return next((d for d in ((last, 1) if tokens else (1, last)) if d in fits), None)
 
 
 def on_grid(loss: Tensor, digits: int = 44) -> Tensor:
@@ -77,9 +95,9 @@ def on_grid(loss: Tensor, digits: int = 44) -> Tensor:
 class Totals:
     """Sums over what this rank evaluates."""
 
-    def __init__(self, device: torch.device, metrics: Mapping[str, Metric] | None = None):
-        """`metrics` are a user's own, by name."""
-        self._metrics = dict(metrics or {})
+    def __init__(self, device: torch.device, metrics: Mapping[str, Metric] | None = None, *, tokens: bool = False):
+        """`metrics` are a user's own, by name; `tokens` says that samples are sequences of them."""
+        self._metrics, self._tokens = dict(metrics or {}), tokens
         self.sums = torch.zeros(8 + len(self._metrics), dtype=torch.float64, device=device)
         """Samples, targets, loss; answers scored and right, the same among the nearest; bytes of text; own metrics.
         Summed over ranks in place."""
@@ -89,13 +107,16 @@ class Totals:
         counted, sums = count_targets(target), self.sums
         sums[0] += len(target)
         sums[1] += counted
+        if not counted:
+            return  # a mean over nothing is no number
         sums[2] += on_grid(loss.double() * counted, digits=30)
         for index, metric in enumerate(self._metrics.values(), 8):
             sums[index] += on_grid(torch.as_tensor(metric(output, target)).double() * counted, digits=30)
-        if not isinstance(output, Tensor) or target.is_floating_point() or output.ndim != target.ndim + 1:
+        classes = class_dimension(output, target, self._tokens)
+        if classes is None:
             return
         sums[3] += counted
-        sums[4] += ((output.argmax(-1) == target) & (target != IGNORED)).sum()
+        sums[4] += ((output.argmax(classes) == target) & (target != IGNORED)).sum()
         if target.ndim == 1 and output.shape[1] > _NEAREST:
             sums[5] += counted
             sums[6] += (output.topk(_NEAREST, dim=1).indices == target[:, None]).sum()

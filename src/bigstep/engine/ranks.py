@@ -10,7 +10,7 @@ import datetime
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 import torch.distributed as dist
@@ -88,6 +88,11 @@ class Ranks:
         dist.broadcast_object_list(box, group_src=0, group=self.group)
         return box[0]
 
+    def take_first_(self, tensor: Tensor) -> None:
+        """Give all ranks rank 0's tensor, in place; every rank must call this at the same point."""
+        if self.size > 1:
+            dist.broadcast(tensor, group=self.group, group_src=0)
+
     def require_same(self, value: str, what: str) -> None:
         """Stop the run, naming the ranks that differ from rank 0, unless all ranks hold the same value."""
         values = self.gather(value)
@@ -101,6 +106,9 @@ class Ranks:
 
 
 def _device(choice: DeviceChoice, local_rank: int, local_size: int) -> torch.device:
+    known = get_args(DeviceChoice)
+    if choice not in known:
+        raise ConfigError(f"The device is {choice!r:.60}, but it must be one of {', '.join(known)}.")
     available = torch.cuda.is_available()
     if choice == "cpu" or (choice == "auto" and not available):
         return torch.device("cpu")

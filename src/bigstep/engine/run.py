@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
@@ -204,7 +205,7 @@ def _carry_out(
     heartbeat: Heartbeat,
 ) -> dict[str, Any]:
     ranks, state, noise = built.ranks, built.state, _noise_watch(order.config)
-    state.register(**noise.parts())
+    state.register(**noise.parts(), observers=watching)
     if saved is not None:
         _restore(built, saved, order.folder / "checkpoints")
     with _opened_records(order, built, own) as writer:
@@ -221,8 +222,7 @@ def _carry_out(
         if survivor is not None:
             audience = Audience([*audience.observers, survivor])
         try:
-            # for whoever watches; the records know it
-            watching.noted(_announcement(order, ranks, built.describe(own)))
+            watching.noted(_announcement(order, ranks, built.describe(own)))  # the records know it
             moved = say_moved(writer.sessions) if writer is not None and order.config.exact else None
             said = [*order.said, *remarks, *([moved] if moved else [])]
             _announce(built, audience, said, resumed=order.resume)
@@ -230,6 +230,8 @@ def _carry_out(
             ending = train(built, audience, save, keeping, max_steps=order.max_steps, stop=stop, heartbeat=heartbeat)
             result = _result(built, ending, noise, order)
             result["accuracy_last5"] = ranks.from_first(median_of_last_epochs(writer.evaluations) if writer else None)
+            if math.isnan(result["loss"]):  # no step was left to take
+                result["loss"] = ranks.from_first(writer.last_loss if writer else None)
             result["model"] = str(_save_weights(order, built, "" if own.model is not None else order.config.model))
             if not checkpoints.wait():
                 raise RunError(
@@ -369,7 +371,7 @@ def _save_weights(order: Order, built: Run, name: str) -> Path:
     """Leave the weights for other tools; every rank takes part, since each holds a share of the statistics."""
     with built.method.evaluation() as model:
         if built.ranks.first:
-            save_weights(model, order.folder, name, built.train_feed.shape if name else {})
+            save_weights(model, order.folder, name, built.train_feed)
     return order.folder / WEIGHTS_FILE
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +13,8 @@ import bigstep
 from bigstep.config import RunConfig
 from bigstep.config.text import config_from_mapping
 from bigstep.config.trust import require_own, require_trust
+from bigstep.data.feed import Feed
+from bigstep.engine.checkpoint import tensors_of
 from bigstep.errors import ConfigError, DataError, RunError
 from bigstep.models import build_model
 from bigstep.records import read_run, write_atomically
@@ -31,25 +32,28 @@ class Loaded(NamedTuple):
     config: RunConfig
 
 
-def save_weights(model: nn.Module, folder: Path, name: str, shape: Mapping[str, int]) -> Path:
+def save_weights(model: nn.Module, folder: Path, name: str = "", feed: Feed | None = None) -> Path:
     """Write a model's weights and buffers into a run folder.
 
     Args:
         model: As it is evaluated: batch-norm statistics averaged over all workers.
         folder: The run folder.
         name: What `build_model` makes it from; empty for a user's own model.
-        shape: What else `build_model` has to know.
+        feed: What such a model was trained on, which `build_model` has to know.
     """
     from safetensors.torch import save
 
     seen: set[int] = set()
     tensors = {}
-    for key, value in model.state_dict().items():
+    for key, value in tensors_of(model).items():
         plain = value.detach().cpu().contiguous()
         plain = plain.to(torch.complex64) if plain.is_complex() else plain  # the only such type that the format has
-        tensors[key] = plain.clone() if plain.data_ptr() in seen else plain  # tied weights are written under each name
-        seen.add(plain.data_ptr())
-    about = {"format": "pt", "bigstep": bigstep.__version__, "model": name, "shape": json.dumps(dict(shape))}
+        place = plain.untyped_storage().data_ptr()
+        tensors[key] = plain.clone() if place in seen else plain  # tied weights are written under each name
+        seen.add(place)
+    about = {"format": "pt", "bigstep": bigstep.__version__, "model": name}
+    if name and feed is not None:
+        about |= {"shape": json.dumps(feed.shape), "input": json.dumps(feed.input_shape)}
     try:
         write_atomically(folder / FILE, save(tensors, about))
     except OSError as error:
@@ -87,8 +91,10 @@ def load(run: Path | str, *, trust: bool = False) -> Loaded:
     require_own(about["model"], "model")
     require_trust([about["model"]], run, trusted=trust)
     model = build_model(about["model"], **json.loads(about["shape"]))
-    model.to(next(iter(tensors.values())).dtype if tensors else torch.float32)
-    model.load_state_dict(tensors)
+    types = [tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()]
+    model.to(types[0] if types else torch.float32)
+    extra = {name: value for name, value in model.state_dict().items() if not isinstance(value, Tensor)}
+    model.load_state_dict({**extra, **tensors})
     return Loaded(model.eval(), config)
 
 

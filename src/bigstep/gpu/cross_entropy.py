@@ -98,7 +98,7 @@ def row_costs(rows: Tensor, target: Tensor, smoothing: float) -> tuple[Tensor, T
                 SMOOTHED=smoothing > 0, IGNORED=IGNORED, B=block, num_warps=_warps(block),
             )  # fmt: skip
         return costs, spread
-    index = target.clamp(min=0).unsqueeze(1)
+    index = target.masked_fill(target == IGNORED, 0).unsqueeze(1)  # torch refuses any other number below 0
     for part in _chunks(rows):
         wide = rows[part].float()
         spread[part] = wide.logsumexp(1)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-__all__ = ["average_statistics", "last_batch_statistics", "statistics_of", "tracking_norms"]
+__all__ = ["average_statistics", "last_batch_statistics", "other_buffers", "statistics_of", "tracking_norms"]
 
 
 def tracking_norms(model: nn.Module) -> list[_BatchNorm]:
@@ -31,6 +31,19 @@ def statistics_of(norms: list[_BatchNorm]) -> list[Tensor]:
     means = [norm.running_mean for norm in norms]
     variances = [norm.running_var for norm in norms]
     return [buffer for buffer in (*means, *variances) if buffer is not None]
+
+
+def other_buffers(model: nn.Module) -> list[Tensor]:
+    """The buffers of a model that a forward may write and that are no batch norm's.
+
+    >>> model = nn.Sequential(nn.BatchNorm2d(4), nn.BatchNorm2d(4, track_running_stats=False))
+    >>> model.register_buffer("seen", torch.zeros(()))
+    >>> other_buffers(model)
+    [tensor(0.)]
+    """
+    norms = {id(buffer) for norm in tracking_norms(model) for buffer in norm.buffers()}
+    # one that is expanded shares memory with itself and cannot be written
+    return [buffer for buffer in model.buffers() if id(buffer) not in norms and buffer.is_contiguous()]
 
 
 def last_batch_statistics(model: nn.Module) -> int:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
-from bigstep.errors import ConfigError
 from bigstep.optim.multi_tensor import MultiTensorOptimizer, descend
 
 __all__ = ["AdaGradSGD", "RankAdaGrad"]
@@ -58,11 +57,6 @@ class AdaGradSGD(MultiTensorOptimizer):
         weight_decay: float = 0.0,
     ) -> None:
         """See the class."""
-        if not 0 <= momentum < 1:
-            raise ConfigError(f"AdaGradSGD was given momentum={momentum}, but it must be at least 0 and less than 1.")
-        for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
-            if value < 0:
-                raise ConfigError(f"AdaGradSGD was given {name}={value}, but it must not be negative.")
         settings = {"lr": lr, "momentum": momentum, "nesterov": nesterov, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, settings)
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from bigstep.errors import ConfigError
 from bigstep.gpu.chunks import why_not_kernels
 from bigstep.gpu.lamb import LambKernels, LambSettings
 from bigstep.optim.multi_tensor import MultiTensorOptimizer
@@ -68,12 +67,8 @@ class LAMB(MultiTensorOptimizer):
         weight_decay: float = 0.0,
     ) -> None:
         """See the class."""
-        for name, value in (("lr", lr), ("weight_decay", weight_decay), ("eps", eps)):
-            if not isinstance(value, Tensor) and value < 0:
-                raise ConfigError(f"LAMB was given {name}={value}, but it must not be negative.")
-        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-            raise ConfigError(f"LAMB was given betas={betas}, but it must be two numbers from 0 to less than 1.")
-        settings = {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay, "adapt": True}
+        betas = tuple(betas) if isinstance(betas, list) else betas
+        settings = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "adapt": True}
         super().__init__(params, settings)
 
     def _update(self, group: Mapping[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:

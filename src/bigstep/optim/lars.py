@@ -61,6 +61,7 @@ class LARS(MultiTensorOptimizer):
     """
 
     has_kernels = True
+    squares = False
 
     def __init__(
         self,
@@ -73,15 +74,6 @@ class LARS(MultiTensorOptimizer):
         nesterov: bool = False,
     ) -> None:
         """See the class."""
-        for name, value in (("lr", lr), ("weight_decay", weight_decay), ("eps", eps)):
-            if not isinstance(value, Tensor) and value < 0:
-                raise ConfigError(f"LARS was given {name}={value}, but it must not be negative.")
-        if not 0 <= momentum < 1:
-            raise ConfigError(f"LARS was given momentum={momentum}, but it must be at least 0 and less than 1.")
-        if trust_coefficient <= 0:
-            raise ConfigError(f"LARS was given trust_coefficient={trust_coefficient}, but it must be greater than 0.")
-        if nesterov and momentum == 0:
-            raise ConfigError("LARS was given nesterov=True with momentum=0, but Nesterov's form needs a momentum.")
         defaults = {
             "lr": lr,
             "momentum": momentum,
@@ -92,6 +84,12 @@ class LARS(MultiTensorOptimizer):
             "adapt": True,
         }
         super().__init__(params, defaults)
+
+    def _require(self, group: Mapping[str, Any]) -> None:
+        super()._require(group)
+        self._expect(group, "trust_coefficient", group["trust_coefficient"] > 0, "greater than 0")
+        if group["nesterov"] and group["momentum"] == 0:
+            raise ConfigError("LARS was given nesterov=True with momentum=0, but Nesterov's form needs a momentum.")
 
     def _update(self, group: Mapping[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
         lars(params, grads, *self._lists(params), **{name: group[name] for name in SETTINGS})

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from bigstep.errors import ConfigError
 from bigstep.gpu.backend import why_not_triton
 from bigstep.gpu.tensor_lists import by_device_and_dtype, laid_out_like, narrow_type
 from bigstep.gpu.update import GraphUpdate
@@ -23,8 +26,19 @@ class MultiTensorOptimizer(Optimizer):
     """Settings of a group that may change from step to step, which a whole-step graph reads from the device."""
     has_kernels = False
     """Whether the rule has kernels for a CUDA device, which `_kernels` then makes."""
+    squares = True
+    """Whether the rule squares gradients element by element, which of complex numbers gives no length."""
     _kept: tuple[object, GraphUpdate] | None = None
     """The kernels of the last step on a CUDA device, and the tensors and settings that they are for."""
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; one whose settings or parameters do not fit is refused, and not added."""
+        super().add_param_group(param_group)
+        try:
+            self._require(self.param_groups[-1])
+        except ConfigError:
+            del self.param_groups[-1]
+            raise
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]  # one form
@@ -54,6 +68,29 @@ class MultiTensorOptimizer(Optimizer):
         """
         narrow = narrow_type([copy for copy in copies if copy is not None])
         return self._kernels(params, copies, narrow) if self.has_kernels and narrow is not None else None
+
+    def _require(self, group: Mapping[str, Any]) -> None:
+        """Refuse a group that no step could use; what a rule has no setting of is not asked for."""
+        for name in filter(group.__contains__, ("lr", "weight_decay", "eps", "rest_lr", "rms_lr")):
+            if name == "lr" and isinstance(group["lr"], Tensor):
+                self._expect(group, "lr", group["lr"].ndim == 0, "a number or a tensor without dimensions")
+            else:
+                self._expect(group, name, _lies_below(group[name], math.inf), "a finite number, not negative")
+        for name in filter(group.__contains__, ("momentum", "rms_decay")):
+            self._expect(group, name, _lies_below(group[name], 1), "a number of at least 0 and less than 1")
+        if "betas" in group:
+            betas = group["betas"]
+            fits = isinstance(betas, Sequence) and len(betas) == 2 and all(_lies_below(beta, 1) for beta in betas)
+            self._expect(group, "betas", fits, "two numbers of at least 0 and less than 1")
+        shapes = [tuple(param.shape) for param in group["params"] if param.is_complex()]
+        if self.squares and shapes:
+            rule = type(self).__name__
+            raise ConfigError(f"{rule} was given complex numbers of shape {shapes[0]}; hold them as real ones.")
+
+    def _expect(self, group: Mapping[str, Any], name: str, fits: bool, allowed: str) -> None:
+        if not fits:
+            rule = type(self).__name__
+            raise ConfigError(f"{rule} was given {name}={group[name]!r:.60}, but it must be {allowed}.")
 
     def _update(self, group: Mapping[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
         """Update some parameters of a group, all of one device and dtype, in place; gradients stay as they are."""
@@ -122,6 +159,10 @@ class MultiTensorOptimizer(Optimizer):
             for param in group["params"]
         }
         return [of[param] for param in params]
+
+
+def _lies_below(value: object, end: float) -> bool:
+    return isinstance(value, Real) and 0 <= float(value) < end
 
 
 def with_gradient(params: Iterable[Tensor]) -> tuple[list[Tensor], list[Tensor]]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -111,15 +110,13 @@ class Muon(MultiTensorOptimizer):
         }
         super().__init__(params, settings)
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; one whose settings or parameters do not fit is refused, and not added."""
-        super().add_param_group(param_group)
-        try:
-            _require_settings(self.param_groups[-1])
-            _require_kinds(self.param_groups[-1])
-        except ConfigError:
-            del self.param_groups[-1]
-            raise
+    def _require(self, group: Mapping[str, Any]) -> None:
+        super()._require(group)
+        iterations = group["iterations"]
+        fits = isinstance(iterations, Integral) and int(iterations) >= 1
+        self._expect(group, "iterations", fits, "a whole number of at least 1")
+        self._expect(group, "rest", group["rest"] in RULES, " or ".join(map(repr, RULES)))
+        _require_kinds(group)
 
     def _update(self, group: Mapping[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
         kind = dict(zip(group["params"], _kinds(group), strict=True))
@@ -217,29 +214,6 @@ class Muon(MultiTensorOptimizer):
         return self._moments(param) if is_adam else self._zeros(param, "momentum_buffer")
 
 
-def _require_settings(group: Mapping[str, Any]) -> None:
-    """Refuse settings that no step could use, those of a single group too."""
-
-    def require(name: str, fits: bool, allowed: str) -> None:
-        if not fits:
-            raise ConfigError(f"Muon was given {name}={group[name]!r:.60}, but it must be {allowed}.")
-
-    lr, iterations, betas = group["lr"], group["iterations"], group["betas"]
-    if isinstance(lr, Tensor):
-        require("lr", lr.ndim == 0, "a number or a tensor without dimensions")
-    for name in ("weight_decay", "rest_lr", "eps", *(() if isinstance(lr, Tensor) else ("lr",))):
-        require(name, _lies_below(group[name], math.inf), "a finite number, not negative")
-    require("momentum", _lies_below(group["momentum"], 1), "a number of at least 0 and less than 1")
-    require("iterations", isinstance(iterations, Integral) and int(iterations) >= 1, "a whole number of at least 1")
-    require("rest", group["rest"] in RULES, " or ".join(map(repr, RULES)))
-    fits = isinstance(betas, Sequence) and len(betas) == 2 and all(_lies_below(beta, 1) for beta in betas)
-    require("betas", fits, "two numbers of at least 0 and less than 1")
-
-
-def _lies_below(value: object, end: float) -> bool:
-    return isinstance(value, Real) and 0 <= float(value) < end
-
-
 def _require_kinds(group: Mapping[str, Any]) -> None:
     """Refuse kinds that do not fit the parameters of a group."""
     given, params = group["kind"], group["params"]
@@ -250,11 +224,8 @@ def _require_kinds(group: Mapping[str, Any]) -> None:
             f"{' and '.join(map(repr, KINDS))}, for the group or for each of them."
         )
     for param, kind in zip(params, kinds, strict=True):
-        shape = tuple(param.shape)
         if kind == "matrix" and param.ndim < 2:
-            raise ConfigError(f"Muon was given a matrix of shape {shape}; let its group have kind='rest'.")
-        if param.is_complex():
-            raise ConfigError(f"Muon was given complex numbers of shape {shape}; hold them as real ones.")
+            raise ConfigError(f"Muon was given a matrix of shape {tuple(param.shape)}; let its group have kind='rest'.")
 
 
 def _kinds(group: Mapping[str, Any]) -> list[str]:

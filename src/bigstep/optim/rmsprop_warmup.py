@@ -76,14 +76,6 @@ class RMSpropWarmup(MultiTensorOptimizer):
         weight_decay: float = 0.0,
     ) -> None:
         """See the class."""
-        if not isinstance(lr, Tensor) and lr <= 0:
-            raise ConfigError(f"RMSpropWarmup was given lr={lr}, but it must be greater than 0: a_RMS divides by it.")
-        for name, value in (("momentum", momentum), ("rms_decay", rms_decay)):
-            if not 0 <= value < 1:
-                raise ConfigError(f"RMSpropWarmup was given {name}={value}, but it must be at least 0 and less than 1.")
-        for name, value in (("rms_lr", rms_lr), ("eps", eps), ("weight_decay", weight_decay)):
-            if value < 0:
-                raise ConfigError(f"RMSpropWarmup was given {name}={value}, but it must not be negative.")
         defaults = {
             "lr": lr,
             "momentum": momentum,
@@ -94,6 +86,11 @@ class RMSpropWarmup(MultiTensorOptimizer):
             "blend": 1.0,
         }
         super().__init__(params, defaults)
+
+    def _require(self, group: Mapping[str, Any]) -> None:
+        super()._require(group)
+        positive = isinstance(group["lr"], Tensor) or group["lr"] > 0
+        self._expect(group, "lr", positive, "greater than 0, since a_RMS divides by it")
 
     def _update(self, group: Mapping[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
         rmsprop_warmup(params, grads, *self._lists(params), **{name: group[name] for name in SETTINGS})
@@ -159,6 +156,8 @@ def rmsprop_warmup(
 
 def _rms_share(blend: float | Tensor, rms_lr: float, lr: float | Tensor) -> float | Tensor:
     """a_RMS = (1 - blend) * rms_lr / lr; 0 at blend = 1, where lr may have decayed to 0."""
+    if not isinstance(lr, Tensor) and lr == 0 and not isinstance(blend, Tensor):
+        raise ConfigError(f"RMSpropWarmup divides by lr, which is 0 at blend={blend:g}: let it stay above 0 until 1.")
     share = (1 - blend) * rms_lr / lr
     return torch.where(blend == 1, 0.0, share) if isinstance(blend, Tensor) else share
 

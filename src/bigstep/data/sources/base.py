@@ -57,6 +57,11 @@ class Source(ABC):
     def inputs(self, image_size: int) -> dict[str, int]:
         """Return {"channels", "image_size"} of images shown at this size (0: their own), or {"length"} of sequences."""
 
+    def input_shape(self, image_size: int) -> tuple[int, ...]:
+        """Return the shape of one sample as a network gets it, where images are shown at this size (0: their own)."""
+        inputs = self.inputs(image_size)
+        return (inputs["length"],) if "length" in inputs else (inputs["channels"], *2 * (inputs["image_size"],))
+
     @abstractmethod
     def subset(self, indices: Tensor) -> Source:
         """Keep the samples at `indices`, in that order."""

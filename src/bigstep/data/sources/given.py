@@ -30,6 +30,13 @@ def as_source(given: Any, what: str = "data") -> Source:
     >>> len(as_source((np.zeros((5, 3)), np.arange(5))))
     5
     """
+    source = _source_of(given, what)
+    if len(source) == 0:
+        raise DataError(f"{what} gave an empty data set.")
+    return source
+
+
+def _source_of(given: Any, what: str) -> Source:
     if isinstance(given, Source):
         return given
     if type(given) is Subset:
@@ -53,8 +60,6 @@ def as_source(given: Any, what: str = "data") -> Source:
             f"{what} gave a {type(given).__name__}, which has no length or no items by index; give a map-style "
             "data set, whose items are pairs (x, y)."
         )
-    if len(given) == 0:
-        raise DataError(f"{what} gave an empty data set.")
     return OwnItems(given)
 
 

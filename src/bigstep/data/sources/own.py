@@ -101,6 +101,11 @@ class OwnItems(Source):
             return {"length": shape[0]}
         return {"channels": shape[0], "image_size": image_size or shape[-1]}
 
+    def input_shape(self, image_size: int) -> tuple[int, ...]:
+        """Return the shape of x; of images that are shown at another size, that one."""
+        shape = tuple(self.first[0].shape)
+        return (shape[0], image_size, image_size) if image_size and self.is_images else shape
+
     @cached_property
     def num_classes(self) -> int:
         """Count the classes, or the tokens that occur, in the whole set, also where this is a part of it."""
@@ -263,15 +268,16 @@ class TensorItems(OwnItems):
         return DeviceMemory(view, prepare)
 
     def targets(self, indices: Tensor) -> Tensor | None:
-        """Count the targets of each sequence that are not padding."""
-        if not self.has_many_targets:
-            return None
-        return self._on_device[indices] if self.y.is_cuda else (self.y[indices] != PADDING).flatten(1).sum(1)
+        """Count the targets of each sample that are not padding; None where each has one."""
+        return None if self._counts is None else self._counts[indices]
 
     @cached_property
-    def _on_device(self) -> Tensor:
-        """The counts of tensors that a user has put on the device, brought to the host once and not in every step."""
-        return (self.y != PADDING).flatten(1).sum(1).cpu()
+    def _counts(self) -> Tensor | None:
+        """The counts of all samples, on the host: tensors that a user has put on the device are looked at once."""
+        if self.y.is_floating_point():
+            return None
+        counted = (self.y != PADDING).reshape(len(self.y), -1).sum(1).cpu()
+        return counted if self.has_many_targets or bool((counted == 0).any()) else None
 
     def fingerprint(self) -> str:
         """Hash the shapes and some of the samples."""

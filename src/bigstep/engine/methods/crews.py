@@ -25,6 +25,7 @@ from bigstep.engine.methods.synchronous import Synchronous
 from bigstep.engine.ranks import Ranks
 from bigstep.engine.state import Carried, Count, Weights
 from bigstep.exchange.groups import borrow, offer
+from bigstep.norm import other_buffers
 
 __all__ = ["Crews", "MakeCrew", "Resting"]
 
@@ -144,6 +145,8 @@ class Crews:
     def evaluation(self) -> Iterator[nn.Module]:
         """Lend out the model, also to the ranks that wait: they help to evaluate."""
         self.method.learner.statistics.synchronize(self.ranks.sum_)
+        for buffer in other_buffers(self._model):
+            self.ranks.take_first_(buffer)
         if self.size < self.ranks.size:
             shared = self._from_first(self._model.state_dict())
             if self.ranks.rank >= self.size:

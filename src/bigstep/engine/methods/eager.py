@@ -68,12 +68,15 @@ class Eager:
         if inputs is None and parallel is None:
             return torch.zeros((), device=self._ranks.device)
         objective = parallel.ddp if parallel and last else learner.objective  # as in `no_sync`, and less to call
+        exchanged = parallel.exchange.steps if parallel and last else 0
         self._kept_behind_exchange = keep and last and parallel is not None
         if self._kept_behind_exchange and parallel:
             parallel.exchange.keep_own()  # behind the backward there is only the mean over ranks
         with self._precision.autocast():
             weighted: Tensor = objective(inputs, target, weight * self._factor)
         self._scale.scale(weighted).backward()  # type: ignore[no-untyped-call]  # untyped in torch
+        if parallel and last:
+            parallel.require_complete(exchanged)
         return weighted.detach() / self._factor
 
     @property
@@ -118,7 +121,7 @@ class Eager:
             return True
         if not self._skip:
             raise nonfinite_error(learner.model, inputs, self._ranks, step.position.step + 1, learner.optimizer)
-        learner.optimizer.zero_grad()
+        learner.clear()
         return False
 
     def _is_finite(self) -> bool:
@@ -139,7 +142,7 @@ class Eager:
             torch.nn.utils.clip_grad_norm_(self._learner.trained, self._clip, foreach=True)
         self._scale.step(optimizer)
         self._scale.update()
-        optimizer.zero_grad()
+        self._learner.clear()
         if scaled and self._parallel is not None and (now := self._scale.get_scale()) != before:
             self._parallel.exchange.rescale(now / before)  # what a lossy codec carries is scaled as well
 

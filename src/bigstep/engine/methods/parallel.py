@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from bigstep.engine.learner import Learner
 from bigstep.engine.methods.base import Note
 from bigstep.engine.precision import Precision
 from bigstep.engine.ranks import Ranks
+from bigstep.errors import ConfigError, RunError
 from bigstep.exchange import BucketTuner, Exchange, sum_owed
 from bigstep.norm import set_workers
 from bigstep.tables.codecs import SETTINGS
@@ -55,6 +57,9 @@ class Parallel:
     every step of the run, resumed or not, then sees the same buckets and gives the same bits. With `bucket_mb: auto`
     the size of the buckets depends on the clock, and so do the last bits.
 
+    A network may leave some parameters without a gradient. A backward before all others shows whether it does; if so,
+    DDP looks for such in every step, and where no rank has used one it stays without, as on one rank.
+
     Args:
         learner: What is trained.
         ranks: Those that share it.
@@ -81,6 +86,13 @@ class Parallel:
         self._late_counts = 1.0  # of the gradient that double buffering has on its way
         self._tuner: BucketTuner | None = None
         self._ddp: DistributedDataParallel | None = None
+        self._searches = self._find_unused(example)
+        if self._searches and (parts or config.double_buffer):
+            name, what = min(self._searches), "exact sums" if parts else "exchange.double_buffer=true"
+            raise ConfigError(
+                f"{name.removeprefix('model.')} gets no gradient, but on several ranks {what} take one of every "
+                "parameter: set its requires_grad to False, or remove it from the model."
+            )
         if config.bucket_mb == "auto":
             self._tuner = BucketTuner(self._attach_new)
         else:
@@ -109,6 +121,15 @@ class Parallel:
         if not tuner.done:
             return ()
         return (Note(f"Buckets of {tuner.bucket_mb:g} MB are the fastest here.", {"bucket_sizes": tuner.table}),)
+
+    def require_complete(self, steps: int) -> None:
+        """Refuse a backward behind `steps` others that has left out a parameter, for which DDP would wait for ever."""
+        if self.exchange.steps == steps:
+            raise RunError(
+                "Some parameters got a gradient in one forward and none in another, which several ranks cannot "
+                "exchange: let every forward use them (add 0 * parameter.sum() where they are left out), or start one "
+                "rank."
+            )
 
     def counts_of(self, counts: float) -> float:
         """Return what the gradient at hand counts: double buffering hands out that of the step before."""
@@ -142,6 +163,7 @@ class Parallel:
             process_group=self._ranks.group,
             init_sync=False,  # weights come from the seed; their hash was compared
             gradient_as_bucket_view=True,
+            find_unused_parameters=bool(self._searches),
             **keep_local,  # type: ignore[arg-type]
         )
 
@@ -150,16 +172,35 @@ class Parallel:
         self.exchange.attach(ddp)
         return ddp
 
+    def _find_unused(self, example: tuple[Any, Any]) -> set[str]:
+        """Return the names of parameters that a forward leaves without a gradient, on some rank."""
+        objective = self._learner.objective
+        with self._undone():
+            self._backward(objective, example)
+            unused = {name for name, p in objective.named_parameters() if p.requires_grad and p.grad is None}
+        found = self._ranks.gather(unused)
+        objective.unused = set.intersection(*found)
+        return set().union(*found)
+
     def _rehearse(self, ddp: DistributedDataParallel, example: tuple[Any, Any]) -> None:
-        """Run one small forward and backward and undo what it changed."""
+        """Run one small forward and backward."""
+        with self._undone():
+            self._backward(ddp, example)
+
+    def _backward(self, objective: nn.Module, example: tuple[Any, Any]) -> None:
+        with self._precision.autocast():
+            loss = objective(*example, 1.0)
+        loss.backward()
+
+    @contextlib.contextmanager
+    def _undone(self) -> Iterator[None]:
+        """Undo what a forward and backward change."""
         model: nn.Module = self._learner.model
         buffers = [buffer.clone() for buffer in model.buffers()]
         model.train()
         set_workers(model, 1)
-        with self._precision.autocast():
-            loss = ddp(*example, 1.0)
-        loss.backward()
-        self._learner.optimizer.zero_grad()
+        yield
+        self._learner.clear()
         with torch.no_grad():
             for buffer, before in zip(model.buffers(), buffers, strict=True):
                 buffer.copy_(before)

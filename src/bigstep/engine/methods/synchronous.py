@@ -23,7 +23,7 @@ from bigstep.engine.methods.forwards import Forward, Forwards
 from bigstep.engine.methods.noise_probe import Probe, not_seen
 from bigstep.engine.ranks import Ranks
 from bigstep.engine.state import Carried, Count, Weights
-from bigstep.norm import set_workers
+from bigstep.norm import other_buffers, set_workers
 
 __all__ = ["Gathered", "Pass", "Synchronous"]
 
@@ -220,8 +220,13 @@ class Synchronous:
 
     @contextlib.contextmanager
     def evaluation(self) -> Iterator[nn.Module]:
-        """Lend out the model, with batch-norm statistics that are averaged over all workers."""
+        """Lend out the model, with batch-norm statistics that are averaged over all workers.
+
+        What else a network notes in buffers as it trains, each rank for itself, is rank 0's for all, as under DDP.
+        """
         self.learner.statistics.synchronize(self.ranks.sum_)
+        for buffer in other_buffers(self.learner.model):
+            self.ranks.take_first_(buffer)
         self.learner.model.eval()
         try:
             yield self.learner.model

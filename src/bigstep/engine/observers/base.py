@@ -100,8 +100,17 @@ class Audience:
         for observer in self.observers:
             self._tell(observer.closed())
 
-    def parts(self) -> dict[str, Carried]:
-        """Return what the observers carry."""
+    def state_dict(self) -> dict[str, Any] | None:
+        """Return what the observers carry, by name; None for nothing."""
+        return {name: part.state_dict() for name, part in self._parts().items()} or None
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Let those that are here go on from what they carried."""
+        for name, part in self._parts().items():
+            if state is not None and name in state:
+                part.load_state_dict(state[name])
+
+    def _parts(self) -> dict[str, Carried]:
         return {name: part for observer in self.observers for name, part in observer.parts().items()}
 
     def _tell(self, notes: Iterable[Note]) -> None:
