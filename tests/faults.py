@@ -132,6 +132,18 @@ def sampler_that_fails_late(own: Own, trial: Trial, ranks: Ranks) -> Run:
         return LOOP.start(own, trial, ranks)
 
 
+class SameSampler(Sampler):
+    """Forgets to tell the shuffle which epoch it is."""
+
+    def order(self, epoch: int) -> Tensor:
+        return super().order(0)
+
+
+def sampler_with_one_order(own: Own, trial: Trial, ranks: Ranks) -> Run:
+    with instead(engine, "Sampler", SameSampler):
+        return LOOP.start(own, trial, ranks)
+
+
 def sampler_that_drops_the_last_batch(run: Run, begin: Position) -> Any:
     return (step for step in LOOP.steps(run, begin) if step.size == step.workers * step.local_batch)
 

@@ -62,6 +62,7 @@ PLANTED: list[tuple[str, str, str, str]] = [
     ("one_rank_with_another_order", "start", "same parameter order on every rank", "rank 1 of 2 has out.weight"),
     ("sampler_that_pads", "start", "each sample once an epoch", "come twice"),
     ("sampler_that_fails_late", "start", "each sample once an epoch", "in epoch 3"),
+    ("sampler_with_one_order", "start", "each sample once an epoch", "in the same order"),
     ("sampler_that_drops_the_last_batch", "steps", "each sample once an epoch", "never"),
     ("worker_0_counted_twice_on_3_ranks", "start", "each sample once an epoch", "on 3 rank(s)"),
     ("augmentation_seeded_by_rank", "start", "augmentation follows the sample", "rank 1 of 2"),

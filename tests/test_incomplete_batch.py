@@ -128,6 +128,18 @@ def test_moving_statistics_move_by_the_part_that_a_batch_holds() -> None:
     assert float(norm.running_mean) == 0.75 * 1.0 + 0.25 * 9.0  # type: ignore[arg-type]
 
 
+def test_statistics_of_a_short_batch_are_the_mean_over_the_workers_that_have_samples(tmp_path: Path) -> None:
+    """All samples are alike, so every batch has their mean; of the last one three workers of eight hold samples."""
+    data = Eighty()
+    data.images.fill_(2.0)
+    norm = nn.BatchNorm1d(144)
+    model = nn.Sequential(nn.Flatten(), norm, nn.Linear(144, 3)).double()
+    fit(order(epochs=1, norm=NormConfig(statistics="moving")), model, (data, data), out=tmp_path / "run", device="cpu")
+    left = 0.9**3 * (1 - 0.1 / 3)  # of the start at 0: three full batches, and a third of one
+    assert norm.running_mean is not None
+    torch.testing.assert_close(norm.running_mean, torch.full_like(norm.running_mean, 2.0 * (1 - left)))
+
+
 def test_a_short_batch_that_double_buffering_has_on_its_way_counts_its_part_behind_a_resume(
     world: Callable[[int], World], tmp_path: Path
 ) -> None:

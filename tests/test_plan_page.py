@@ -20,6 +20,7 @@ import pytest
 from bigstep.plan import Cluster, Scheme, Workload, cli_result, predict
 from bigstep.plan.crossover import find_crossover
 from bigstep.plan.page import page_facts, write_page
+from bigstep.plan.workload import Layer
 
 DRIVER, BROWSER = shutil.which("chromedriver"), shutil.which("chromium") or shutil.which("google-chrome")
 needs_browser = pytest.mark.skipif(
@@ -145,6 +146,35 @@ def test_model_in_the_page_equals_python(browser: Browser, page: Path) -> None:
             assert found["step"] == pytest.approx(expected.step_s, rel=1e-8), (name, ask)
             assert found["split"] == pytest.approx(expected.split, rel=1e-6, abs=1e-9)
             assert found["efficiency"] == pytest.approx(expected.efficiency, rel=1e-8)
+
+
+@needs_browser
+def test_layers_without_parameters_do_not_hold_the_last_gradient_back_in_the_page(browser: Browser, page: Path) -> None:
+    browser.open(page.as_uri(), 1400)
+    layers = (
+        Layer(name="flatten", shapes=(), forward_s=0.1, backward_s=0.2),
+        Layer(name="linear", shapes=((1000, 1000),), forward_s=0.1, backward_s=0.2),
+    )
+    workload = Workload(name="mlp", layers=layers, measured_batch=32)
+    cluster = Cluster.load("dgx_h100")
+    ask = {"devices": 64, "localBatch": 32, "collective": "ring", "codec": "none", "bucketMb": 64, "bandwidth": 1e7}
+    script = "return planner.predict(arguments[0].model, arguments[0].cluster, arguments[1]).step"
+    found = browser.run(script, page_facts(workload, cluster, {"gpus": 64}), ask)
+    scheme = Scheme(bucket_mb=64, optimizer=workload.optimizer)
+    expected = predict(workload, cluster.with_bandwidth(1e7), devices=64, local_batch=32, scheme=scheme)
+    assert found == pytest.approx(expected.step_s, rel=1e-8)
+
+
+@needs_browser
+def test_the_page_opens_at_the_plan(browser: Browser, tmp_path: Path) -> None:
+    """At a batch that is no power of two, and a rate for which the slider has no place."""
+    path, answer = tmp_path / "plan.html", cli_result(cluster="mn1", gpus=128, batch=128 * 40, collective="ring")
+    write_page(answer, path, model="resnet50", cluster="mn1")
+    browser.open(path.as_uri(), 1400)
+    found = browser.run("return planner.predict(facts.model, facts.cluster, chosen())")
+    assert found["step"] * 1e3 == pytest.approx(answer["best"]["step_ms"], rel=1e-8)
+    browser.press("batch", ARROW_LEFT)
+    assert browser.run("return chosen().localBatch") == 32
 
 
 @needs_browser

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -104,3 +105,10 @@ def test_what_cannot_run_is_refused() -> None:
     for name in ("gpus", "batch", "budget_minutes"):
         with pytest.raises(ConfigError, match=f"{name.removesuffix('_minutes')} is -1, but it must not be negative"):
             cli_result(**{name: -1})
+    for name in ("price", "lifetime_hours", "budget_minutes"):
+        with pytest.raises(ConfigError, match="finite"):
+            cli_result(**{name: math.nan})
+        with pytest.raises(ConfigError, match="finite"):
+            cli_result(**{name: math.inf})
+    with pytest.raises(ConfigError, match="batch is 7, but 8 devices need a sample each"):
+        cli_result(gpus=8, batch=7)

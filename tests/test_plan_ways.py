@@ -15,9 +15,11 @@ from bigstep.config.text import apply_settings
 from bigstep.errors import ConfigError
 from bigstep.plan import Cluster, Scheme, Workload, cli_result, predict
 from bigstep.plan.cost import exchange_seconds
+from bigstep.plan.crossover import find_crossover
 from bigstep.plan.islands import FEW_MEETINGS, IslandPlan, fewest_steps_between, predict_islands, propose_outer
 from bigstep.plan.search import prefer, rank
 from bigstep.plan.simulate import expected_maximum
+from bigstep.plan.terminal import crossover_sentence
 from bigstep.plan.ways import (
     RESTART_S,
     SAVE_S,
@@ -200,6 +202,31 @@ def test_the_command_takes_a_price_and_refuses_a_negative_one() -> None:
         assert words in shown.output
     with pytest.raises(ConfigError, match="price is -1"):
         cli_result(price=-1)
+
+
+def test_a_torus_over_all_devices_can_be_set_beside_islands() -> None:
+    answer = cli_result(model="gpt-124m", cluster="dgx_h200", gpus=64, collective="torus")
+    assert answer["best"]["collective"] == "torus"
+    assert {way["method"] for way in answer["ways"]} == {"synchronous", "islands", "downpour"}
+
+
+def test_a_price_is_told_where_a_single_device_does_not_hold_the_batch() -> None:
+    answer = cli_result(cluster="dgx_h200", gpus=96, batch=65_536, price=2.0)
+    assert answer["cheapest"]["devices"] >= 32, "fewer do not hold 65,536 images"
+    only = cli_result(cluster="dgx_h200", gpus=64, price=2.0, collective="ring", codec="none")
+    assert only["cheapest"]["label"].startswith("ring, none")
+
+
+def test_what_pays_at_every_rate_is_not_said_to_pay_at_none() -> None:
+    quick = replace(Cluster.load("dgx_h200"), inside=replace(STEADY.inside, bandwidth_byte_s=1e6))
+    crossing = find_crossover(
+        GPT, quick, devices=16, local_batch=8,
+        compressed=[Scheme(collective="gather", codec="onebit")], plain=[Scheme(collective="ring")],
+    )  # fmt: skip
+    assert crossing.pays_here
+    assert crossing.gbit_s == math.inf, "the links inside a node are the slow ones, whatever joins the nodes"
+    told = crossover_sentence({"crossover": {**vars(crossing), "gbit_s": crossing.gbit_s, "here_gbit_s": 400}})
+    assert "wins at every rate" in told
 
 
 def test_the_outer_rate_follows_from_the_islands_and_their_meetings() -> None:

@@ -87,6 +87,9 @@ def test_collectives_are_timed_on_every_rank(world: Callable[[int], Any]) -> Non
 def test_what_cannot_be_probed_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="at least 2"):
         probe(tmp_path, ranks=1)
+    with pytest.raises(ConfigError, match="resnet5O"):
+        probe(tmp_path, model="resnet5O")
+    assert not list(tmp_path.iterdir()), "refused before anything was measured"
     if not torch.cuda.is_available():
         with pytest.raises(ConfigError, match="no CUDA device"):
             probe(tmp_path, device="cuda")

@@ -13,7 +13,7 @@ __all__ = ["augmentation", "epoch_once", "evaluation_once"]
 
 
 def epoch_once(lab: Laboratory) -> Verdict:
-    """The ranks of a world together see each training sample once an epoch, in the same batches as one rank alone."""
+    """The ranks of a world together see each sample once an epoch, in one rank's batches and a new order each time."""
     wrong, fault = 0, ""
     alone: Beginning = lab.see(beginning, lab.trial, 1)[0]
     size = alone.sizes[0]
@@ -35,12 +35,16 @@ def epoch_once(lab: Laboratory) -> Verdict:
             wrong += repeated + missing + apart
             if not wrong and lab.own.data is None and (shared := max(rank.shared for rank in seen)):
                 wrong, fault = shared, f"neighbouring windows of the text overlap by {shared} tokens on {ranks} rank(s)"
+    orders = {tuple(i for step in epoch for i in step) for epoch in alone.epochs}
+    if not wrong and len(orders) == 1 and size > 2:  # two samples come in one order of two by chance
+        wrong, fault = size, f"all {EPOCHS} epochs have the samples in the same order"
     return judged(
         wrong,
         0,
-        f"samples of {size} seen twice, never, or in another batch, in {EPOCHS} epochs",
+        f"samples of {size} seen twice, never, in another batch, or in no new order, in {EPOCHS} epochs",
         fault=fault,
-        remedy="shuffle with one seed on all ranks and divide each batch by workers, letting the last one be short: "
+        remedy="shuffle with one seed on all ranks and the epoch (set_epoch), and divide each batch by workers; let "
+        "the last one be short: "
         "no padding to equal shares (DistributedSampler's default) and no drop_last. bigstep.data.sampler does so. Cut "
         "a text once, the same on all ranks, into windows that begin where the last one ended.",
     )

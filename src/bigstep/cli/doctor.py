@@ -55,4 +55,4 @@ def doctor(
         print_json(result.to_mapping())
     else:
         print_report(result)
-    raise typer.Exit(1 if result.faults or result.trouble else 0)
+    raise typer.Exit(0 if result.healthy else 1)

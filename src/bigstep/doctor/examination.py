@@ -52,6 +52,11 @@ class Examination:
     seconds: float = 0.0
 
     @property
+    def healthy(self) -> bool:
+        """Whether the program was examined to its end, and no fault was found."""
+        return not self.faults and not self.trouble
+
+    @property
     def faults(self) -> list[Finding]:
         """Findings that are mistakes."""
         return [finding for finding in self.findings if finding.level == "fault"]
@@ -74,7 +79,7 @@ class Examination:
         return {
             "bigstep": bigstep.__version__,
             "command": self.command,
-            "healthy": not self.faults and not self.trouble,
+            "healthy": self.healthy,
             "trouble": self.trouble,
             "findings": [finding.to_mapping() for finding in self.faults],
             "advice": [finding.to_mapping() for finding in self.advice],
@@ -174,7 +179,7 @@ def diagnose(
 
 def _trouble(runs: Sequence[World]) -> str:
     """Return in a few words why a run came to no good end, or why there is nothing to compare."""
-    ended = next((explain(world) for world in runs if world.ended in ("failed", "hung")), "")
+    ended = next((explain(world) for world in runs if world.ended in ("failed", "hung", "late")), "")
     trained = any(process.all(Update) for world in runs for process in world.everything)
     return ended or ("" if trained or not runs else "no update of a torch optimizer was seen in it")
 
@@ -186,7 +191,7 @@ def _ranks(count: int) -> str:
 def _notes(runs: Sequence[World]) -> list[str]:
     notes: list[str] = []
     for world in runs:
-        if world.ended in ("failed", "hung"):
+        if world.ended in ("failed", "hung", "late"):
             updates = max((len(process.all(Update)) for process in world.ranks), default=0)
             notes.append(f"The run on {_ranks(world.started)} ended after {updates} updates: {explain(world)}.")
         written = [event for process in world.everything for event in process.all(Wrote) if not event.refused]

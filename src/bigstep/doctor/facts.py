@@ -167,6 +167,8 @@ class Backward(Event):
     value: float
     factor: float = 1.0
     """What the scalar had been multiplied with after the loss was formed, without the scale of a GradScaler."""
+    summed: bool = False
+    """Whether the loss is a sum over samples and no mean."""
     synchronised: bool = True
     """False inside `no_sync`."""
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import bigstep
-from bigstep.doctor.facts import End
+from bigstep.doctor.facts import End, Update
 from bigstep.doctor.settings import VARIABLE, Settings
 from bigstep.doctor.world import World, read_world
 
@@ -25,13 +25,17 @@ _SITE = "from bigstep.doctor.observe.attach import attach\n\nattach(__file__)\n"
 """Python imports `sitecustomize` from PYTHONPATH before any program: so observers reach ranks that a script starts."""
 
 
+_PARTNER_GONE = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed", "recvBytes")
+"""Words of a rank that has lost another one; why that one went is the better answer."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """Seconds that a run may take."""
 
     total_s: float = 120.0
     stall_s: float = 30.0
-    """Without a single new fact: the ranks wait for each other, or for something that never comes."""
+    """Without a new fact or a tenth of that on a processor: ranks wait for each other, or for what never comes."""
     grace_s: float = 6.0
     """For the other ranks to end when one has ended."""
 
@@ -58,9 +62,15 @@ def run_world(command: Sequence[str], settings: Settings, folder: Path, limits: 
     world = read_world(Path(settings.facts), seconds=time.monotonic() - began, output=_output(settings))
     message = ""
     if ended == "failed":
-        said = [e.message for process in world.everything for e in process.all(End) if e.reason == "failed"]
-        statuses = [rank.returncode for rank in ranks if rank.returncode]
-        message = said[0] if said else _last_words(settings) or f"status {statuses[0] if statuses else '?'}"
+        ends = [e for process in world.everything for e in process.all(End)]
+        said = [e.message for e in ends if e.reason == "failed"]
+        own = [text for text in said if not any(word in text for word in _PARTNER_GONE)]
+        if said and not own and any(e.reason == "stopped" for e in ends):
+            ended = "stopped"  # by us, and the others have noticed
+        else:
+            statuses = [rank.returncode for rank in ranks if rank.returncode]
+            words = [*own, *said, _last_words(settings), f"status {statuses[0] if statuses else '?'}"]
+            message = next(filter(None, words))
     elif ended == "ended":
         reasons = {e.reason for process in world.ranks for e in process.all(End)}
         ended = "stopped" if "stopped" in reasons else "finished"
@@ -105,24 +115,36 @@ def _start(
 
 
 def _watch(ranks: Sequence[subprocess.Popen[bytes]], facts: Path, limits: Limits) -> str:
-    """Return how the run ended: ended, failed or hung."""
+    """Return how the run ended: ended, failed, hung, or late, which is at work when its time is over."""
     began = moved = time.monotonic()
-    size, leaving = -1, 0.0
+    size, leaving, worked = -1, 0.0, 0.0
     while True:
         now = time.monotonic()
         running = [rank for rank in ranks if rank.poll() is None]
         if not running:
             return "failed" if any(rank.returncode for rank in ranks) else "ended"
         written = sum(path.stat().st_size for path in facts.iterdir())
-        if written != size:
-            size, moved = written, now
+        busy = sum(_processor_s(rank.pid) for rank in running)
+        if written != size or busy > worked + limits.stall_s / 10:  # data may be prepared without a word
+            size, worked, moved = written, busy, now
         if len(running) < len(ranks) or len(list(facts.glob("*.done"))) >= len(ranks):
             leaving = leaving or now
         if leaving and now - leaving > limits.grace_s:
             return "failed" if any(rank.returncode for rank in ranks) else "ended"
-        if now - moved > limits.stall_s or now - began > limits.total_s:
+        if now - moved > limits.stall_s:
             return "hung"
+        if now - began > limits.total_s:
+            return "late" if now - moved < limits.total_s / 2 else "hung"
         time.sleep(0.05)  # polling children, not synchronising with them
+
+
+def _processor_s(pid: int) -> float:
+    """Return the seconds that a process has had a processor; 0 where the system does not say."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _end(ranks: Sequence[subprocess.Popen[bytes]], facts: str) -> None:
@@ -165,6 +187,9 @@ def explain(world: World) -> str:
     said = world.message
     if world.ended == "hung":
         return "it stood still until its time was over"
+    if world.ended == "late":
+        none = "" if world.all(Update) else ", and no optimizer of torch took a step"
+        return f"its time was over before all updates were seen{none}; give it more with --timeout"
     if "EOFError" in said and "reading a line" in said:
         return f"it asked for input, and there is nobody to answer ({said})"
     gpu = ("No CUDA GPUs", "not compiled with CUDA", "no NVIDIA driver", "No HIP GPUs", "CUDA driver")

@@ -112,12 +112,12 @@ def observe(
         if one.size > 1:  # it starts its ranks itself, and cannot be held to one
             return Case(many=one), [one]
         patient.starts_itself = any(process.all(Spawn) for process in one.everything)
-        if one.ended == "hung" and not one.all(Update):
+        if one.ended in ("hung", "late") and not one.all(Update):
             return Case(one=one), [one]
         name = f"{ranks} ranks"
         many = patient.run(name, ranks, updates=steps)
         short = resumed = None
-        if only != "time" and not _saw_passes(many) and many.ended in ("stopped", "hung"):
+        if only != "time" and not _saw_passes(many) and many.ended in ("stopped", "hung", "late"):
             most = Limits(total_s=min(limits.total_s, 15 + 1.5 * many.seconds), stall_s=limits.stall_s)
             title = f"{name}, short passes"
             short = patient.run(title, ranks, updates=SHORT_UPDATES, short=SHORT_BATCHES, limits=most)

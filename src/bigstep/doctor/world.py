@@ -41,7 +41,7 @@ class World:
     helpers: Sequence[Process] = ()
     """Processes that trained nothing: loader processes, launchers."""
     ended: str = "stopped"
-    """stopped, finished, failed, or hung."""
+    """stopped, finished, failed, hung, or late: still at work when its time was over."""
     message: str = ""
     output: str = ""
     seconds: float = 0.0

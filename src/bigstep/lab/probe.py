@@ -68,6 +68,7 @@ def probe(
         raise ConfigError(
             f"The folder {out} cannot be written ({error.strerror}); choose another with --out."
         ) from None
+    of_tokens = bool(model) and find_model(model).input == "tokens"  # told before minutes of measuring
     cluster = _measure_machine(ranks, torch.device(device), repeats)
     files = [out / "machine.yaml"]
     write_atomically(files[0], yaml.safe_dump(cluster, sort_keys=False, allow_unicode=True, width=120).encode())

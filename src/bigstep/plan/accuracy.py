@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, geometric_mean
+from typing import Any
 
 from bigstep.errors import ConfigError
 from bigstep.records import Run, read_run
@@ -63,7 +64,9 @@ class ConvergenceLaw:
 
 
 def fit_law(points: Sequence[tuple[float, float]], target: float, source: str) -> ConvergenceLaw:
-    """Fit E(B) = e0 + k B to (batch, epochs) by least squares.
+    """Fit E(B) = e0 + k B to (batch, epochs) by least squares, with neither of the two below zero.
+
+    Runs that differ by chance alone may say that a larger batch needs fewer epochs, or that a small one needs none.
 
     >>> law = fit_law([(512, 20), (1024, 22), (2048, 26)], 93.0, "three runs")
     >>> round(law.base_epochs, 3), round(law.epochs(4096), 3)
@@ -77,8 +80,10 @@ def fit_law(points: Sequence[tuple[float, float]], target: float, source: str) -
     count = len(points)
     mean_b = sum(batch for batch, _ in points) / count
     mean_e = sum(epochs for _, epochs in points) / count
-    slope = sum((b - mean_b) * (e - mean_e) for b, e in points) / sum((b - mean_b) ** 2 for b, _ in points)
+    slope = max(0.0, sum((b - mean_b) * (e - mean_e) for b, e in points) / sum((b - mean_b) ** 2 for b, _ in points))
     base = mean_e - slope * mean_b
+    if base < 0:
+        base, slope = 0.0, sum(b * e for b, e in points) / sum(b * b for b, _ in points)
     return ConvergenceLaw(
         base_epochs=base,
         slope=slope,
@@ -132,11 +137,11 @@ def law_from_runs(folders: Iterable[Path], target: float) -> ConvergenceLaw:
     points, scales, names = [], [], []
     for folder in (found for given in folders for found in _run_folders(given)):
         run = read_run(folder)
-        reached = [row["epoch"] for row in run.evaluations if row["accuracy"] * 100 >= target]
-        method = run.config.get("asynchronous", {}).get("method", "none")
-        if reached and not run.config.get("plan") and method == "none":  # others have no single B
-            # the largest: the last batch of an epoch holds what is left
-            points.append((float(max(row["batch"] for row in run.train)), float(min(reached))))
+        # null stands for what was no number
+        reached = [row["epoch"] for row in run.evaluations if (row.get("accuracy") or 0.0) * 100 >= target]
+        batch = max((row["batch"] for row in run.train), default=0)  # the last of an epoch holds what is left
+        if reached and batch and _has_one_batch(run.config):
+            points.append((float(batch), float(min(reached))))
             scales.append(_noise_scale(run))
             names.append(folder.name)
     more = f" and {len(names) - 6} more" if len(names) > 6 else ""
@@ -147,6 +152,12 @@ def law_from_runs(folders: Iterable[Path], target: float) -> ConvergenceLaw:
         source += f" at batch {batch:,.0f} with their gradient noise scale of {scale:,.0f} as the critical batch"
         return law_from_noise(batch, fmean(epochs for _, epochs in points), scale, target, source)
     return fit_law(points, target, source)
+
+
+def _has_one_batch(config: dict[str, Any]) -> bool:
+    """Whether all samples of a step make one gradient, and every step has as many."""
+    method = config.get("asynchronous", {}).get("method", "none")
+    return not config.get("plan") and method == "none" and config.get("islands", {}).get("count", 1) == 1
 
 
 def _noise_scale(run: Run) -> float | None:

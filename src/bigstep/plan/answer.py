@@ -13,7 +13,16 @@ from bigstep.errors import ConfigError
 from bigstep.plan.accuracy import LAWS, ConvergenceLaw, law_from_runs
 from bigstep.plan.cluster import Cluster
 from bigstep.plan.crossover import find_crossover
-from bigstep.plan.search import Choice, candidate_schemes, explain, fewest_devices, prefer, rank, suggest_recipe
+from bigstep.plan.search import (
+    Choice,
+    best_of_each,
+    candidate_schemes,
+    explain,
+    fewest_devices,
+    prefer,
+    rank,
+    suggest_recipe,
+)  # fmt: skip
 from bigstep.plan.validate import as_dict, check_rows, summarise
 from bigstep.plan.ways import Way, cheapest, compare_ways, recommend
 from bigstep.plan.workload import Workload
@@ -80,6 +89,8 @@ def cli_result(
     ):
         if number < 0:
             raise ConfigError(f"{name} is {number:g}, but it must not be negative.")
+        if not math.isfinite(number):
+            raise ConfigError(f"{name} is {number:g}, but it must be a finite number.")
     workload, machine = Workload.load(model), Cluster.load(cluster)
     law = choose_law(workload, target, law_runs)
     counts = parse_sweep(sweep) if sweep else []
@@ -87,7 +98,7 @@ def cli_result(
         machine = machine.resized(max(*counts, gpus))
     result: dict[str, Any] = {"kind": "plan", "model": workload.name, "cluster": machine.name, "warnings": []}
     if budget_minutes:
-        chosen = _within_budget(workload, machine, budget_minutes, law, batch)
+        chosen = _within_budget(workload, machine, budget_minutes, law, batch, collective, codec)
         gpus = chosen.prediction.devices
     gpus = gpus or (max(counts) if counts else machine.devices)
     choices = rank(workload, machine, gpus, batch=batch, law=law, collective=collective, codec=codec)
@@ -103,19 +114,30 @@ def cli_result(
         "why": explain(workload, machine, best),
         "sure": confidence(),
         "crossover": _crossover(workload, machine, best),
-        "sweep": [_facts(rank(workload, machine, n, batch=batch, law=_reachable(law, n), collective=collective,
-                              codec=codec)[0]) for n in counts if not batch or n <= batch],
-    }  # fmt: skip
+        "sweep": [
+            _facts(choice)
+            for n in counts
+            for choice in best_of_each(
+                workload, machine, [n], batch=batch, law=_reachable(law, n), collective=collective, codec=codec
+            )
+        ],
+    }
     lifetime = lifetime_hours or math.inf
     result |= _ways(compare_ways(workload, machine, best, price=price, lifetime_h=lifetime))
     if price:
-        sizes = [2**power for power in range(21) if 2**power <= machine.devices]
-        found = cheapest(workload, machine, sizes, price=price, law=law, lifetime_h=lifetime, batch=batch)
+        sizes = sorted({2**power for power in range(21) if 2**power <= machine.devices} | {gpus})
+        found = cheapest(workload, machine, sizes, price=price, law=law, lifetime_h=lifetime, batch=batch,
+                         collective=collective, codec=codec)  # fmt: skip
         result["cheapest"] = asdict(found)
     if law is None:
         result["warnings"].append(
             f"no law of epochs against batch is known for {workload.name}, so the ranking is by samples a second; "
             "fit one to your own runs with --runs"
+        )
+    elif not workload.samples:
+        result["warnings"].append(
+            f"the file of {workload.name} does not say how many samples an epoch has, so there is no time to "
+            f"{law.target:g} %, and the ranking is by samples a second; add `samples` to it"
         )
     elif target and target < law.target:
         result["warnings"].append(f"the law gives epochs to {law.target} %; {target:g} % needs somewhat fewer")
@@ -154,11 +176,14 @@ def choose_law(workload: Workload, target: float, runs: Sequence[Path]) -> Conve
 
 
 def _within_budget(
-    workload: Workload, cluster: Cluster, minutes: float, law: ConvergenceLaw | None, batch: int
-) -> Choice:
+    workload: Workload, cluster: Cluster, minutes: float, law: ConvergenceLaw | None, batch: int, collective: str,
+    codec: str,
+) -> Choice:  # fmt: skip
     if law is None:
         raise ConfigError(f"A budget needs a law of epochs against batch, and none is known for {workload.name}.")
-    chosen = fewest_devices(workload, cluster, minutes, law=law, batch=batch)
+    if not workload.samples:
+        raise ConfigError(f"A budget needs `samples`, those of an epoch, in the file of {workload.name}; add it.")
+    chosen = fewest_devices(workload, cluster, minutes, law=law, batch=batch, collective=collective, codec=codec)
     if chosen is None:
         raise ConfigError(
             f"budget is {minutes:g} min, but {cluster.name} does not reach {law.target} % in that time with any "

@@ -11,7 +11,7 @@ from bigstep.plan.scheme import Scheme
 from bigstep.plan.simulate import predict
 from bigstep.plan.workload import Workload
 
-__all__ = ["Crossover", "find_crossover", "highest_rate"]
+__all__ = ["Crossover", "find_crossover", "highest_rate", "spoken_rate"]
 
 SLOWEST_BYTE_S, FASTEST_BYTE_S = 1e6 / 8, 1e13 / 8
 
@@ -24,18 +24,31 @@ def highest_rate(pays: Callable[[float], bool], *, halvings: int = 40) -> float 
         halvings: How often the seven decades from 1 Mbit/s to 10 Tbit/s are halved.
 
     Returns:
-        None where it pays at all of these rates, or at none.
+        None where it pays at none of these rates, infinity where it pays at all of them.
 
     >>> round(highest_rate(lambda byte_s: byte_s < 1e9) / 1e9, 6), highest_rate(lambda byte_s: True)
-    (1.0, None)
+    (1.0, inf)
     """
     low, high = SLOWEST_BYTE_S, FASTEST_BYTE_S
-    if not pays(low) or pays(high):
+    if not pays(low):
         return None
+    if pays(high):
+        return math.inf
     for _ in range(halvings):
         middle = math.sqrt(low * high)
         low, high = (middle, high) if pays(middle) else (low, middle)
     return math.sqrt(low * high)
+
+
+def spoken_rate(gbit_s: float | None, unit: str = "") -> str:
+    """Where something pays, as a piece of a sentence, with a unit where the sentence has not named it.
+
+    >>> spoken_rate(2.5), spoken_rate(math.inf), spoken_rate(None)
+    ('below 2.5', 'at every rate', 'at no rate')
+    """
+    if gbit_s is None:
+        return "at no rate"
+    return f"below {gbit_s:.3g}{unit}" if math.isfinite(gbit_s) else "at every rate"
 
 
 @dataclass(frozen=True)
@@ -45,7 +58,7 @@ class Crossover:
     compressed: str
     plain: str
     byte_s: float | None
-    """None where one of them wins at every rate from 1 Mbit/s to 10 Tbit/s."""
+    """None where the plain one wins at every rate from 1 Mbit/s to 10 Tbit/s, infinite where the other does."""
     pays_here: bool
     gain_here: float
     """Share of the step that compression saves at the cluster's own rate; negative where it costs."""

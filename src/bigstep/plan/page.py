@@ -57,6 +57,7 @@ def write_page(result: dict[str, Any], path: Path, *, model: str, cluster: str) 
         lead=f"{machine.about or machine.name}. Best found: recipe {best['recipe']}, batch {best['batch']:,}, "
         f"{best['collective']}, codec {best['codec']}, buckets of {best['bucket_mb']:g} MB.",
         counts=facts["counts"],
+        batches=facts["batches"],
         start=_start(best, facts, machine),
         codecs=PAGE_CODECS,
         collectives=[name for name in facts["collectives"] if name != "gather"],
@@ -79,10 +80,11 @@ def write_page(result: dict[str, Any], path: Path, *, model: str, cluster: str) 
 def _start(best: dict[str, Any], facts: dict[str, Any], cluster: Cluster) -> dict[str, Any]:
     """Where the controls stand when the page opens: at the best choice."""
     codec = best["codec"] if best["codec"] in PAGE_CODECS else "fp16"
+    rate = math.log10(cluster.between.bandwidth_byte_s * 8 / 1e9)
     return {
         "count": facts["counts"].index(best["gpus"]),
-        "bandwidth": round(math.log10(cluster.between.bandwidth_byte_s * 8 / 1e9), 2),
-        "batch": max(0, min(9, round(math.log2(best["local_batch"])))),
+        "bandwidth": round(min(3.2, max(-2.0, rate)) * 50) / 50,  # a place of the slider; untouched, it means `rate`
+        "batch": facts["batches"].index(best["local_batch"]),
         "codec": codec,
         "collective": best["collective"] if best["collective"] != "gather" else "halving",
         "bucket": min(PAGE_BUCKETS, key=lambda size: abs(size - best["bucket_mb"])),
@@ -92,7 +94,7 @@ def _start(best: dict[str, Any], facts: dict[str, Any], cluster: Cluster) -> dic
 # long: one table, read top to bottom beside the page's JavaScript
 def page_facts(workload: Workload, cluster: Cluster, result: dict[str, Any]) -> dict[str, Any]:
     """Everything the model in the page needs, in SI units."""
-    law = result.get("law")
+    law, best = result.get("law"), result.get("best", {})
     most = max(4096, result["gpus"]) if cluster.devices >= 4096 else cluster.devices
     counts = sorted({2**power for power in range(21) if 2**power <= most} | {result["gpus"]})
     layers = [
@@ -109,8 +111,10 @@ def page_facts(workload: Workload, cluster: Cluster, result: dict[str, Any]) -> 
     device, rule = cluster.device, OPTIMIZERS[workload.optimizer]
     return {
         "counts": counts,
-        "batches": [2**power for power in range(10)],
-        "collectives": [name for name in COLLECTIVES if name != "switch" or cluster.in_network],
+        "batches": sorted({2**power for power in range(10)} | {best.get("local_batch", 1)}),
+        "collectives": [
+            name for name in COLLECTIVES if name != "switch" or cluster.in_network or best.get("collective") == name
+        ],
         "model": {
             "layers": layers,
             "parameters": workload.parameters,

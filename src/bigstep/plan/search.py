@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from bigstep.errors import ConfigError
@@ -14,7 +14,16 @@ from bigstep.plan.workload import Workload
 from bigstep.tables.codecs import CODECS, check_pair, collectives_for
 from bigstep.tables.collectives import COLLECTIVES, choose_grid
 
-__all__ = ["Choice", "candidate_schemes", "explain", "fewest_devices", "prefer", "rank", "suggest_recipe"]
+__all__ = [
+    "Choice",
+    "best_of_each",
+    "candidate_schemes",
+    "explain",
+    "fewest_devices",
+    "prefer",
+    "rank",
+    "suggest_recipe",
+]
 
 BUCKETS_MB = (1.0, 4.0, 16.0, 64.0)
 LOCAL_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -121,6 +130,8 @@ def rank(
     Returns:
         One choice for each collective, codec and grid, each with its best bucket and batch.
     """
+    if batch and batch < devices:
+        raise ConfigError(f"batch is {batch}, but {devices} devices need a sample each; raise it, or ask for fewer.")
     schemes = candidate_schemes(cluster, devices, collective=collective, codec=codec, optimizer=workload.optimizer)
     first = batch / devices if batch else _feasible_batches(workload, cluster, devices, law)[0]
     trial = [_choose(workload, cluster, devices, first, scheme, law) for scheme in schemes]
@@ -198,7 +209,8 @@ def explain(workload: Workload, cluster: Cluster, choice: Choice) -> list[str]:
         f"loss is {lost[0][1]} ({100 * lost[0][0] / prediction.step_s:.1f} %), then {lost[1][1]} "
         f"({100 * lost[1][0] / prediction.step_s:.1f} %)."
     ]
-    link = cluster.between
+    link, device = cluster.between, cluster.device
+    twice = replace(device, flop_s=2 * device.flop_s, matmul_flop_s=2 * device.matmul_flop_s)
     changes = {
         "twice the bandwidth between nodes": replace(
             cluster, between=replace(link, bandwidth_byte_s=2 * link.bandwidth_byte_s)
@@ -207,15 +219,19 @@ def explain(workload: Workload, cluster: Cluster, choice: Choice) -> list[str]:
             cluster,
             between=replace(link, latency_s=link.latency_s / 2),
             inside=replace(cluster.inside, latency_s=cluster.inside.latency_s / 2),
+            collectives={
+                name: replace(speed, latency_s=speed.latency_s / 2) for name, speed in cluster.collectives.items()
+            },
         ),
         "no jitter": replace(cluster, jitter=0.0),
-        "a device of twice the speed": replace(
-            cluster, device=replace(cluster.device, flop_s=2 * cluster.device.flop_s)
-        ),
     }
+    tried = {words: (workload, changed) for words, changed in changes.items()}
+    # measured times are those of the device that was measured: one of twice the speed does twice the batch in them
+    quick = replace(workload, measured_batch=2 * workload.measured_batch)
+    tried["a device of twice the speed"] = quick, replace(cluster, device=twice)
     gains = []
-    for words, changed in changes.items():
-        faster = predict(workload, changed, devices=prediction.devices, local_batch=prediction.local_batch,
+    for words, (asked, changed) in tried.items():
+        faster = predict(asked, changed, devices=prediction.devices, local_batch=prediction.local_batch,
                          scheme=prediction.scheme)  # fmt: skip
         gains.append((1 - faster.step_s / prediction.step_s, words))
     gains.sort(reverse=True)
@@ -224,16 +240,41 @@ def explain(workload: Workload, cluster: Cluster, choice: Choice) -> list[str]:
     return sentences
 
 
+def best_of_each(
+    workload: Workload, cluster: Cluster, counts: Iterable[int], *, batch: int = 0, law: ConvergenceLaw | None = None,
+    collective: str = "", codec: str = "",
+) -> Iterator[Choice]:  # fmt: skip
+    """What a plan would choose on each of these numbers of devices; those that cannot run it are left out."""
+    for devices in counts:
+        try:
+            yield prefer(rank(workload, cluster, devices, batch=batch, law=law, collective=collective, codec=codec))
+        except ConfigError:  # too few for the memory, too many for the batch, or not in whole nodes
+            continue
+
+
 def fewest_devices(
-    workload: Workload, cluster: Cluster, budget_minutes: float, *, law: ConvergenceLaw, batch: int = 0
-) -> Choice | None:
-    """The smallest whole number of nodes (doubling) that reaches the target within the budget; None if none does."""
-    devices = 1
-    while devices <= cluster.devices:
-        if devices * LOCAL_BATCHES[0] > law.largest_batch * BEYOND_LAW or (batch and devices > batch):
-            return None
-        best = rank(workload, cluster, devices, batch=batch, law=law)[0]
-        if best.minutes is not None and best.minutes <= budget_minutes:
-            return best
-        devices *= 2
-    return None
+    workload: Workload, cluster: Cluster, budget_minutes: float, *, law: ConvergenceLaw, batch: int = 0,
+    collective: str = "", codec: str = "",
+) -> Choice | None:  # fmt: skip
+    """The fewest devices, in whole nodes where there is more than one, that reach the target within the budget.
+
+    Doubling finds a number that does, bisection the fewest above the one before it; None if no number does.
+    """
+
+    def within(counts: Iterable[int]) -> Choice | None:
+        choices = best_of_each(workload, cluster, counts, batch=batch, law=law, collective=collective, codec=codec)
+        return next((one for one in choices if one.minutes is not None and one.minutes <= budget_minutes), None)
+
+    k, doubled = cluster.devices_per_node, [2**power for power in range(cluster.devices.bit_length())]
+    counts = sorted({n if n <= k else -(-n // k) * k for n in doubled} | {cluster.devices})
+    found = within(counts)
+    if found is None:
+        return None
+    enough = found.prediction.devices
+    step = 1 if enough <= k else k
+    low, high = max((n for n in counts if n < enough), default=0) // step, enough // step
+    while high - low > 1:
+        middle = (low + high) // 2
+        fewer = within([middle * step])
+        found, low, high = (fewer, low, middle) if fewer else (found, middle, high)
+    return found

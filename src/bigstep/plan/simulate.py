@@ -261,7 +261,8 @@ def _account(
 def _double_buffered(
     workload: Workload, cluster: Cluster, devices: int, local_batch: float, scheme: Scheme
 ) -> Prediction:
-    """A step's gradient travels while the next step is computed: step = max(compute, codec and update, exchange).
+    """A step's gradient travels while the next step is computed: step = max(compute, codec and update, exchange,
+    data).
 
     The local batch is what one backward pass computes; the paper calls two such steps one minibatch.
 
@@ -269,6 +270,8 @@ def _double_buffered(
     """
     plain = replace(scheme, double_buffer=False, overlap=False)
     step = predict(workload, cluster, devices=devices, local_batch=local_batch, scheme=plain)
-    own = step.step_s - step.split["exchange"]
-    exposed = max(0.0, step.exchange_s - own)
-    return replace(step, scheme=scheme, step_s=own + exposed, split=step.split | {"exchange": exposed})
+    own = step.step_s - step.split["exchange"] - step.split["data"]
+    end = max(own, step.exchange_s)
+    step_s = max(end, local_batch / cluster.loader_samples_s)
+    split = step.split | {"exchange": end - own, "data": step_s - end}
+    return replace(step, scheme=scheme, step_s=step_s, split=split)

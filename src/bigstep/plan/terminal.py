@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from bigstep.plan.crossover import spoken_rate
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -44,7 +46,9 @@ def _render_plan(result: dict[str, Any], console: Console, limit: int) -> None:
     console.print(crossover_sentence(result))
     _render_ways(result, console)
     if law := result["law"]:
-        console.print(f"Epochs: {law['source']}; critical batch {law['critical_batch']:,.0f}.")
+        none = "the same at every batch of them"
+        size = f"critical batch {law['critical_batch']:,.0f}" if law["epochs_per_sample_of_batch"] else none
+        console.print(f"Epochs: {law['source']}; {size}.")
     sure = result["sure"]
     console.print(
         f"How sure: the same model is off by {100 * sure['mean_error']:.0f} % on average and "
@@ -152,10 +156,9 @@ def crossover_sentence(result: dict[str, Any]) -> str:
         return "Compression: nothing leaves the node, so there is nothing to gain."
     verdict = "pays" if found["pays_here"] else "does not pay"
     gain = f"{'saves' if found['gain_here'] > 0 else 'costs'} {100 * abs(found['gain_here']):.1f} % of the step"
-    where = "at no rate" if found["gbit_s"] is None else f"below {found['gbit_s']:.3g} Gbit/s an adapter"
     return (
         f"Compression: 1-bit {verdict} on this network ({gain} at {found['here_gbit_s']:g} Gbit/s); "
-        f"it wins {where} against {found['plain']}."
+        f"it wins {spoken_rate(found['gbit_s'], ' Gbit/s an adapter')} against {found['plain']}."
     )
 
 

@@ -19,10 +19,10 @@ from dataclasses import dataclass, replace
 
 from bigstep.plan.accuracy import ConvergenceLaw
 from bigstep.plan.cluster import Cluster
-from bigstep.plan.crossover import highest_rate
+from bigstep.plan.crossover import highest_rate, spoken_rate
 from bigstep.plan.islands import LONGEST, IslandPlan, IslandPrediction, fewest_steps_between, propose_outer
 from bigstep.plan.scheme import Scheme
-from bigstep.plan.search import BEYOND_LAW, Choice, candidate_schemes, rank
+from bigstep.plan.search import Choice, best_of_each, candidate_schemes
 from bigstep.plan.server import predict_server
 from bigstep.plan.simulate import predict
 from bigstep.plan.workload import Workload
@@ -70,7 +70,8 @@ class Way:
     advice: str = ""
     """Why these settings, and when they pay, in a sentence."""
     pays_below_gbit_s: dict[str, float | None] | None = None
-    """By rival, the rate of an adapter between nodes below which this is `WORTH` times as fast; None for no such."""
+    """By rival, the rate of an adapter between nodes below which this is `WORTH` times as fast; None for no such,
+    infinite for all."""
 
 
 def lost_share(method: str, devices: int, lifetime_h: float, *, between_s: float = 0.0) -> float:
@@ -125,7 +126,8 @@ def compare_ways(
         server = predict_server(
             workload, cluster, workers=devices, local_batch=local, servers=nodes or 1, rounds=rounds
         )
-        label = f"{nodes or 1} servers, {server.staleness:.0f} updates stale, limited by {server.bottleneck}"
+        servers = f"{nodes} servers" if nodes > 1 else "1 server"
+        label = f"{servers}, {server.staleness:.0f} updates stale, limited by {server.bottleneck}"
         lost = lost_share("downpour", devices, lifetime_h)
         ways.append(_way(workload, best, "downpour", label, server.samples_s, lost, price, SERVER_CAVEAT))
     return sorted(ways, key=lambda way: -way.samples_s)
@@ -140,7 +142,7 @@ def _on_islands(workload: Workload, cluster: Cluster, best: Choice, plan: Island
         devices=prediction.devices,
         local_batch=prediction.local_batch,
         plan=plan,
-        scheme=prediction.scheme,
+        scheme=replace(prediction.scheme, grid=None),  # that of a torus over all devices fits no island
         share=MEETINGS_SHARE,
     )
 
@@ -151,7 +153,7 @@ def islands_pay_below(
     """By rival, the rate in Gbit/s of an adapter between nodes below which islands are `WORTH` times as fast.
 
     At each rate islands have the H that fits it, and the rival its best scheme. None in all where nothing leaves a
-    node, and for a rival where there is no such rate from 1 Mbit/s to 10 Tbit/s.
+    node, and for a rival where there is no such rate from 1 Mbit/s to 10 Tbit/s; infinite where all are such.
     """
     devices, local = best.prediction.devices, best.prediction.local_batch
     if devices <= cluster.devices_per_node:
@@ -186,7 +188,7 @@ def _with_advice(
         reason = f"the longest that was published, though meetings take {100 * taken:.0f} % of the time"
     advice = f"Islands: H = {plan.every}, {reason}; {rule.why}."
     if below is not None:
-        rates = [f"{name} below {rate:.3g}" if rate else f"{name} at no rate" for name, rate in below.items()]
+        rates = [f"{name} {spoken_rate(rate)}" for name, rate in below.items()]
         advice += f" In Gbit/s an adapter, they are {WORTH:g} times as fast as {', as '.join(rates)}."
     outer = f"{{name: {rule.name}, lr: {rule.lr:g}, momentum: {rule.momentum:g}}}"
     settings = (f"islands.count={plan.count}", f"islands.every={plan.every}", f"islands.overlap={plan.overlap}",
@@ -235,24 +237,25 @@ def cheapest(
     law: ConvergenceLaw | None,
     lifetime_h: float = math.inf,
     batch: int = 0,
+    collective: str = "",
+    codec: str = "",
 ) -> Way:
     """The number of devices on which the synchronous way costs least; of equal ones the fastest.
 
     Args:
         workload: The model.
         cluster: Where it runs.
-        counts: Numbers of devices to try.
+        counts: Numbers of devices to try; at least one of them must be able to run it.
         price: Of a device hour.
         law: Epochs against batch; without it the price is that of a million samples.
         lifetime_h: Mean hours until a device is lost.
         batch: Global batch; 0 lets the search choose.
+        collective: Only this collective; empty for all.
+        codec: Only this codec; empty for all.
     """
     ways = []
-    for devices in counts:
-        if (batch and devices > batch) or (law and devices > law.largest_batch * BEYOND_LAW):
-            continue
-        best = rank(workload, cluster, devices, batch=batch, law=law)[0]
-        lost = lost_share("synchronous", devices, lifetime_h)
+    for best in best_of_each(workload, cluster, counts, batch=batch, law=law, collective=collective, codec=codec):
         prediction = best.prediction
+        lost = lost_share("synchronous", prediction.devices, lifetime_h)
         ways.append(_way(workload, best, "synchronous", prediction.scheme.label, prediction.samples_s, lost, price))
     return min(ways, key=lambda way: (way.price or 0.0, -way.samples_s))

@@ -22,6 +22,7 @@ class Stretch:
     losses: list[Loss] = field(default_factory=list)
     clips: list[Clip] = field(default_factory=list)
     batches: int = 0
+    loaders: set[int] = field(default_factory=set)
     clipped_then: str = ""
     """The line of a clip after which gradients were exchanged or added to."""
     cause: str = ""
@@ -48,6 +49,7 @@ def stretches(process: Process) -> list[tuple[Stretch, Update]]:
             now.clips.append(event)
         elif isinstance(event, Batch):
             now.batches += 1
+            now.loaders.add(event.loader)
         elif isinstance(event, Collective) and event.target == "gradient" and now.clips and not now.clipped_then:
             now.clipped_then, now.cause = now.clips[-1].line, "gradients were exchanged afterwards"
     return found
@@ -103,7 +105,8 @@ def undivided_accumulation(case: Case) -> Iterator[Finding]:
     """Micro-batches are added up, but the loss is not divided by their number, or divided twice."""
     world = _any_world(case)
     found = [(s, u) for s, u in stretches(world.ranks[0]) if len(s.backwards) > 1 and len(s.forwards) > 1]
-    found = [(s, u) for s, u in found if s.batches != 1 and len(s.backwards) == len(s.forwards)]
+    # a loss for each of several data sets is no accumulation
+    found = [(s, u) for s, u in found if s.batches != 1 and len(s.loaders) < 2 and len(s.backwards) == len(s.forwards)]
     if len(found) < 2:
         raise Unseen("no accumulation over micro-batches was seen")
     stretch, update = found[0]
@@ -111,7 +114,9 @@ def undivided_accumulation(case: Case) -> Iterator[Finding]:
     factors = [backward.factor for s, _ in found for backward in s.backwards]
     if any(loss.reduction == "sum" for loss in stretch.losses) or len(found) < len(stretches(world.ranks[0])) / 2:
         return
-    applied = update.used / update.local if update.local and world.size == 1 else 1.0
+    same = [[u for u in process.all(Update) if u.number == update.number] for process in world.ranks]
+    local = sum(u.local for each in same for u in each) / world.size
+    applied = update.used / local if local else 1.0  # the gradient itself may have been divided
     line = stretch.backwards[0].line
     if all(math.isclose(f, 1.0, rel_tol=1e-3) for f in factors) and not math.isclose(applied, 1 / k, rel_tol=0.05):
         yield Finding(

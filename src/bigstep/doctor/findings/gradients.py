@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from bigstep.doctor.facts import Backward, Collective, Event, Forward, Group, Update, Wrap
+from bigstep.doctor.facts import Backward, Collective, Forward, Group, Loss, Update, Wrap
 from bigstep.doctor.finding import Case, Finding, Rule, Unseen
 from bigstep.doctor.world import Process, World
 
@@ -55,7 +55,19 @@ def unexchanged_gradients(case: Case) -> Iterator[Finding]:
     wrap, group = world.first(Wrap), world.first(Group)
     hand = [c for c in first.all(Collective) if c.target == "gradient" and c.done]
     cost = f"{world.size} models are trained apart, each on its share of the data, and one of them is kept"
-    if len(different) < total and (wrap or hand):
+    averaged = _averages_weights(first)
+    if averaged is not None:
+        yield Finding(
+            name="unexchanged-gradients",
+            title="weights are averaged now and then instead of gradients",
+            evidence=f"gradients differ between ranks, and between updates {averaged.operation} joins weights",
+            cost="this is local SGD: fewer messages, and in equal samples mostly a higher loss",
+            remedy="keep it where the network is slow; else wrap the model in DistributedDataParallel",
+            likelihood=0.3,
+            level="advice",
+            line=averaged.line,
+        )
+    elif len(different) < total and (wrap or hand):
         yield _missed(world, steps[0], different)
     elif past is not None:
         yield Finding(
@@ -111,6 +123,16 @@ def unexchanged_gradients(case: Case) -> Iterator[Finding]:
         )
 
 
+def _averages_weights(process: Process) -> Collective | None:
+    """Return the first exchange of weights after an update."""
+    updated = False
+    for event in process.events:
+        updated = updated or isinstance(event, Update)
+        if updated and isinstance(event, Collective) and event.target == "parameter" and "reduce" in event.operation:
+            return event
+    return None
+
+
 def _missed(world: World, updates: tuple[Update, ...], different: list[int]) -> Finding:
     names = [updates[0].names[i] or f"parameter {i}" for i in different]
     return Finding(
@@ -161,7 +183,7 @@ def scaled_gradients(case: Case) -> Iterator[Finding]:
     if hand and any(update.clipped for update in updates):
         raise Unseen("gradients are clipped, and exchanged by hand")
     reduced = updates[0].used / mean
-    factor = reduced * _loss_ratio(case)
+    factor = reduced / _applied_alone(case) * _loss_ratio(case)
     if any(update.scaled for update in updates):
         raise Unseen("a GradScaler changes the size of gradients")
     first = world.ranks[0]
@@ -193,34 +215,43 @@ def scaled_gradients(case: Case) -> Iterator[Finding]:
         )
 
 
+def _applied_alone(case: Case) -> float:
+    """Return what a single rank makes of its gradient before it applies it, such as dividing it by micro-batches."""
+    alone = detailed_updates(case.one.ranks[0])[:1] if case.one is not None and case.one.ranks else []
+    ratio = alone[0].used / alone[0].local if alone and alone[0].local and not alone[0].scaled else 1.0
+    return ratio if ratio and math.isfinite(ratio) else 1.0
+
+
 def _loss_ratio(case: Case) -> float:
     """Return how much of the loss enters an update on several ranks, relative to one rank, where it is N or 1/N.
 
     Counted are the numbers that the loss was multiplied with before backward, summed over the micro-batches of an
-    update: losses themselves differ from batch to batch, these do not.
+    update, and over the samples of a loss that is their sum: losses themselves differ from batch to batch, these do
+    not.
     """
     if case.one is None:
         return 1.0
     sums = []
     for world in (case.single, case.several):
-        found = [sum(b.factor for b in _before(process, Update, 0, Backward)) for process in world.ranks]
+        found = [sum(_weights(process)) for process in world.ranks]
         sums.append(sum(found) / len(found) if found else 0.0)
     ratio = sums[1] / sums[0] if sums[0] else 1.0
     return next((k for k in (case.ranks, 1 / case.ranks) if math.isclose(ratio, k, rel_tol=0.05)), 1.0)
 
 
-def _before(process: Process, end: type[Event], number: int, kind: type[Backward]) -> list[Backward]:
-    """Return the events of a kind between update number - 1 and update number."""
-    found: list[Backward] = []
-    count = 0
+def _weights(process: Process) -> Iterator[float]:
+    """Yield how much each backward pass before the first update weighs: a mean as one, a sum as its samples."""
+    targets = samples = 0
     for event in process.events:
-        if isinstance(event, end):
-            if count == number:
-                return found
-            count, found = count + 1, []
-        elif isinstance(event, kind):
-            found.append(event)
-    return found
+        if isinstance(event, Update):
+            return
+        if isinstance(event, Loss):
+            targets += event.targets if event.reduction == "sum" else 0
+        elif isinstance(event, Forward) and event.training:
+            samples += event.samples
+        elif isinstance(event, Backward):
+            yield event.factor * (targets or (samples if event.summed else 0) or 1)
+            targets = samples = 0
 
 
 RULES: tuple[Rule, ...] = (unexchanged_gradients, stale_optimizer, scaled_gradients)

@@ -146,7 +146,8 @@ def _passes_to_end(world: World | None, short: World | None) -> float | None:
         return None
     rank = world.ranks[0]
     loaders = training_loaders(world)
-    events, updates = rank.all(Schedule), rank.all(Update)
+    # of several optimizers the later ones have no backward of their own, and of several schedulers each has its steps
+    events, updates = _of_one(rank.all(Schedule)), [u for u in rank.all(Update) if u.micro_steps] or rank.all(Update)
     source = events or (short.ranks[0].all(Schedule) if short and short.ranks else [])
     horizon = next((e.horizon for e in source if e.horizon), 0)
     if not horizon or not loaders or loaders[0].drawn < 1 or loaders[0].batch < 1 or not updates:
@@ -156,6 +157,11 @@ def _passes_to_end(world: World | None, short: World | None) -> float | None:
     if len(events) >= len(updates) / micro / 2:  # with the batches or updates; a step ahead of its update counts too
         return horizon / (batches / micro * (len(events) / max(1, len(updates))))
     return float(horizon)  # once a pass
+
+
+def _of_one(events: list[Schedule]) -> list[Schedule]:
+    """Return the steps of one scheduler: several that are stepped together are at the same position."""
+    return list({event.position: event for event in reversed(events)}.values())[::-1]
 
 
 def _planned_passes(case: Case) -> int:

@@ -62,8 +62,12 @@ def _unsplit_set(case: Case, loader: Loader) -> Iterator[Finding]:
     world = case.several
     single = next((e for e in case.one.all(Loader) if e.loader == loader.loader), None) if case.one else None
     steps = [[b for b in p.all(Batch) if b.loader == loader.loader][:4] for p in world.ranks]
-    alike = sum(len({b.indices or b.rows for b in step}) == 1 for step in zip(*steps, strict=False))
+    together = list(zip(*steps, strict=False))
+    alike = sum(len({b.indices or b.rows for b in step}) == 1 for step in together)
     as_before = single is not None and loader.drawn >= 0.9 * single.drawn > 0 and alike > 1
+    if loader.drawn < loader.samples and not as_before and 1 < alike == len(together) and _content_alike(together):
+        yield _same_share(world, loader, alike)
+        return
     if loader.replacement or not (loader.drawn >= loader.samples or as_before) or _own_data(world, loader.loader):
         return
     if single and loader.samples <= 1.1 * single.samples / world.size:
@@ -83,6 +87,29 @@ def _unsplit_set(case: Case, loader: Loader) -> Iterator[Finding]:
         remedy="give the DataLoader sampler=DistributedSampler(dataset) (and shuffle=False), and call "
         "sampler.set_epoch(epoch) before each pass; with Accelerate, pass the loader through accelerator.prepare",
         likelihood=0.97 if alike else 0.9,
+        line=loader.line,
+    )
+
+
+def _content_alike(steps: Sequence[tuple[Batch, ...]]) -> bool:
+    """Whether batches of all ranks hold the same samples by content, as far as it was read: indices may be of parts."""
+    read = [step for step in steps if all(batch.rows for batch in step)]
+    return (
+        bool(read) and all(len({batch.rows for batch in step}) == 1 for step in read) and _tell_apart(read[0][0].rows)
+    )
+
+
+def _same_share(world: World, loader: Loader, alike: int) -> Finding:
+    return Finding(
+        name="same-samples",
+        title="every rank trains on the same share of the data",
+        evidence=f"each of {world.size} ranks reads {loader.drawn:,} of {loader.samples:,} samples in a pass, and the "
+        f"first {alike} batches are the same ones on all ranks",
+        cost=f"{world.size} ranks do the work of one, and {100 * (1 - loader.drawn / loader.samples):.0f} % of the "
+        f"data is left out of a pass",
+        remedy="give each rank its own share: DistributedSampler(dataset) takes rank and number of ranks from the "
+        "process group; if you pass rank=, pass dist.get_rank()",
+        likelihood=0.96,
         line=loader.line,
     )
 
@@ -162,6 +189,10 @@ def overlapping_shares(case: Case) -> Iterator[Finding]:
     world = case.several
     train = {loader.loader for loader in training_loaders(world)}
     loaders = [[e for e in process.all(Loader) if e.loader in train and e.seed >= 0] for process in world.ranks]
+    shared = _read_twice(world)
+    if shared is not None:
+        yield shared
+        return
     if not all(loaders):
         raise Unseen("no training sampler with a seed")
     for same in zip(*loaders, strict=False):
@@ -179,6 +210,39 @@ def overlapping_shares(case: Case) -> Iterator[Finding]:
                 line=same[0].line,
             )
             return
+
+
+def _read_twice(world: World) -> Finding | None:
+    """Shares that were cut by hand and overlap: ranks read some of the same samples in one pass, and not all."""
+    for loader in training_loaders(world):
+        if loader.iterable or loader.replacement or loader.drawn < loader.samples or "Random" not in loader.sampler:
+            continue  # shares are what is below a plain loader; a sampler that splits is judged by its seed
+        held = [{row for h in p.all(Held) if h.loader == loader.loader for row in h.rows} for p in world.ranks]
+        read = [
+            {(i, row) for b in p.all(Batch) if b.loader == loader.loader and b.number == 0 for i, row in _told(b)}
+            for p in world.ranks
+        ]
+        common = set.intersection(*read) if all(read) else set()
+        parts = all(held) and len({frozenset(each) for each in held}) > 1
+        if parts and len(common) >= 4:
+            share = len(set.intersection(*held)) / min(len(each) for each in held)
+            return Finding(
+                name="overlapping-shares",
+                title="the shares of the ranks overlap",
+                evidence=f"{len(common)} samples of the first batches were read by all {world.size} ranks, whose data "
+                f"sets have {100 * share:.0f} % in common",
+                cost="these samples count more than the others in every pass",
+                remedy="cut shares that do not meet, Subset(dataset, range(rank, len(dataset), world)), or use a "
+                "DistributedSampler",
+                likelihood=0.9,
+                line=loader.line,
+            )
+    return None
+
+
+def _told(batch: Batch) -> Iterator[tuple[int, str]]:
+    """Yield index and content of each sample of a batch, where both are known."""
+    return zip(batch.indices, batch.rows, strict=False)
 
 
 def same_order(case: Case) -> Iterator[Finding]:

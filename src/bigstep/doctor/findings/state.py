@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from bigstep.doctor.facts import Forward, Seed, State, Update, Weights, Worker, Wrap
+from bigstep.doctor.facts import Backward, Forward, Seed, State, Update, Weights, Worker, Wrap
 from bigstep.doctor.finding import Case, Finding, Rule, Unseen
 from bigstep.doctor.findings.gradients import detailed_updates, exchanged
 from bigstep.doctor.world import Process, World
@@ -85,6 +85,20 @@ def different_start(case: Case) -> Iterator[Finding]:
 def drifting_weights(case: Case) -> Iterator[Finding]:
     """Ranks apply the same gradients and yet end with different weights."""
     world = case.several
+    idle = [p.rank for p in world.ranks if not p.all(Update) and len(p.all(Backward)) > 1]
+    active = [p for p in world.ranks if p.all(Update)]
+    if idle and active:
+        yield Finding(
+            name="drifting-weights",
+            title="only some ranks take steps",
+            evidence=f"ranks {', '.join(str(p.rank) for p in active)} called optimizer.step(); ranks "
+            f"{', '.join(map(str, idle))} ran backward and never did",
+            cost="the others compute gradients of weights that stay as they were",
+            remedy="call optimizer.step() on every rank: all have the same gradients, and keep the same weights",
+            likelihood=0.95,
+            line=active[0].all(Update)[0].line,
+        )
+        return
     steps = list(zip(*(detailed_updates(process) for process in world.ranks), strict=False))
     starts = {start.parameters for process in world.ranks if (start := process.first(Weights))}
     if not steps or len(starts) != 1:

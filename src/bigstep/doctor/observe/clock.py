@@ -13,26 +13,37 @@ import time
 
 __all__ = ["now"]
 
-_files: dict[int, int] = {}
-"""What the system counts for each thread."""
-os.register_at_fork(after_in_child=_files.clear)
+
+class _Counter:
+    """What the system counts for one thread of this process; closed with the thread."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        try:
+            self.file = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY)
+        except OSError:
+            self.file = -1  # not Linux
+
+    def waited_ns(self) -> int:
+        """Nanoseconds in which the thread was ready to run and had to wait."""
+        # a kernel that does not count says nothing, or refuses
+        counts = os.pread(self.file, 64, 0).split()  # time on a processor, time ready but waiting, turns
+        return int(counts[1])
+
+    def __del__(self) -> None:
+        if self.file >= 0:
+            os.close(self.file)
+
+
+_own = threading.local()
 
 
 def now() -> float:
     """Return seconds, for differences."""
-    thread = threading.get_ident()
-    file = _files.get(thread)
-    if file is None:
-        file = _files[thread] = _open()
-    if file < 0:
-        return time.perf_counter()
-    waited_ns = int(os.pread(file, 64, 0).split()[1])  # time on a processor, time ready but waiting, turns
-    return time.perf_counter() - waited_ns / 1e9
-
-
-def _open() -> int:
+    counter = getattr(_own, "counter", None)
+    if counter is None or counter.pid != os.getpid():  # a forked process has inherited that of its parent
+        counter = _own.counter = _Counter()
     try:
-        file = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY)
-    except OSError:
-        return -1  # not Linux, or a kernel that does not count
-    return file if len(os.pread(file, 64, 0).split()) >= 2 else -1
+        return time.perf_counter() - counter.waited_ns() / 1e9
+    except (OSError, IndexError, ValueError):  # whatever the clock meets, the program must not feel it
+        return time.perf_counter()

@@ -14,6 +14,7 @@ from torch import distributed as dist
 from bigstep.doctor.facts import Collective, Group, Spawn
 from bigstep.doctor.observe import models, updates
 from bigstep.doctor.observe.clock import now
+from bigstep.doctor.observe.digest import is_plain
 from bigstep.doctor.observe.recorder import Recorder, replace
 
 __all__ = ["install"]
@@ -59,7 +60,7 @@ def _observed(recorder: Recorder, original: Callable[..., Any]) -> Callable[...,
         if _inside or recorder.looking:  # one that another one is made of
             return original(*arguments, **named)
         tensor = next((a for a in (*arguments, *named.values()) if isinstance(a, Tensor)), None)
-        fact = Collective(operation=name)
+        fact, kept = Collective(operation=name), False
         if not recorder.settings.only_time:
             fact = Collective(
                 operation=name,
@@ -68,7 +69,8 @@ def _observed(recorder: Recorder, original: Callable[..., Any]) -> Callable[...,
                 reduce=_reduction(arguments, named) if "reduce" in name else "",
                 line=recorder.line(),
             )
-            if recorder.detailed:
+            kept = recorder.detailed or fact.target == "parameter"  # weights may be averaged seldom
+            if kept:
                 recorder.write(fact)
         _inside.append(1)
         began = now()
@@ -78,7 +80,7 @@ def _observed(recorder: Recorder, original: Callable[..., Any]) -> Callable[...,
             _inside.pop()
             seconds = now() - began
             recorder.tally.exchange_s += seconds
-            if recorder.detailed:
+            if kept:
                 recorder.write(
                     Collective(
                         operation=name,
@@ -109,17 +111,33 @@ def _target(tensor: Tensor | None) -> str:
         return "other"
     for reference in updates.optimizers:
         optimizer = reference()
-        for group in optimizer.param_groups if optimizer is not None else ():
-            for parameter in group["params"]:
-                if parameter.grad is not None and _storage(parameter.grad) == where:
-                    return "gradient"
-                if _storage(parameter) == where:
-                    return "parameter"
+        parameters = [p for group in optimizer.param_groups for p in group["params"]] if optimizer is not None else []
+        for parameter in parameters:
+            if parameter.grad is not None and _storage(parameter.grad) == where:
+                return "gradient"
+            if _storage(parameter) == where:
+                return "parameter"
+        if tensor.numel() == sum(p.numel() for p in parameters):
+            if _begins_with(tensor, parameters[0]):
+                return "parameter"
+            if parameters[0].grad is not None and _begins_with(tensor, parameters[0].grad):
+                return "gradient"
     for module_reference in models.called.values():
         module = module_reference()
         if module is not None and any(_storage(buffer) == where for buffer in module.buffers()):
             return "buffer"
     return "other"
+
+
+def _begins_with(tensor: Tensor, part: Tensor) -> bool:
+    """Whether a flat tensor is a copy of several, of which this is the first; perhaps divided, as a mean needs it."""
+    if not is_plain(part) or tensor.dim() != 1 or not part.numel():
+        return False
+    copy, flat = tensor.detach()[: part.numel()].double(), part.detach().reshape(-1).double()
+    largest = int(flat.abs().argmax())
+    if flat[largest] == 0:
+        return False
+    return torch.allclose(copy, flat * (copy[largest] / flat[largest]), rtol=1e-2)
 
 
 def _storage(tensor: Tensor) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -59,8 +60,7 @@ class Recorder:
         self.look_until = 0
         """Updates after a checkpoint are looked at as well: a run that goes on from it should repeat them."""
         self.enough = False
-        self.looking = False
-        """While an observer itself uses torch: what it does is not the program's doing."""
+        self._looking = threading.local()
         self.before_end: list[Callable[[], None]] = []
         self.judge_file: Callable[[Any], None] = lambda path: None
         """Refuses or notes a file that is about to be written."""
@@ -76,14 +76,19 @@ class Recorder:
         """Whether this update is looked at in detail; the others are only timed, undisturbed by looking."""
         return not self.settings.only_time and (self.updates < self.settings.detail or self.updates < self.look_until)
 
+    @property
+    def looking(self) -> bool:
+        """Whether an observer uses torch itself in this thread: what it does is not the program's doing."""
+        return bool(getattr(self._looking, "now", False))
+
     @contextlib.contextmanager
     def quietly(self) -> Iterator[None]:
         """Use torch inside this without being observed."""
-        before, self.looking = self.looking, True
+        before, self._looking.now = self.looking, True
         try:
             yield
         finally:
-            self.looking = before
+            self._looking.now = before
 
     def write(self, event: Event) -> None:
         """Write an event: at once while looking in detail, now and then while timing."""

@@ -25,6 +25,8 @@ _local: dict[int, Tensor] = {}
 """The functional of each parameter's own gradient, by id, as it stood before any exchange."""
 _began: dict[int, dict[str, Any]] = {}
 """What was seen of an optimizer just before its step."""
+_SUM = 2
+"""How autograd writes down that a criterion has added up its values: 0 stands for none, 1 for their mean."""
 _unscaled: set[int] = set()
 _scaling: list[int] = []
 
@@ -53,8 +55,16 @@ def _observed_backward(recorder: Recorder, original: Callable[..., Any]) -> Call
             with recorder.quietly():
                 synchronised = all(_synchronises(reference()) for reference in models.wrapped.values())
                 scale = next((s.get_scale() for reference in scalers if (s := reference()) is not None), 1.0)
-                value, factor = float(root.detach()) / scale, _factor(root) / scale
-                recorder.write(Backward(value=value, factor=factor, synchronised=synchronised, line=recorder.line()))
+                factor, summed = _factor(root)
+                recorder.write(
+                    Backward(
+                        value=float(root.detach()) / scale,
+                        factor=factor / scale,
+                        summed=summed,
+                        synchronised=synchronised,
+                        line=recorder.line(),
+                    )
+                )
         began = now()
         try:
             return original(tensors, *arguments, **named)
@@ -69,8 +79,8 @@ def _synchronises(wrapper: nn.Module | None) -> bool:
     return bool(getattr(wrapper, "require_backward_grad_sync", True))
 
 
-def _factor(root: Tensor) -> float:
-    """Return the product of the numbers that the loss was multiplied with or divided by after it was formed."""
+def _factor(root: Tensor) -> tuple[float, bool]:
+    """Return the product of the numbers that the loss was multiplied with or divided by, and whether it is a sum."""
     factor, node = 1.0, root.grad_fn
     for _ in range(8):
         name = node.name() if node is not None else ""
@@ -85,7 +95,8 @@ def _factor(root: Tensor) -> float:
         number = float(scale)
         factor = factor * number if name == "MulBackward0" else factor / number if number else factor
         node = parents[0]
-    return factor
+    kind = "" if node is None else node.name()
+    return factor, kind.startswith("SumBackward") or getattr(node, "_saved_reduction", 1) == _SUM
 
 
 def _observed_group(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -165,10 +176,22 @@ def _sum(gradients: Iterable[Tensor | None]) -> float:
     return float(sum((functional(g) for g in gradients if g is not None), torch.zeros((), dtype=torch.float64)))
 
 
+def _is_part(optimizer: Optimizer) -> bool:
+    """Whether another optimizer, in its own step, uses this one for a share of its parameters, as ZeRO does."""
+    own = _parameters(optimizer)
+    return any(own <= seen["parameters"] for other, seen in _began.items() if other != id(optimizer))
+
+
+def _parameters(optimizer: Optimizer) -> set[int]:
+    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+
+
 def _before_step(recorder: Recorder, optimizer: Optimizer, arguments: Any, named: Any) -> Any:
     """Look at the gradient that the step is about to use; a closure computes it only inside the step."""
     if recorder.enough:
         recorder.stop()
+    if _is_part(optimizer):
+        return None
     closure = named.get("closure", arguments[1] if len(arguments) > 1 else None)
     if closure is None:
         _look(recorder, optimizer)
@@ -204,6 +227,7 @@ def _look(recorder: Recorder, optimizer: Optimizer) -> None:
                 "sharded": any(p.grad is not None and not is_plain(p.grad) for p in parameters),
                 "half": any(p.dtype is torch.float16 for p in parameters),
             }
+    seen["parameters"] = _parameters(optimizer)
     seen["began"] = now()
     _began[id(optimizer)] = seen
 
@@ -213,6 +237,7 @@ def _after_step(recorder: Recorder, optimizer: Optimizer) -> None:
     seen = _began.pop(id(optimizer), None)
     if seen is None:
         return
+    del seen["parameters"]
     step_s = ended - seen.pop("began")
     tally = recorder.tally
     if recorder.detailed:

@@ -132,14 +132,13 @@ const planner = (() => {
       values = 0;
       bytes = 0;
     };
+    const first = layers.findIndex((layer) => layer.values > 0); // the last gradient; layers before it may have none
     for (let index = layers.length - 1; index >= 0; index -= 1) {
       now += times[index][1] * slowest;
       values += layers[index].values;
       bytes += layers[index].bytes[ask.codec];
-      if (values * 4 >= ask.bucketMb * 1e6) close();
+      if (values && (index === first || values * 4 >= ask.bucketMb * 1e6)) close();
     }
-    const last = values > 0;
-    if (last) close();
     const ended = now;
     let end = 0, done = ended;
     for (const [ready, travel, decode] of links) {
@@ -170,7 +169,7 @@ const planner = (() => {
       Math.min(...schemes.map((scheme) => predict(model, cluster, { ...ask, ...scheme, bandwidth }).step));
     const saved = (bandwidth) => best(plain, bandwidth) - best(compressed, bandwidth);
     let low = 1e6 / 8, high = 1e13 / 8;
-    if (!(saved(low) > 0 && saved(high) < 0)) return null;
+    if (!(saved(low) > 0) || saved(high) > 0) return null;
     for (let i = 0; i < 40; i += 1) {
       const middle = Math.sqrt(low * high);
       if (saved(middle) > 0) low = middle; else high = middle;

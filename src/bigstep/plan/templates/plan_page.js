@@ -6,10 +6,11 @@ const PARTS = [["forward", "forward"], ["backward", "backward"], ["straggler", "
   ["exchange", "exchange, not hidden"], ["optimizer", "update"], ["data", "data"]];
 
 function chosen() {
-  const gpus = facts.counts[+by("gpus").value], gbit = 10 ** +by("bandwidth").value;
-  const codec = by("codec").value;
+  const gpus = facts.counts[+by("gpus").value], rate = by("bandwidth"), codec = by("codec").value;
+  const untouched = +rate.value === +rate.defaultValue; // the slider has no place for every rate: a plan's own is exact
   return {
-    devices: gpus, localBatch: 2 ** +by("batch").value, bandwidth: (gbit * 1e9) / 8, codec,
+    devices: gpus, localBatch: facts.batches[+by("batch").value], codec,
+    bandwidth: untouched ? facts.cluster.between.bandwidth : (10 ** +rate.value * 1e9) / 8,
     collective: facts.cluster.traffic[codec].summable ? by("collective").value : "gather", bucketMb: +by("bucket").value,
   };
 }
@@ -39,7 +40,7 @@ function update() {
   by("collective").disabled = ask.collective === "gather";
   by("gpus-value").textContent = ask.devices.toLocaleString("en");
   by("bandwidth-value").textContent = `${number((ask.bandwidth * 8) / 1e9)} Gbit/s`;
-  by("batch-value").textContent = `${ask.localBatch} (global ${now.batch.toLocaleString("en")})`;
+  by("batch-value").textContent = `${number(ask.localBatch)} (global ${now.batch.toLocaleString("en")})`;
   by("step").textContent = `${number(now.step * 1e3)} ms`;
   by("rate").textContent = `${short(now.rate)}/s`;
   by("efficiency").textContent = `${number(now.efficiency * 100)} %`;
@@ -76,7 +77,7 @@ function update() {
     const unit = Math.max(...shown) > 300 ? ["hours", 60] : ["minutes", 1];
     const scaled = (values) => values.map((value) => value === null || !Number.isFinite(value) ? null : value / unit[1]);
     draw("accuracy", [
-      { type: "scatter", mode: "lines+markers", name: `${ask.localBatch} images a GPU`, x: labels, y: scaled(all.map(usable)), hovertemplate: `%{y:.3g} ${unit[0]}` },
+      { type: "scatter", mode: "lines+markers", name: `${number(ask.localBatch)} images a GPU`, x: labels, y: scaled(all.map(usable)), hovertemplate: `%{y:.3g} ${unit[0]}` },
       { type: "scatter", mode: "lines", name: "best batch", x: labels, y: scaled(bests), line: { dash: "dot" }, hovertemplate: `%{y:.3g} ${unit[0]}` },
     ], layout(look, "GPUs", `${unit[0]} to ${facts.model.law.target} %`, { xaxis: tick, yaxis: { type: "log", rangemode: "normal", dtick: 1 } }));
   }

@@ -1,0 +1,82 @@
+"""What a plan proposes: within a budget, from runs that differ by chance, and what would help."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bigstep.errors import ConfigError
+from bigstep.plan import Cluster, Workload, cli_result, render
+from bigstep.plan.accuracy import IMAGENET_LARS, fit_law
+from bigstep.plan.cluster import CollectiveSpeed
+from bigstep.plan.search import explain, fewest_devices, prefer, rank
+from bigstep.plan.workload import Layer
+from bigstep.records import RunWriter
+
+RESNET = Workload.load("resnet50")
+
+
+def test_a_budget_finds_the_fewest_devices() -> None:
+    answer = cli_result(cluster="dgx_h200", budget_minutes=5)
+    assert answer["best"]["minutes"] <= 5
+    fewer = cli_result(cluster="dgx_h200", gpus=answer["gpus"] // 2)
+    assert fewer["best"]["minutes"] > 5
+    node = Cluster.load("dgx_h200").devices_per_node
+    assert answer["gpus"] % node == 0
+    fewer = cli_result(cluster="dgx_h200", gpus=answer["gpus"] - node)
+    assert fewer["best"]["minutes"] > 5, "a node less would do"
+    with pytest.raises(ConfigError, match="allow more time"):
+        cli_result(cluster="mn1", budget_minutes=0.01)
+
+
+def test_a_budget_is_kept_with_the_exchange_that_was_asked_for() -> None:
+    slow = Cluster.load("dgx_h200").with_bandwidth(125e6)
+    ring = fewest_devices(RESNET, slow, 60, law=IMAGENET_LARS, collective="ring", codec="none")
+    assert ring
+    assert ring.prediction.scheme.collective == "ring"
+    assert ring.minutes <= 60
+
+
+def test_a_whole_cluster_that_is_no_power_of_two_is_tried() -> None:
+    cluster = replace(Cluster.load("dgx_h200"), nodes=3)
+    whole = prefer(rank(RESNET, cluster, 24, law=IMAGENET_LARS)).minutes
+    two = prefer(rank(RESNET, cluster, 16, law=IMAGENET_LARS)).minutes
+    assert whole
+    assert two
+    assert whole < two
+    found = fewest_devices(RESNET, cluster, (whole + two) / 2, law=IMAGENET_LARS)
+    assert found
+    assert found.prediction.devices == 24
+
+
+def test_what_would_help_counts_the_speed_that_the_model_runs_at() -> None:
+    """Of matrix products, which transformers run at; and of a device that was measured, whose times are given."""
+    layers = (Layer(name="a", shapes=((1000, 1000),), forward_s=0.1, backward_s=0.2),)
+    measured = Workload(name="measured", layers=layers, measured_batch=32, optimizer="sgd")
+    for workload in (Workload.load("gpt-124m"), measured):
+        choice = rank(workload, Cluster.load("dgx_h200"), 16, collective="ring", codec="none")[0]
+        sentence = explain(workload, Cluster.load("dgx_h200"), choice)[1]
+        assert "What would help: a device of twice the speed" in sentence, "all of the step is compute"
+    speed = CollectiveSpeed(latency_s=0.1)
+    cluster = replace(Cluster.load("dgx_h200"), collectives={"ring": speed})
+    choice = rank(RESNET, cluster, 16, collective="ring", codec="none")[0]
+    assert "What would help: half the latency" in explain(RESNET, cluster, choice)[1]
+
+
+@pytest.mark.parametrize("points", [[(512, 20.0), (1024, 2.0)], [(512, 1.0), (1024, 10.0)], [(512, 9.0), (1024, 9.0)]])
+def test_no_batch_takes_negative_epochs(points: list[tuple[float, float]]) -> None:
+    law = fit_law(points, 92.0, "two runs that differ by chance")
+    assert all(law.epochs(batch) >= 0 for batch in (1, 64, 512, 1280, 10_000))
+    assert law.slope >= 0
+
+
+def test_a_law_without_a_price_of_size_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for batch in (512, 1024):
+        writer = RunWriter(tmp_path / str(batch), {})
+        writer.add([{"kind": "train", "step": 1, "batch": batch}, {"kind": "eval", "epoch": 9.0, "accuracy": 0.95}])
+        writer.close()
+    answer = cli_result(cluster="dgx_h200", gpus=2, law_runs=[tmp_path], target=90)
+    render(answer)
+    assert "the same at every batch" in " ".join(capsys.readouterr().out.split())
