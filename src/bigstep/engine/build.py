@@ -234,7 +234,7 @@ def _model(config: RunConfig, ranks: Ranks, precision: Precision, own: Own, feed
     if config.norm.zero_gamma:
         zero_gamma(model)
     model.to(ranks.device)
-    model._apply(lambda tensor: tensor.to(_dtype_of(tensor, precision.weights)))
+    model._apply(lambda each: each.to(_dtype_of(each, precision.weights)))  # type: ignore[no-untyped-call]  # torch's
     if ranks.size > 1:  # a hash of 124 million weights on a GPU takes a second
         ranks.require_same(weights_hash(model), "The initial weights")
     return model

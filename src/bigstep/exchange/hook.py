@@ -96,8 +96,8 @@ class Exchange:
         check_pair(collective, codec, double_buffer=double_buffer)
         require(
             not parts or (CODECS[codec].orderless and not double_buffer),  # parts of two steps would be one sum
-            f"A sum of {parts} parts goes with codec=exact, and without double_buffer (got codec={codec}, "
-            f"double_buffer={double_buffer}).",
+            f"A sum of {parts} parts goes without double_buffer and with sums that have no order: use codec=exact "
+            f"(got codec={codec}, double_buffer={double_buffer}).",
         )
         self.collective, self.codec, self.grid = collective, codec, grid
         self.warmup_steps, self.ranks_per_node = warmup_steps, ranks_per_node
@@ -116,6 +116,7 @@ class Exchange:
         self._transports: list[Transport] = []  # that of the warm-up, that of the steps after it
         self._late = DoubleBuffer() if double_buffer else None
         self._loaded: dict[str, Any] | None = None  # a state that came before the world was known
+        self._names: dict[Tensor, str] = {}  # of the model's parameters
         self._kept: dict[Tensor, Tensor] | None = None  # this rank's own gradients of a backward, where asked for
 
     def __repr__(self) -> str:
