@@ -171,7 +171,7 @@ def test_a_run_without_room_for_its_records_ends_with_a_sentence_and_can_go_on(
     with pytest.raises(RunError) as ending:
         fit(order(), network(), (Filling(8 * 60 + 5, folder), Filling()), out=folder, device="cpu")
     assert str(ending.value) == (
-        f"{folder / 'metrics.jsonl'} cannot be written (No space left on device); make room for it, then go on with "
+        f"{folder / 'metrics.jsonl'} cannot be written (No space left on device); make room for it, then continue with "
         "--resume."
     )
     (folder / "filler").unlink()

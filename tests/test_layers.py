@@ -21,6 +21,7 @@ ALLOWED: dict[str, set[str]] = {
     "pages": set(),
     "tables": set(),
     "config": set(),
+    "described": set(),
     "records": set(),
     # 1 mathematics: no process groups, no config
     "schedules": set(),
@@ -51,10 +52,11 @@ ALLOWED: dict[str, set[str]] = {
     # 5 choices
     "recipes": set(),
 }
-FACTS = {"errors", "validate", "pages", "published", "tables", "records", "config"}
+FACTS = {"errors", "validate", "pages", "published", "tables", "described", "records", "config"}
 NO_CONFIG = {"schedules", "losses", "optim", "norm", "models", "data", "gpu", "exchange", "doctor"}
 NO_TORCH = {
-    "__init__", "errors", "validate", "pages", "published", "tables", "config", "records", "plan", "report", "recipes",
+    "__init__", "errors", "validate", "pages", "published", "tables", "config", "described", "records", "plan",
+    "report", "recipes",
 }  # fmt: skip
 DOOR = {"cli", "__main__"}
 

@@ -9,20 +9,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import importlib.metadata
 import json
 import math
 import os
-import platform
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import bigstep
+from bigstep.described import describe_machine
 from bigstep.errors import ConfigError, DataError, RunError
 
 __all__ = [
@@ -142,48 +139,6 @@ def locked(folder: Path, *, fresh: bool = False) -> Iterator[None]:
                 (folder / ".lock").unlink(missing_ok=True)
                 folder.rmdir()
         lock.release()
-
-
-def describe_machine() -> dict[str, Any]:
-    """Describe hardware, versions and the code's commit, without importing torch."""
-    versions = {"python": platform.python_version(), "bigstep": bigstep.__version__}
-    for package in ("torch", "numpy", "numba", "triton"):
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return {
-        "hardware": {"processor": _processor(), "cores": os.cpu_count() or 1, "system": platform.platform()},
-        "versions": versions,
-        "commit": _commit(),
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
-    }
-
-
-def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
-
-
-def _commit() -> str:
-    """Return the commit of the source checkout, with + if it was changed; empty for an installed package."""
-    folder = Path(__file__).resolve().parent
-    try:
-        found = subprocess.run(
-            ["git", "-C", str(folder), "describe", "--always", "--dirty=+", "--exclude=*"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return found.stdout.strip() if found.returncode == 0 else ""
 
 
 def median_of_last_epochs(evaluations: Iterable[Mapping[str, Any]], epochs: float = 5) -> float | None:

@@ -14,18 +14,17 @@ from typing import Any
 import torch
 
 from bigstep.config import RunConfig
-from bigstep.config.edit import find_change
 from bigstep.config.text import config_to_mapping
 from bigstep.engine.background import BackgroundWriter
 from bigstep.engine.build import Own, Run, build
-from bigstep.engine.checkpoint import load_latest, weights_hash
+from bigstep.engine.checkpoint import weights_hash
 from bigstep.engine.compiled import Preparation, facts_of, keep_compiled, prepares, shape_of
 from bigstep.engine.exact import fixed_arithmetic, say_moved
 from bigstep.engine.fusing import advise_precision
 from bigstep.engine.heartbeat import Heartbeat, beating
 from bigstep.engine.interruption import StoppedError, StopRequest, listening
 from bigstep.engine.loop import Ending, train
-from bigstep.engine.meetings import MeetingKeeper, find_meeting, forget_meetings
+from bigstep.engine.meetings import MeetingKeeper, forget_meetings
 from bigstep.engine.methods.islands import Islands
 from bigstep.engine.observers.base import Audience, Observer
 from bigstep.engine.observers.noise import NoiseWatch
@@ -34,11 +33,12 @@ from bigstep.engine.observers.watches import InputWatch, LossWatch, StragglerWat
 from bigstep.engine.profile.profiler import StepProfiler
 from bigstep.engine.ranks import AgreedError, Ranks
 from bigstep.engine.rates import batch_plan
+from bigstep.engine.resume import restore, saved_state
 from bigstep.engine.state import Threads
-from bigstep.engine.survivors import Survivor, join_survivors
+from bigstep.engine.survivors import Survivor
 from bigstep.engine.weights import FILE as WEIGHTS_FILE
 from bigstep.engine.weights import save_weights
-from bigstep.errors import BigstepError, ConfigError, DataError, RunError
+from bigstep.errors import BigstepError, ConfigError, RunError
 from bigstep.exchange.groups import lending
 from bigstep.records import RunWriter, locked, median_of_last_epochs, write_atomically
 
@@ -143,55 +143,9 @@ def _keep_folder(order: Order, ranks: Ranks, stack: contextlib.ExitStack) -> Non
 
 
 def _saved_state(order: Order, ranks: Ranks) -> tuple[dict[str, Any] | None, list[str]]:
-    """Load rank 0's newest whole checkpoint, or a meeting that islands have kept since, for every rank.
-
-    Returns:
-        The state, if there is one, and remarks about where it comes from.
-    """
     if not order.resume:
         return None, []
-    state: dict[str, Any] | None = None
-    remarks: list[str] = []
-    config = order.config
-    met, joined = None, False
-    if order.survivors and ranks.first and (apart := join_survivors(order.folder, config.islands)) is not None:
-        (state, remarks), joined = apart, True
-    elif ranks.first:
-        state, problems = load_latest(order.folder / "checkpoints")
-        remarks = [f"{problem} The one before it is used." for problem in problems]
-    if config.checkpoint.meetings and config.islands.count > 1 and not ranks.from_first(joined):
-        behind = ranks.from_first(_step_of(state))
-        met = find_meeting(order.folder, ranks, config.islands.count, behind=behind, whole=config.exact)
-    if met is not None:
-        state, remarks = met.state, [*remarks, *_lost_islands(met.lost)]
-    refusal: str | None = None
-    if ranks.first and state is not None:
-        if isinstance(state.get("config"), dict):
-            refusal = find_change(state["config"], config)
-        else:
-            refusal = "has a checkpoint that is none of a run"
-    if met is None:
-        state = ranks.from_first(state)
-    refusal = ranks.from_first(refusal)
-    if refusal:
-        raise ConfigError(f"The run in {order.folder} {refusal}; leave that out, or start anew with another --out.")
-    forget_meetings(order.folder, behind=_step_of(state))
-    return state, remarks
-
-
-def _step_of(state: dict[str, Any] | None) -> int:
-    """Return where a saved state stands; one that is none of a run is found out when it is restored."""
-    position = {} if state is None else state.get("position")
-    step = position.get("step") if isinstance(position, dict) else 0
-    return step if isinstance(step, int) else 0
-
-
-def _lost_islands(lost: list[int]) -> list[str]:
-    """Name islands that begin from the agreed weights."""
-    if not lost:
-        return []
-    names = f"Island {lost[0]} has" if len(lost) == 1 else f"Islands {', '.join(map(str, lost))} have"
-    return [f"{names} lost what was kept of the last meeting, and went on from the agreed weights."]
+    return saved_state(order.folder, order.config, ranks, survivors=order.survivors)
 
 
 def _carry_out(
@@ -207,7 +161,7 @@ def _carry_out(
     ranks, state, noise = built.ranks, built.state, _noise_watch(order.config)
     state.register(**noise.parts(), observers=watching)
     if saved is not None:
-        _restore(built, saved, order.folder / "checkpoints")
+        restore(built, saved, order.folder / "checkpoints")
     with _opened_records(order, built, own) as writer:
         audience = Audience([*_own_observers(order, built, noise, writer), *watching.observers])
         checkpoints = BackgroundWriter(order.folder / "checkpoints", order.config.checkpoint.keep, audience.noted)
@@ -330,20 +284,6 @@ def _announce(built: Run, audience: Audience, remarks: list[str], *, resumed: bo
     for observer in audience.observers:
         if isinstance(observer, Preparation):
             audience.noted(observer.announcement())
-
-
-def _restore(built: Run, saved: dict[str, Any], checkpoints: Path) -> None:
-    """Restore, or say that the checkpoint is of another run, however that shows."""
-    try:
-        built.state.restore(saved, built.sampler.size)
-    except DataError:
-        raise
-    except Exception as error:  # a state of other names, shapes or types can raise nearly anything
-        reason = (str(error).strip().splitlines() or [""])[0]
-        raise DataError(
-            f"The newest checkpoint in {checkpoints} does not fit this run ({type(error).__name__}: {reason:.200}); "
-            "remove it to go on from the one before it."
-        ) from error
 
 
 def _result(built: Run, ending: Ending, noise: NoiseWatch, order: Order) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -76,27 +76,14 @@ def cli_result(
     """
     if validate:
         return {"kind": "validation", **as_dict(check_rows())}
-    if codec:
-        find(CODECS, "codec", codec)
-    if collective:
-        find(COLLECTIVES, "collective", collective)
-    for name, number in (
-        ("gpus", gpus),
-        ("batch", batch),
-        ("budget", budget_minutes),
-        ("price", price),
-        ("lifetime", lifetime_hours),
-    ):
-        if number < 0:
-            raise ConfigError(f"{name} is {number:g}, but it must not be negative.")
-        if not math.isfinite(number):
-            raise ConfigError(f"{name} is {number:g}, but it must be a finite number.")
+    _require_known(collective, codec)
+    _require_numbers(gpus=gpus, batch=batch, budget=budget_minutes, price=price, lifetime=lifetime_hours)
     workload, machine = Workload.load(model), Cluster.load(cluster)
     law = choose_law(workload, target, law_runs)
     counts = parse_sweep(sweep) if sweep else []
     if counts:
         machine = machine.resized(max(*counts, gpus))
-    result: dict[str, Any] = {"kind": "plan", "model": workload.name, "cluster": machine.name, "warnings": []}
+    result: dict[str, Any] = {"kind": "plan", "model": workload.name, "cluster": machine.name}
     if budget_minutes:
         chosen = _within_budget(workload, machine, budget_minutes, law, batch, collective, codec)
         gpus = chosen.prediction.devices
@@ -104,6 +91,7 @@ def cli_result(
     choices = rank(workload, machine, gpus, batch=batch, law=law, collective=collective, codec=codec)
     best = prefer(choices)
     result |= {
+        "warnings": list(_warnings(workload, law, target, best)),
         "gpus": gpus,
         "target": law.target if law else None,
         "asked": target or None,
@@ -129,21 +117,41 @@ def cli_result(
         found = cheapest(workload, machine, sizes, price=price, law=law, lifetime_h=lifetime, batch=batch,
                          collective=collective, codec=codec)  # fmt: skip
         result["cheapest"] = asdict(found)
+    return result
+
+
+def _require_known(collective: str, codec: str) -> None:
+    if codec:
+        find(CODECS, "codec", codec)
+    if collective:
+        find(COLLECTIVES, "collective", collective)
+
+
+def _require_numbers(**numbers: float) -> None:
+    for name, number in numbers.items():
+        if number < 0:
+            raise ConfigError(f"{name} is {number:g}, but it must not be negative.")
+        if not math.isfinite(number):
+            raise ConfigError(f"{name} is {number:g}, but it must be a finite number.")
+
+
+def _warnings(workload: Workload, law: ConvergenceLaw | None, target: float, best: Choice) -> Iterator[str]:
+    """What is not known, or lies outside of what was measured."""
     if law is None:
-        result["warnings"].append(
+        yield (
             f"no law of epochs against batch is known for {workload.name}, so the ranking is by samples a second; "
             "fit one to your own runs with --runs"
         )
-    elif not workload.samples:
-        result["warnings"].append(
+        return
+    if not workload.samples:
+        yield (
             f"the file of {workload.name} does not say how many samples an epoch has, so there is no time to "
             f"{law.target:g} %, and the ranking is by samples a second; add `samples` to it"
         )
     elif target and target < law.target:
-        result["warnings"].append(f"the law gives epochs to {law.target} %; {target:g} % needs somewhat fewer")
-    if law and law.warning(best.prediction.batch):
-        result["warnings"].append(law.warning(best.prediction.batch))
-    return result
+        yield f"the law gives epochs to {law.target} %; {target:g} % needs somewhat fewer"
+    if warning := law.warning(best.prediction.batch):
+        yield warning
 
 
 def _reachable(law: ConvergenceLaw | None, devices: int) -> ConvergenceLaw | None:

@@ -1,0 +1,90 @@
+"""What a resumed run begins from: the newest checkpoint, a meeting that islands kept since, or what survivors hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from bigstep.config import RunConfig
+from bigstep.config.edit import find_change
+from bigstep.engine.build import Run
+from bigstep.engine.checkpoint import load_latest
+from bigstep.engine.meetings import find_meeting, forget_meetings
+from bigstep.engine.ranks import Ranks
+from bigstep.engine.survivors import join_survivors
+from bigstep.errors import ConfigError, DataError
+
+__all__ = ["restore", "saved_state"]
+
+
+def saved_state(
+    folder: Path, config: RunConfig, ranks: Ranks, *, survivors: bool
+) -> tuple[dict[str, Any] | None, list[str]]:
+    """Load rank 0's newest whole checkpoint, or a meeting that islands have kept since, for every rank.
+
+    Args:
+        folder: Of the run.
+        config: What it is resumed with; a change that makes it another run is refused.
+        ranks: All ranks; each must call this.
+        survivors: A rank was lost on this machine; the others may have kept their islands where they stood.
+
+    Returns:
+        The state, if there is one, and remarks about where it comes from.
+    """
+    state: dict[str, Any] | None = None
+    remarks: list[str] = []
+    met, joined = None, False
+    if survivors and ranks.first and (apart := join_survivors(folder, config.islands)) is not None:
+        (state, remarks), joined = apart, True
+    elif ranks.first:
+        state, problems = load_latest(folder / "checkpoints")
+        remarks = [f"{problem} The one before it is used." for problem in problems]
+    if config.checkpoint.meetings and config.islands.count > 1 and not ranks.from_first(joined):
+        behind = ranks.from_first(_step_of(state))
+        met = find_meeting(folder, ranks, config.islands.count, behind=behind, whole=config.exact)
+    if met is not None:
+        state, remarks = met.state, [*remarks, *_lost_islands(met.lost)]
+    refusal = ranks.from_first(_why_another_run(state, config) if ranks.first else None)
+    if refusal:
+        raise ConfigError(f"The run in {folder} {refusal}; leave that out, or start anew with another --out.")
+    if met is None:
+        state = ranks.from_first(state)
+    forget_meetings(folder, behind=_step_of(state))
+    return state, remarks
+
+
+def restore(run: Run, saved: dict[str, Any], checkpoints: Path) -> None:
+    """Go on from a saved state, or say that it is of another run, however that shows."""
+    try:
+        run.state.restore(saved, run.sampler.size)
+    except DataError:
+        raise
+    except Exception as error:  # a state of other names, shapes or types can raise nearly anything
+        reason = (str(error).strip().splitlines() or [""])[0]
+        raise DataError(
+            f"The newest checkpoint in {checkpoints} does not fit this run ({type(error).__name__}: {reason:.200}); "
+            "remove it to go on from the one before it."
+        ) from error
+
+
+def _why_another_run(state: dict[str, Any] | None, config: RunConfig) -> str | None:
+    """Return the end of a sentence on what was changed since, if that may not be."""
+    if state is None:
+        return None
+    was = state.get("config")
+    return find_change(was, config) if isinstance(was, dict) else "has a checkpoint that is none of a run"
+
+
+def _step_of(state: dict[str, Any] | None) -> int:
+    """Return where a saved state stands; one that is none of a run is found out when it is restored."""
+    position = {} if state is None else state.get("position")
+    step = position.get("step") if isinstance(position, dict) else 0
+    return step if isinstance(step, int) else 0
+
+
+def _lost_islands(lost: list[int]) -> list[str]:
+    """Name islands that begin from the agreed weights."""
+    if not lost:
+        return []
+    names = f"Island {lost[0]} has" if len(lost) == 1 else f"Islands {', '.join(map(str, lost))} have"
+    return [f"{names} lost what was kept of the last meeting, and went on from the agreed weights."]
