@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from bigstep import records
+from bigstep import described
 from bigstep.check import Pool, check
 from bigstep.config import (
     CheckpointConfig,
@@ -216,7 +216,7 @@ def test_an_exact_run_that_goes_on_on_another_processor_says_so(
     train_here(config, str(tmp_path), 1)
     train_here(config, str(tmp_path), 2, True)
     assert not any("promised" in note for note in read_run(tmp_path).notes)
-    monkeypatch.setattr(records, "_processor", lambda: "another")
+    monkeypatch.setattr(described, "_processor", lambda: "another")
     train_here(config, str(tmp_path), 3, True)
     (told,) = [note for note in read_run(tmp_path).notes if "promised" in note]
     assert "on one processor, but this one was on" in told

@@ -33,7 +33,7 @@ from bigstep.engine.build import build
 from bigstep.engine.checkpoint import load_checkpoint, save_checkpoint
 from bigstep.engine.ranks import Ranks
 from bigstep.engine.rates import learning_rate
-from bigstep.engine.run import _restore
+from bigstep.engine.resume import restore
 from bigstep.plan import cli_result
 from bigstep.plan.cluster import FOLDER
 from bigstep.records import RunWriter, read_run
@@ -188,7 +188,7 @@ def checkpoints(folder: Path) -> Callable[[random.Random], None]:
             path.write_bytes(whole)
             state = strange(load_checkpoint(path), chance, tensors)
             save_checkpoint(folder, 1, state, keep=2)
-        _restore(run, load_checkpoint(path), folder)
+        restore(run, load_checkpoint(path), folder)
 
     return case
 
