@@ -54,13 +54,14 @@ class Evaluation:
         return {"accuracy": self.accuracy, "eval_loss": self.loss, **known, **self.more}
 
 
-def count_targets(target: Tensor) -> int:
-    """Return how many targets of a batch count: its samples, or its tokens or pixels that are no padding.
+def count_targets(target: Tensor) -> Tensor:
+    """Count the targets of a batch that count, where they are: its samples, or its tokens or pixels but for padding.
 
-    >>> [count_targets(target) for target in (torch.tensor([3, 1]), torch.tensor([[3, 1, IGNORED]]), torch.ones(4, 2))]
+    >>> some = torch.tensor([3, 1]), torch.tensor([[3, 1, IGNORED]]), torch.ones(4, 2)
+    >>> [int(count_targets(target)) for target in some]
     [2, 2, 4]
     """
-    return len(target) if target.is_floating_point() else int((target != IGNORED).sum())
+    return torch.full((), len(target)) if target.is_floating_point() else (target != IGNORED).sum()
 
 
 def class_dimension(output: Any, target: Tensor, tokens: bool) -> int | None:
@@ -104,14 +105,19 @@ class Totals:
 
     def add(self, output: Any, target: Tensor, loss: Tensor) -> None:
         """Take in a batch: scores (or whatever a model gives), what was right, and the mean loss over what counts."""
-        counted, sums = count_targets(target), self.sums
+        sums = self.sums
+        counted = count_targets(target).to(sums.device)
+
+        def weighed(mean: Tensor | float) -> Tensor:
+            """Over nothing a mean is no number, and counts for nothing; nobody waits for the device to tell."""
+            value = torch.as_tensor(mean, device=sums.device).double() * counted
+            return torch.where(counted > 0, on_grid(value, digits=30), 0.0)
+
         sums[0] += len(target)
         sums[1] += counted
-        if not counted:
-            return  # a mean over nothing is no number
-        sums[2] += on_grid(loss.double() * counted, digits=30)
+        sums[2] += weighed(loss)
         for index, metric in enumerate(self._metrics.values(), 8):
-            sums[index] += on_grid(torch.as_tensor(metric(output, target)).double() * counted, digits=30)
+            sums[index] += weighed(metric(output, target))
         classes = class_dimension(output, target, self._tokens)
         if classes is None:
             return
