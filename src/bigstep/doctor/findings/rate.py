@@ -38,11 +38,7 @@ def wrong_rate(case: Case) -> Iterator[Finding]:
     batch, rate = batches[1] / batches[0], rates[1] / rates[0]
     update = case.several.first(Update)
     assert update is not None
-    figures = (
-        f"on {case.ranks} ranks the batch is {batches[1]:g} instead of {batches[0]:g} and the rate {rates[1]:g} "
-        f"instead "
-        f"of {rates[0]:g}"
-    )
+    figures = f"on {case.ranks} ranks the batch {_became(*batches)} and the rate {_became(*rates)}"
     if _near(rate, 1):
         if batch > 1.5:
             yield _unscaled(case, batch, rates[0], figures, update)
@@ -69,6 +65,15 @@ def wrong_rate(case: Case) -> Iterator[Finding]:
         )
 
 
+def _became(before: float, now: float) -> str:
+    """Say what came of a number.
+
+    >>> _became(8, 16), _became(0.1, 0.1)
+    ('is 16 instead of 8', 'stays at 0.1')
+    """
+    return f"stays at {now:g}" if _near(now, before) else f"is {now:g} instead of {before:g}"
+
+
 def _unscaled(case: Case, batch: float, rate: float, figures: str, update: Update) -> Finding:
     adam = any(word in update.optimizer.lower() for word in ("adam", "lamb", "lion", "adagrad", "rmsprop"))
     rule, value = ("square-root", math.sqrt(batch) * rate) if adam else ("linear", batch * rate)
@@ -76,10 +81,9 @@ def _unscaled(case: Case, batch: float, rate: float, figures: str, update: Updat
         name="wrong-rate",
         title="the batch grows with the ranks and the rate stays",
         evidence=figures,
-        cost=f"{batch:g} times fewer updates an epoch at the same rate: training advances more slowly for each sample",
+        cost=f"{batch:g} times fewer updates per epoch at the same rate: training makes less progress per sample",
         remedy=f"try {value:g}, as the {rule} rule says for {update.optimizer}, with a warm-up; or divide the "
-        f"batch of a "
-        "rank by the number of ranks",
+        "batch of a rank by the number of ranks",
         likelihood=0.5 if not adam else 0.4,
         level="advice",
         line=update.line,
