@@ -97,6 +97,17 @@ def test_tensors_and_arrays_stay_in_memory_and_look_as_through_loaders() -> None
         assert torch.equal(loaded[1], targets)
 
 
+@pytest.mark.parametrize("kept", [True, False], ids=["in memory", "item by item"])
+def test_real_targets_come_in_the_type_of_the_run_and_numbers_of_classes_as_they_are(kept: bool) -> None:
+    """Losses of older releases of torch refuse to mix types in their backward."""
+    x = torch.randn(4, 3)
+    for y, wanted in ((torch.randn(4), torch.float64), (torch.arange(4), torch.int64)):
+        pairs = TensorDataset(x, y)
+        feed = Feed(pairs if kept else list(pairs), train=True, dtype=torch.float64)
+        inputs, targets = batch_of(feed, [2, 0])
+        assert (inputs.dtype, targets.dtype) == (torch.float64, wanted)
+
+
 def test_classes_are_counted_where_they_have_no_names() -> None:
     x, y = pictures(30), torch.arange(30) % 7
     listed = Items(x, y)

@@ -32,7 +32,7 @@ class Feed:
         shift: the largest shift of crop_flip and crop_alternate, in pixels.
         image_size: side of the images in pixels; 0 keeps the size of the set, and a folder has none of its own.
         device: where the batches go.
-        dtype: of the images; a user's own are converted if they are floating.
+        dtype: of the images; a user's own inputs and targets are converted if they are floating.
         loaders: processes that load files or a user's own data set, threads where the device decodes; 0 loads here.
         rectangular: evaluate a folder on whole images, in the batches that `evaluation_batches` gives.
         decoding: who decodes image files; `bigstep.data.decoders.choose.choose` chooses.
@@ -153,7 +153,9 @@ class Feed:
 
     def __call__(self, requests: Iterable[Request]) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield one batch for each request; loaders work ahead of what is consumed."""
-        return self._way(requests)
+        dtype = self._view.dtype
+        for inputs, targets in self._way(requests):
+            yield inputs, targets.to(dtype) if targets.is_floating_point() else targets
 
     def close(self) -> None:
         """End the loader processes; a later call starts new ones."""
