@@ -129,8 +129,13 @@ def borrow(purpose: str, ranks: Sequence[int], timeout: timedelta | None, offers
 
 
 def made() -> int:
-    """Return how many groups this process is in, as torch counts them: a program's own are among them."""
-    return len(dist.distributed_c10d._world.pg_names)
+    """Return the number by which torch tells groups of the same ranks apart; all who make one must have the same.
+
+    It is how many groups this process is in, a program's own among them; from torch 2.15 on, how many it has made.
+    """
+    torchs = dist.distributed_c10d
+    counts_calls = "group_count" in torchs._hash_ranks_to_str.__code__.co_names
+    return torchs._world.group_count if counts_calls else len(torchs._world.pg_names)
 
 
 def _make(ranks: Sequence[int], timeout: timedelta | None) -> dist.ProcessGroup:
