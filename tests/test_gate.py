@@ -161,6 +161,24 @@ def test_a_thousand_connections_that_say_nothing_keep_nobody_out(store: tuple[Ho
         assert threading.active_count() <= threads + 3
 
 
+def test_a_knock_that_got_lost_does_not_take_all_the_time_that_there_is(
+    store: tuple[HostedStore, Rendezvous], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, where = store
+    asked: list[float] = []
+
+    def lossy(where: Rendezvous, timeout_s: float) -> socket.socket:
+        asked.append(timeout_s)
+        if len(asked) == 1:
+            raise TimeoutError("timed out")
+        return connect(where, timeout_s)
+
+    monkeypatch.setattr("bigstep.asynchronous.store.connect", lossy)
+    with contextlib.closing(connect_store(where, 30)) as late:
+        assert late.add("shares", 1) == 1
+    assert asked == [5, 5]
+
+
 def _is_open(fd: str) -> bool:
     return os.path.lexists(f"/proc/self/fd/{fd}")
 

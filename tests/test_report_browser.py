@@ -37,11 +37,17 @@ class Browser:
     def __init__(self, profile: Path) -> None:
         assert DRIVER
         assert CHROMIUM
-        self._driver = subprocess.Popen(
-            [DRIVER, "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
-        assert self._driver.stdout
-        port = next(found[1] for line in self._driver.stdout if (found := re.search(r"on port (\d+)\.", line)))
+        for _ in range(10):  # it takes a free port, and gives up if the other protocol's of that number is not
+            self._driver = subprocess.Popen(
+                [DRIVER, "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            )
+            assert self._driver.stdout
+            told = (re.search(r"on port (\d+)\.", line) for line in self._driver.stdout)
+            port = next((found[1] for found in told if found), None)
+            if port:
+                break
+            self._driver.wait()
+            self._driver.stdout.close()
         self._base = f"http://127.0.0.1:{port}/session"
         options = {"binary": CHROMIUM, "args": [*QUIET, f"--user-data-dir={profile}"]}
         wanted = {"browserName": "chrome", "goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}

@@ -25,6 +25,9 @@ __all__ = ["HostedStore", "Store", "StoreGoneError", "connect_store", "host_stor
 CONNECT_S = 30.0
 """How long a server may take to answer before it counts as not there."""
 
+_TRY_S = 5.0
+"""Of that, how long for one knock: one that a full queue has lost is never answered, however long one waits."""
+
 _REPLY_S = 300.0
 """How long a coordinator that is there may take to reply: it may evaluate, or be stopped for a while."""
 
@@ -209,7 +212,7 @@ def connect_store(where: Rendezvous, timeout_s: float = CONNECT_S) -> Store:
     deadline = time.monotonic() + timeout_s
     while True:
         try:
-            return _RemoteStore(connect(where, timeout_s))
+            return _RemoteStore(connect(where, min(_TRY_S, timeout_s)))
         except OSError as error:
             if time.monotonic() >= deadline or isinstance(error, socket.gaierror):
                 reason = error.strerror or str(error)
