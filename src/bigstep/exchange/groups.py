@@ -7,9 +7,9 @@ Hazard: ranks must take over the same groups. So a world says what it is for, an
 asks for the same groups in the same order; ranks tell each other which they hold when they join it, and begin with none
 unless all hold the same; and a run that fails leaves none, since its ranks may be out of step in them.
 
-Hazard: torch names a new group by its members and by how many groups a process is in, whoever made them, so members
-must be in as many. Ranks tell each other that too when a world is joined, and those that were left out of some make up
-for them.
+Hazard: torch names a new group by its members and by a count of groups (`made` says which), whoever made them, so
+members must count alike. Ranks tell each other that too when a world is joined, and those that were left out of some
+make up for them.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def exchanged(world: World) -> bool:
     return not _differ(_steps(world)[0])
 
 
-# long: five causes of one symptom, told apart in order
+# long: seven causes of one symptom, told apart in order
 def unexchanged_gradients(case: Case) -> Iterator[Finding]:
     """Ranks apply gradients of their own: the exchange is missing, or the program goes past it."""
     world = case.several
