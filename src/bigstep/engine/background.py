@@ -7,22 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from bigstep.engine.checkpoint import save_checkpoint
+from bigstep.engine.ranks import on_host
 
-__all__ = ["BackgroundWriter", "copied"]
-
-
-def copied(state: Any) -> Any:
-    """Return a copy of nested dicts and lists whose tensors are on the CPU and shared with nobody."""
-    if isinstance(state, torch.Tensor):
-        return state.detach().to("cpu", copy=True)
-    if isinstance(state, dict):
-        return {key: copied(value) for key, value in state.items()}
-    if isinstance(state, (list, tuple)):
-        return type(state)(copied(value) for value in state)
-    return state
+__all__ = ["BackgroundWriter"]
 
 
 class BackgroundWriter:
@@ -47,7 +35,7 @@ class BackgroundWriter:
         """Copy the state and start writing it."""
         self.wait()
         self._saved = True
-        self._thread = threading.Thread(target=self._write, args=(step, copied(state)), name="checkpoint")
+        self._thread = threading.Thread(target=self._write, args=(step, on_host(state, copy=True)), name="checkpoint")
         self._thread.start()
 
     def wait(self) -> bool:

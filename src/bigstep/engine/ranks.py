@@ -19,7 +19,7 @@ from torch import Tensor
 from bigstep.errors import ConfigError, RunError
 from bigstep.gpu.queues import ask_for_queues
 
-__all__ = ["STORE_VARIABLE", "AgreedError", "DeviceChoice", "Ranks", "joined_ranks"]
+__all__ = ["STORE_VARIABLE", "AgreedError", "DeviceChoice", "Ranks", "joined_ranks", "on_host"]
 
 STORE_VARIABLE = "BIGSTEP_STORE"
 """Set by `bigstep train --procs N`: a file through which the ranks of one machine find each other."""
@@ -69,7 +69,7 @@ class Ranks:
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value, group=self.group)
+        dist.all_gather_object(values, on_host(value), group=self.group)
         return values
 
     def to_first(self, value: Any) -> list[Any] | None:
@@ -77,14 +77,14 @@ class Ranks:
         if self.size == 1:
             return [value]
         values: list[Any] | None = [None] * self.size if self.first else None
-        dist.gather_object(value, values, group_dst=0, group=self.group)
+        dist.gather_object(on_host(value), values, group_dst=0, group=self.group)
         return values
 
     def from_first(self, value: Any) -> Any:
         """Return rank 0's value on all ranks; every rank must call this at the same point."""
         if self.size == 1:
             return value
-        box = [value]
+        box = [on_host(value) if self.first else None]
         dist.broadcast_object_list(box, group_src=0, group=self.group)
         return box[0]
 
@@ -103,6 +103,22 @@ class Ranks:
                 f"{what} of rank {names} differs from rank 0's ({values[different[0]][:12]} instead of "
                 f"{values[0][:12]}); give every rank the same code, seed and library versions."
             )
+
+
+def on_host(value: Any, *, copy: bool = False) -> Any:
+    """Return a value whose tensors, in nested dicts, lists and tuples too, are in the memory of the host.
+
+    A tensor that another process gets from a GPU is put on the GPU of that number: another rank's there, or none.
+
+    Args:
+        value: Anything.
+        copy: Copy tensors that are there already, so that they are shared with nobody.
+    """
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=copy)
+    if isinstance(value, dict):
+        return {key: on_host(each, copy=copy) for key, each in value.items()}
+    return type(value)(on_host(each, copy=copy) for each in value) if type(value) in (list, tuple) else value
 
 
 def _device(choice: DeviceChoice, local_rank: int, local_size: int) -> torch.device:
@@ -124,6 +140,17 @@ def _device(choice: DeviceChoice, local_rank: int, local_size: int) -> torch.dev
     return torch.device("cuda", local_rank)
 
 
+def _require_carried(device: torch.device) -> None:
+    """Refuse a device whose tensors the program's own process group does not carry."""
+    carried = [each.partition(":")[0] for each in dist.get_backend_config().split(",")]
+    if device.type not in carried:
+        raise ConfigError(
+            f"The run is to train on {device.type}, but this program's process group carries only tensors on "
+            f"{' and '.join(carried)}: let it call init_process_group with backend='cpu:gloo,cuda:nccl', or choose "
+            f"device='{carried[0]}'."
+        )
+
+
 @contextlib.contextmanager
 def joined_ranks(device: DeviceChoice = "auto", timeout_s: float = 600) -> Iterator[Ranks]:
     """Join the ranks that torchrun or `bigstep train --procs` started; alone, be the only rank."""
@@ -136,6 +163,7 @@ def joined_ranks(device: DeviceChoice = "auto", timeout_s: float = 600) -> Itera
     elif "OMP_NUM_THREADS" not in os.environ:  # else the user, or torchrun, has decided
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // local_size))
     if dist.is_initialized():  # somebody else's program: use its group and leave it alive
+        _require_carried(chosen)
         yield Ranks(dist.get_rank(), dist.get_world_size(), chosen)
         return
     if size == 1:

@@ -139,7 +139,19 @@ def made() -> int:
 
 
 def _make(ranks: Sequence[int], timeout: timedelta | None) -> dist.ProcessGroup:
-    group = dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True)
+    """Make a group that its members alone take part in.
+
+    Hazard: where the default group is bound to a device, as NCCL's is, torch would split its communicator, for which
+    every rank of it must come, a crew's waiting ones too. So this group gets a communicator of its own, when it is
+    first used.
+    """
+    default = dist.group.WORLD
+    assert default is not None
+    bound, default.bound_device_id = default.bound_device_id, None
+    try:
+        group = dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True)
+    finally:
+        default.bound_device_id = bound
     assert isinstance(group, dist.ProcessGroup)
     return group
 

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Iterator
 from queue import SimpleQueue
 from typing import Protocol
 
+import torch
+
 __all__ = ["Line", "Steps", "Waitable"]
 
 
@@ -32,9 +34,14 @@ _Item = tuple[Steps, Iterable[Waitable], Callable[[BaseException | None], None]]
 
 
 class Line:
-    """Threads that pass collectives on from phase to phase; the k-th waits for phase k - 1 and starts phase k."""
+    """Threads that pass collectives on from phase to phase; the k-th waits for phase k - 1 and starts phase k.
 
-    def __init__(self) -> None:
+    Args:
+        device: Of what is exchanged.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._queues: list[SimpleQueue[_Item | None]] = []
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
@@ -70,6 +77,8 @@ class Line:
             self._queues[phase].put(item)
 
     def _serve(self, phase: int, queue: SimpleQueue[_Item | None]) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)  # a thread begins with the first GPU, which is another rank's
         while (item := queue.get()) is not None:
             steps, under_way, done = item
             try:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bigstep.exchange.line import Waitable
 
-__all__ = ["Message", "issue", "transfer"]
+__all__ = ["Message", "is_gloo", "issue", "transfer"]
 
 
 class Message(NamedTuple):
@@ -79,7 +79,8 @@ def transfer(
     sends = [message for message in sends if message.tensor.numel()]
     if not receives and not sends:
         return []
-    if any(message.tensor.is_cuda for message in (*receives, *sends)) and dist.get_backend(group) == "gloo":
+    sample = (*receives, *sends)[0].tensor
+    if sample.is_cuda and is_gloo(group, sample):
         arrivals = [(message.tensor, torch.empty_like(message.tensor, device="cpu")) for message in receives]
         landing = [Message(message.peer, copy) for message, (_, copy) in zip(receives, arrivals, strict=True)]
         leaving = [Message(message.peer, message.tensor.cpu()) for message in sends]
@@ -94,6 +95,11 @@ def transfer(
 
 def _send(message: Message, group: dist.ProcessGroup, tag: int) -> Waitable:
     return issue(dist.isend(message.tensor, message.peer, group, tag))
+
+
+def is_gloo(group: dist.ProcessGroup, tensor: Tensor) -> bool:
+    """Whether Gloo carries a tensor in this group, which may have another backend for each kind of device."""
+    return f"{tensor.device.type}:gloo" in dist.get_backend_config(group).split(",")
 
 
 def issue(work: dist.Work | None) -> dist.Work:

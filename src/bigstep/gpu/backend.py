@@ -1,13 +1,15 @@
-"""Whether a tensor can go through the Triton kernels, and if not, why."""
+"""Whether a tensor can go through the Triton kernels, and if not, why; and where they are launched."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 from functools import cache
 
+import torch
 from torch import Tensor
 
-__all__ = ["why_not_triton"]
+__all__ = ["on_device_of", "why_not_triton"]
 
 INTERPRET = False
 """Take CPU tensors too; for tests under Triton's interpreter (TRITON_INTERPRET=1 before triton is imported)."""
@@ -30,3 +32,10 @@ def why_not_triton(tensor: Tensor) -> str | None:
     if not _triton_installed():
         return "triton is not installed"
     return None
+
+
+def on_device_of(tensor: Tensor) -> contextlib.AbstractContextManager[object]:
+    """Make a tensor's device the current one, since that is where Triton launches; threads begin with the first."""
+    if not tensor.is_cuda or tensor.device.index == torch.cuda.current_device():
+        return contextlib.nullcontext()
+    return torch.cuda.device(tensor.device)

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from bigstep.gpu.backend import on_device_of
+
 __all__ = [
     "Shape",
     "add_plane",
@@ -94,27 +96,28 @@ def statistics(
     parts = _parts(shape, block_m, block_c, SUM_WAVES)
     partial = torch.empty(2, groups, parts, shape.channels, dtype=torch.float32, device=x.device)
     stats = torch.empty(4, groups, shape.channels, dtype=torch.float32, device=x.device)
-    kernels.statistics_kernel[(parts * _blocks(shape.channels, block_c), groups)](
-        x, partial, shape.rows, shape.channels, parts, BM=block_m, BC=block_c, EVEN=even, num_warps=SUM_WARPS
-    )
     merge = _merge_blocks(shape, parts)
-    kernels.merge_statistics_kernel[(_blocks(shape.channels, merge["BC"]),)](
-        partial,
-        weight,
-        bias,
-        running_mean,
-        running_var,
-        stats,
-        shape.rows,
-        shape.channels,
-        parts,
-        groups,
-        momentum,
-        eps,
-        BM=block_m,
-        RUNNING=running_mean is not None,
-        **merge,
-    )
+    with on_device_of(x):
+        kernels.statistics_kernel[(parts * _blocks(shape.channels, block_c), groups)](
+            x, partial, shape.rows, shape.channels, parts, BM=block_m, BC=block_c, EVEN=even, num_warps=SUM_WARPS
+        )
+        kernels.merge_statistics_kernel[(_blocks(shape.channels, merge["BC"]),)](
+            partial,
+            weight,
+            bias,
+            running_mean,
+            running_var,
+            stats,
+            shape.rows,
+            shape.channels,
+            parts,
+            groups,
+            momentum,
+            eps,
+            BM=block_m,
+            RUNNING=running_mean is not None,
+            **merge,
+        )
     return stats
 
 
@@ -137,29 +140,30 @@ def normalize(
     y = torch.empty_like(x)
     y2 = torch.empty_like(x[:, :, ::2, ::2], memory_format=torch.channels_last) if half else None
     bits = torch.empty(x.numel() // 8, dtype=torch.uint8, device=x.device) if signs else None
-    kernels.normalize_kernel[(_blocks(shape.rows, block_m) * _blocks(shape.channels, block_c), shape.groups)](
-        x,
-        stats,
-        residual,
-        other,
-        other_stats,
-        y,
-        y2,
-        bits,
-        shape.rows,
-        shape.channels,
-        x.shape[2],
-        x.shape[3],
-        BM=block_m,
-        BC=block_c,
-        EVEN=even,
-        RELU=relu,
-        RESIDUAL=residual is not None,
-        OTHER=other is not None,
-        SIGNS=signs,
-        HALF=half,
-        num_warps=STREAM_WARPS,
-    )
+    with on_device_of(x):
+        kernels.normalize_kernel[(_blocks(shape.rows, block_m) * _blocks(shape.channels, block_c), shape.groups)](
+            x,
+            stats,
+            residual,
+            other,
+            other_stats,
+            y,
+            y2,
+            bits,
+            shape.rows,
+            shape.channels,
+            x.shape[2],
+            x.shape[3],
+            BM=block_m,
+            BC=block_c,
+            EVEN=even,
+            RELU=relu,
+            RESIDUAL=residual is not None,
+            OTHER=other is not None,
+            SIGNS=signs,
+            HALF=half,
+            num_warps=STREAM_WARPS,
+        )
     return y, bits, y2
 
 
@@ -191,30 +195,31 @@ def backward_sums(
     planes = 2 if other is None else 3
     partial = torch.empty(planes, shape.groups, parts, shape.channels, dtype=torch.float32, device=x.device)
     dz = torch.empty_like(x) if write else None
-    kernels.backward_sums_kernel[(parts * _blocks(shape.channels, block_c), shape.groups)](
-        dy,
-        dy2,
-        x,
-        stats,
-        other,
-        other_stats,
-        signs,
-        dz,
-        partial,
-        shape.rows,
-        shape.channels,
-        parts,
-        x.shape[2],
-        x.shape[3],
-        BM=block_m,
-        BC=block_c,
-        EVEN=even,
-        MASK=0 if not relu else 1 if signs is None else 2,
-        PAIR=0 if dy2 is None else 1 if dy2.shape == dy.shape else 2,
-        OTHER=other is not None,
-        WRITE=write,
-        num_warps=SUM_WARPS,
-    )
+    with on_device_of(dy):
+        kernels.backward_sums_kernel[(parts * _blocks(shape.channels, block_c), shape.groups)](
+            dy,
+            dy2,
+            x,
+            stats,
+            other,
+            other_stats,
+            signs,
+            dz,
+            partial,
+            shape.rows,
+            shape.channels,
+            parts,
+            x.shape[2],
+            x.shape[3],
+            BM=block_m,
+            BC=block_c,
+            EVEN=even,
+            MASK=0 if not relu else 1 if signs is None else 2,
+            PAIR=0 if dy2 is None else 1 if dy2.shape == dy.shape else 2,
+            OTHER=other is not None,
+            WRITE=write,
+            num_warps=SUM_WARPS,
+        )
     return Sums(partial, dz)
 
 
@@ -226,9 +231,10 @@ def coefficients(partial: Tensor, stats: Tensor, rows: int, which: int, like: Te
     out = torch.empty(2, groups, channels, dtype=torch.float32, device=partial.device)
     dweight, dbias = torch.empty_like(like), torch.empty_like(like)
     merge = _merge_blocks(Shape(groups, rows, channels), parts)
-    kernels.backward_coefficients_kernel[(_blocks(channels, merge["BC"]),)](
-        partial, stats, out, dweight, dbias, rows, channels, parts, groups, which, **merge
-    )
+    with on_device_of(partial):
+        kernels.backward_coefficients_kernel[(_blocks(channels, merge["BC"]),)](
+            partial, stats, out, dweight, dbias, rows, channels, parts, groups, which, **merge
+        )
     return out, dweight, dbias
 
 
@@ -250,25 +256,26 @@ def backward_input(
     block_m, block_c, even = _tile(shape, STREAM_CHANNELS, rows=STREAM_ROWS)
     dx = torch.empty_like(x)
     dother = None if other is None else torch.empty_like(other)
-    kernels.backward_input_kernel[(_blocks(shape.rows, block_m) * _blocks(shape.channels, block_c), shape.groups)](
-        dz,
-        x,
-        stats,
-        coefficient,
-        dx,
-        other,
-        other_stats,
-        other_coefficient,
-        dother,
-        shape.rows,
-        shape.channels,
-        BM=block_m,
-        BC=block_c,
-        EVEN=even,
-        MASK=1 if mask else 0,
-        OTHER=other is not None,
-        num_warps=STREAM_WARPS,
-    )
+    with on_device_of(dz):
+        kernels.backward_input_kernel[(_blocks(shape.rows, block_m) * _blocks(shape.channels, block_c), shape.groups)](
+            dz,
+            x,
+            stats,
+            coefficient,
+            dx,
+            other,
+            other_stats,
+            other_coefficient,
+            dother,
+            shape.rows,
+            shape.channels,
+            BM=block_m,
+            BC=block_c,
+            EVEN=even,
+            MASK=1 if mask else 0,
+            OTHER=other is not None,
+            num_warps=STREAM_WARPS,
+        )
     return dx, dother
 
 
@@ -278,7 +285,8 @@ def add_plane(x: Tensor) -> Tensor:
 
     n, _, h, w = x.shape
     out = torch.empty((n, 4, h, w), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
-    kernels.add_plane_kernel[(_blocks(out.numel(), 2048),)](x, out, out.numel(), BLOCK=2048)
+    with on_device_of(x):
+        kernels.add_plane_kernel[(_blocks(out.numel(), 2048),)](x, out, out.numel(), BLOCK=2048)
     return out
 
 
@@ -293,23 +301,24 @@ def pool(x: Tensor, stats: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     winner = torch.empty_like(y, dtype=torch.uint8)
     groups = stats.shape[1]
     block_c = min(SUM_CHANNELS, _power_of_two(c))
-    kernels.normalize_pool_kernel[(n * out_h, _blocks(out_w, POOL_PIXELS) * _blocks(c, block_c))](
-        x,
-        stats,
-        y,
-        winner,
-        picked,
-        n // groups,
-        h,
-        w,
-        out_h,
-        out_w,
-        c,
-        groups * c,
-        BW=POOL_PIXELS,
-        BC=block_c,
-        num_warps=POOL_WARPS,
-    )
+    with on_device_of(x):
+        kernels.normalize_pool_kernel[(n * out_h, _blocks(out_w, POOL_PIXELS) * _blocks(c, block_c))](
+            x,
+            stats,
+            y,
+            winner,
+            picked,
+            n // groups,
+            h,
+            w,
+            out_h,
+            out_w,
+            c,
+            groups * c,
+            BW=POOL_PIXELS,
+            BC=block_c,
+            num_warps=POOL_WARPS,
+        )
     return y, winner, picked
 
 
@@ -322,22 +331,23 @@ def unpool(dz: Tensor, winner: Tensor, x: Tensor, stats: Tensor, coefficient: Te
     dx = torch.empty_like(x)
     groups = stats.shape[1]
     block_c = min(SUM_CHANNELS, _power_of_two(c))
-    kernels.unpool_backward_kernel[(n * h, _blocks(w, UNPOOL_PIXELS) * _blocks(c, block_c))](
-        dz,
-        winner,
-        x,
-        stats,
-        coefficient,
-        dx,
-        n // groups,
-        h,
-        w,
-        out_h,
-        out_w,
-        c,
-        groups * c,
-        BW=UNPOOL_PIXELS,
-        BC=block_c,
-        num_warps=UNPOOL_WARPS,
-    )
+    with on_device_of(dz):
+        kernels.unpool_backward_kernel[(n * h, _blocks(w, UNPOOL_PIXELS) * _blocks(c, block_c))](
+            dz,
+            winner,
+            x,
+            stats,
+            coefficient,
+            dx,
+            n // groups,
+            h,
+            w,
+            out_h,
+            out_w,
+            c,
+            groups * c,
+            BW=UNPOOL_PIXELS,
+            BC=block_c,
+            num_warps=UNPOOL_WARPS,
+        )
     return dx

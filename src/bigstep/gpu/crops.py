@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bigstep.gpu.backend import why_not_triton
+from bigstep.gpu.backend import on_device_of, why_not_triton
 
 __all__ = ["Parts", "crop_batch", "crop_weights"]
 
@@ -69,10 +69,11 @@ def crop_batch(
     scales = [1 / (255 * deviation) for deviation in std]
     shifts = [-centre / deviation for centre, deviation in zip(mean, std, strict=True)]
     block = min(BLOCK, 1 << (width - 1).bit_length())
-    crop_kernel[(height, len(images), -(-width // block))](
-        table, table.view(torch.float32), out, width, height, *out.stride(), *scales, *shifts,
-        BLOCK=block, num_warps=4,
-    )  # fmt: skip
+    with on_device_of(out):
+        crop_kernel[(height, len(images), -(-width // block))](
+            table, table.view(torch.float32), out, width, height, *out.stride(), *scales, *shifts,
+            BLOCK=block, num_warps=4,
+        )  # fmt: skip
     return out
 
 

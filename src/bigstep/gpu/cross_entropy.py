@@ -9,14 +9,13 @@ Before the kernels are used on a device, `kernels_work` runs them there once on 
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bigstep.gpu.backend import why_not_triton
+from bigstep.gpu.backend import on_device_of, why_not_triton
 
 __all__ = ["IGNORED", "kernels_work", "row_costs", "row_gradient"]
 
@@ -92,7 +91,7 @@ def row_costs(rows: Tensor, target: Tensor, smoothing: float) -> tuple[Tensor, T
         from bigstep.gpu.cross_entropy_triton import cost_kernel
 
         block = _block(rows.shape[1])
-        with _on(rows):
+        with on_device_of(rows):
             cost_kernel[(len(rows),)](
                 rows, target, costs, spread, rows.shape[1], float(smoothing),
                 SMOOTHED=smoothing > 0, IGNORED=IGNORED, B=block, num_warps=_warps(block),
@@ -115,7 +114,7 @@ def row_gradient(rows: Tensor, target: Tensor, spread: Tensor, slope: Tensor, sm
         from bigstep.gpu.cross_entropy_triton import gradient_kernel
 
         block = _block(rows.shape[1])
-        with _on(rows):
+        with on_device_of(rows):
             gradient_kernel[(len(rows), -(-rows.shape[1] // block))](
                 rows, target, spread, slope, gradient, rows.shape[1], float(smoothing),
                 IGNORED=IGNORED, B=block, num_warps=_warps(block),
@@ -129,11 +128,6 @@ def row_gradient(rows: Tensor, target: Tensor, spread: Tensor, slope: Tensor, sm
         wide.scatter_add_(1, index[part], torch.full_like(index[part], smoothing - 1, dtype=torch.float32))
         gradient[part] = wide.mul_((counted[part] * slope).unsqueeze(1))
     return gradient
-
-
-def _on(rows: Tensor) -> contextlib.AbstractContextManager[object]:
-    """Triton launches on the current device, which need not be the rows'."""
-    return torch.cuda.device(rows.device) if rows.is_cuda else contextlib.nullcontext()
 
 
 def _warps(block: int) -> int:

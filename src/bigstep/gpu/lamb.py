@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from bigstep.gpu.backend import on_device_of
 from bigstep.gpu.chunks import WARPS, Chunks, on_device, why_not_kernels
 from bigstep.gpu.tensor_lists import narrow_type
 
@@ -85,37 +86,45 @@ class LambKernels:
         copies = self.chunks.has_copies
         factor = self.one if factor is None else factor
         skipped = self.zero if skipped is None else skipped
-        kernels.corrections_kernel[(tensors,)](
-            self.chunks.table,
-            self.settings,
-            settings["lr"],
-            skipped,
-            self.corrections,
-            self.rates,
-            tensors,
-            num_warps=1,
-        )
-        kernels.moments_kernel[(chunks,)](
-            *tables,
-            *own,
-            factor,
-            skipped,
-            self.partial,
-            tensors,
-            chunks,
-            APPLY=not self.adapts,
-            COPIES=copies and not self.adapts,
-            num_warps=WARPS,
-            **kind,
-        )
-        if not self.adapts:
-            return
-        kernels.ratios_kernel[(tensors,)](
-            self.partial, self.chunks.first_chunk, self.settings, self.rates, tensors, chunks, BLOCK=256, num_warps=2
-        )
-        kernels.update_kernel[(chunks,)](
-            *tables, *own, skipped, tensors, chunks, COPIES=copies, num_warps=WARPS, **kind
-        )
+        with on_device_of(self.partial):
+            kernels.corrections_kernel[(tensors,)](
+                self.chunks.table,
+                self.settings,
+                settings["lr"],
+                skipped,
+                self.corrections,
+                self.rates,
+                tensors,
+                num_warps=1,
+            )
+            kernels.moments_kernel[(chunks,)](
+                *tables,
+                *own,
+                factor,
+                skipped,
+                self.partial,
+                tensors,
+                chunks,
+                APPLY=not self.adapts,
+                COPIES=copies and not self.adapts,
+                num_warps=WARPS,
+                **kind,
+            )
+            if not self.adapts:
+                return
+            kernels.ratios_kernel[(tensors,)](
+                self.partial,
+                self.chunks.first_chunk,
+                self.settings,
+                self.rates,
+                tensors,
+                chunks,
+                BLOCK=256,
+                num_warps=2,
+            )
+            kernels.update_kernel[(chunks,)](
+                *tables, *own, skipped, tensors, chunks, COPIES=copies, num_warps=WARPS, **kind
+            )
 
 
 def _row(s: LambSettings) -> list[float]:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from bigstep.gpu.backend import on_device_of
 from bigstep.gpu.chunks import WARPS, Chunks, on_device, why_not_kernels
 from bigstep.gpu.tensor_lists import laid_out_like, narrow_type
 
@@ -80,31 +81,32 @@ class LarsKernels:
 
         tables, chunks, tensors = self.chunks.walk, self.chunks.chunks, self.chunks.tensors
         kind = self.chunks.kind
-        kernels.norms_kernel[(chunks,)](*tables, self.partial, tensors, chunks, num_warps=WARPS, **kind)
-        kernels.trust_kernel[(tensors,)](
-            self.partial,
-            self.chunks.first_chunk,
-            self.settings,
-            settings["lr"],
-            self.one if factor is None else factor,
-            self.rates,
-            tensors,
-            chunks,
-            BLOCK=256,
-            num_warps=2,
-        )
-        kernels.update_kernel[(chunks,)](
-            *tables,
-            self.rates,
-            self.zero if skipped is None else skipped,
-            self.momentum,
-            tensors,
-            chunks,
-            NESTEROV=self.nesterov,
-            COPIES=self.chunks.has_copies,
-            num_warps=WARPS,
-            **kind,
-        )
+        with on_device_of(self.partial):
+            kernels.norms_kernel[(chunks,)](*tables, self.partial, tensors, chunks, num_warps=WARPS, **kind)
+            kernels.trust_kernel[(tensors,)](
+                self.partial,
+                self.chunks.first_chunk,
+                self.settings,
+                settings["lr"],
+                self.one if factor is None else factor,
+                self.rates,
+                tensors,
+                chunks,
+                BLOCK=256,
+                num_warps=2,
+            )
+            kernels.update_kernel[(chunks,)](
+                *tables,
+                self.rates,
+                self.zero if skipped is None else skipped,
+                self.momentum,
+                tensors,
+                chunks,
+                NESTEROV=self.nesterov,
+                COPIES=self.chunks.has_copies,
+                num_warps=WARPS,
+                **kind,
+            )
 
 
 @torch.no_grad()

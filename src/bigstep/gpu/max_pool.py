@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import Tensor
 
+from bigstep.gpu.backend import on_device_of
 from bigstep.gpu.batch_norm import why_not_fused
 
 __all__ = ["max_pool2"]
@@ -47,9 +48,10 @@ class _MaxPool2(torch.autograd.Function):
         y = torch.empty((n, channels, rows, columns), dtype=x.dtype, device=x.device, memory_format=_NHWC)
         winner = torch.empty_like(y, dtype=torch.uint8)
         windows = n * rows * columns
-        pool_kernel[_grid(windows, channels)](
-            x, y, winner, windows, rows, columns, height, width, channels, BM=PIXELS, BC=CHANNELS
-        )
+        with on_device_of(x):
+            pool_kernel[_grid(windows, channels)](
+                x, y, winner, windows, rows, columns, height, width, channels, BM=PIXELS, BC=CHANNELS
+            )
         ctx.save_for_backward(winner)
         ctx.size = height, width
         return y
@@ -66,10 +68,11 @@ class _MaxPool2(torch.autograd.Function):
         dx = torch.empty((n, channels, height, width), dtype=dy.dtype, device=dy.device, memory_format=_NHWC)
         rows, columns = -(-height // 2), -(-width // 2)  # cut windows have a gradient too: zero
         windows = n * rows * columns
-        unpool_kernel[_grid(windows, channels)](
-            dy, winner, dx, windows, rows, columns, out_rows, out_columns, height, width, channels,
-            BM=PIXELS, BC=CHANNELS,
-        )  # fmt: skip
+        with on_device_of(dy):
+            unpool_kernel[_grid(windows, channels)](
+                dy, winner, dx, windows, rows, columns, out_rows, out_columns, height, width, channels,
+                BM=PIXELS, BC=CHANNELS,
+            )  # fmt: skip
         return dx
 
 

@@ -203,8 +203,8 @@ class Crews:
 
     def _from_first(self, value: Any) -> Any:
         """Return what the first rank holds, on all ranks, and count it: the root of a tree sends once a level."""
-        value = _on_host(value) if self.ranks.first else None
-        self._sent += _bytes_of(value) * (self.ranks.size - 1).bit_length()
+        if self.ranks.first:
+            self._sent += _bytes_of(value) * (self.ranks.size - 1).bit_length()
         return self.ranks.from_first(value)
 
     def _form(self, size: int) -> None:
@@ -231,15 +231,6 @@ class Crews:
             member = self.ranks.rank < self.size
             self._groups[self.size] = lent.take(range(self.size)) if member else dist.GroupMember.NON_GROUP_MEMBER
         return self._groups[self.size]
-
-
-def _on_host(value: Any) -> Any:
-    """Return a copy whose tensors another process can take over, whatever its device."""
-    if isinstance(value, Tensor):
-        return value.cpu()
-    if isinstance(value, Mapping):
-        return {key: _on_host(each) for key, each in value.items()}
-    return [_on_host(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def _bytes_of(value: Any) -> int:

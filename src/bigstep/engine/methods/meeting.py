@@ -66,7 +66,7 @@ class Transport:
 
     def __init__(self, count: int, ranks: Ranks, config: ExchangeConfig, codec: str):
         self._count, self._ranks, self._codec = count, ranks, codec
-        self._line = Line()
+        self._line = Line(ranks.device)
         self._turn = 0
         self._kept: dict[int, dict[int, Tensor]] = {}  # island -> fragment -> what its code has missed so far
         self._layouts: dict[int, tuple[Blocks, int]] = {}

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from bigstep.exchange.codecs import Blocks, see_floats
+from bigstep.gpu.backend import on_device_of
 
 __all__ = ["decode", "encode"]
 
@@ -110,20 +111,23 @@ def _decode_kernel(
 def encode(values: Tensor, residual: Tensor, blocks: Blocks, message: Tensor) -> None:
     """`OneBit.encode` on CUDA tensors."""
     for columns, more, chosen in _by_size(blocks):
-        _encode_kernel[(chosen.numel(),)](
-            chosen, values, residual, blocks.starts, blocks.lengths, blocks.heads_at, blocks.bodies_at,
-            message, see_floats(message), COLUMNS=columns, MORE=more, num_warps=max(1, columns // _COLUMNS_PER_WARP),
-        )  # fmt: skip
+        with on_device_of(values):
+            _encode_kernel[(chosen.numel(),)](
+                chosen, values, residual, blocks.starts, blocks.lengths, blocks.heads_at, blocks.bodies_at, message,
+                see_floats(message), COLUMNS=columns, MORE=more, num_warps=max(1, columns // _COLUMNS_PER_WARP),
+            )  # fmt: skip
 
 
 def decode(messages: Tensor, blocks: Blocks, out: Tensor, copies: int, stride: int, scale: float) -> None:
     """`OneBit.decode` on CUDA tensors."""
     for columns, more, chosen in _by_size(blocks):
         width = 2 * columns if more else columns  # it waits for memory, so idle columns cost it little
-        _decode_kernel[(chosen.numel(),)](
-            chosen, messages, see_floats(messages), blocks.starts, blocks.lengths, blocks.heads_at, blocks.bodies_at,
-            out, copies, stride, scale, COLUMNS=width, num_warps=max(1, width // _COLUMNS_PER_WARP),
-        )  # fmt: skip
+        with on_device_of(messages):
+            _decode_kernel[(chosen.numel(),)](
+                chosen, messages, see_floats(messages), blocks.starts, blocks.lengths, blocks.heads_at,
+                blocks.bodies_at, out, copies, stride, scale,
+                COLUMNS=width, num_warps=max(1, width // _COLUMNS_PER_WARP),
+            )  # fmt: skip
 
 
 _sizes = WeakTensorKeyDictionary()  # tables of blocks live as long as their exchange

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bigstep.exchange.line import Steps, Waitable
-from bigstep.exchange.messages import Message, issue, transfer
+from bigstep.exchange.messages import Message, is_gloo, issue, transfer
 from bigstep.exchange.world import World
 
 __all__ = ["Collective", "all_gather", "all_to_all", "copy_back", "fill_up", "issue", "round_up", "sum_over_ranks"]
@@ -60,7 +60,7 @@ def all_to_all(
 
     `tag` tells exchanges in flight apart and must be the same on all members.
     """
-    if dist.get_backend(group) != "gloo":
+    if not is_gloo(group, pieces):
         return [issue(dist.all_to_all_single(received, pieces, group=group, async_op=True))]
     count = len(members)
     return _trade(received.view(count, -1), list(pieces.view(count, -1)), world, members, group, tag)
@@ -70,7 +70,7 @@ def all_gather(
     whole: Tensor, mine: Tensor, world: World, members: list[int], group: dist.ProcessGroup, tag: int
 ) -> Sequence[Waitable]:
     """Start filling `whole` with every member's `mine`, in their order; `tag` as in `all_to_all`."""
-    if dist.get_backend(group) != "gloo":
+    if not is_gloo(group, mine):
         return [issue(_all_gather_flat(whole, mine, group=group, async_op=True))]
     count = len(members)
     return _trade(whole.view(count, -1), [mine] * count, world, members, group, tag)

@@ -1,0 +1,118 @@
+"""What several GPUs ask of a program, as far as it can be seen without them: threads, groups, messages, launches."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import bigstep
+from bigstep.engine.ranks import Ranks, joined_ranks, on_host
+from bigstep.errors import ConfigError
+from bigstep.exchange.messages import is_gloo
+from bigstep.exchange.world import World as Members
+from worlds import World
+
+SOURCES = sorted(Path(bigstep.__file__).parent.rglob("*.py"))
+
+
+def bindings_of_a_new_group() -> list[torch.device | None]:
+    """What the default group is bound to while a world makes a group, and after it."""
+    default, seen = dist.group.WORLD, []
+    assert default is not None
+    members, make = Members.join(default), dist.new_group
+    default.bound_device_id = torch.device("cuda", 0)
+
+    def record(*arguments: object, **named: object) -> object:
+        seen.append(default.bound_device_id)
+        return make(*arguments, **named)
+
+    try:
+        dist.new_group = record
+        members.new_group([members.rank])
+        seen.append(default.bound_device_id)
+    finally:
+        dist.new_group, default.bound_device_id = make, None
+    return seen
+
+
+def test_a_group_is_made_by_its_members_alone_where_the_default_group_is_bound_to_a_gpu(
+    world: Callable[[int], World],
+) -> None:
+    # else torch splits the default group's communicator, and ranks that are in no such group are waited for
+    assert world(2).run(bindings_of_a_new_group) == [[None, torch.device("cuda", 0)]] * 2
+
+
+def arrivals() -> list[object]:
+    """What each way of sending an object brings, of a weight that is still tied to its graph."""
+    ranks = Ranks(dist.get_rank(), dist.get_world_size())
+    state = {"weight": [2 * nn.Parameter(torch.full((2,), 1.0 + ranks.rank))], "name": ("a", 1)}
+    return [ranks.gather(state), ranks.to_first(state), ranks.from_first(state)]
+
+
+def test_objects_travel_by_way_of_the_host(world: Callable[[int], World]) -> None:
+    first, second = world(2).run(arrivals)
+    expected = [{"weight": [torch.full((2,), 2.0 * n)], "name": ("a", 1)} for n in (1, 2)]
+    assert str(first) == str([expected, expected, expected[0]])  # a tensor with a graph, or on a device, says so
+    assert str(second) == str([expected, None, expected[0]])
+
+
+def test_what_is_on_the_host_is_copied_only_where_it_is_asked_for() -> None:
+    here = torch.ones(3)
+    there, copied = on_host({"a": [here]}), on_host({"a": [here]}, copy=True)
+    assert there["a"][0] is here or there["a"][0].data_ptr() == here.data_ptr()
+    assert copied["a"][0].data_ptr() != here.data_ptr()
+
+
+@pytest.fixture
+def carries_only_gpus() -> Iterator[None]:
+    dist.init_process_group("cuda:gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("carries_only_gpus")
+def test_a_device_that_the_programs_own_group_does_not_carry_is_refused() -> None:
+    with (
+        pytest.raises(ConfigError, match=r"train on cpu, but .* only tensors on cuda: .*'cpu:gloo,cuda:nccl'"),
+        joined_ranks("cpu"),
+    ):
+        pass
+
+
+def gloo_by_device() -> list[bool]:
+    group = dist.new_group([dist.get_rank()], backend="cpu:gloo", use_local_synchronization=True)
+    assert isinstance(group, dist.ProcessGroup)
+    return [is_gloo(group, torch.empty(1, device=device)) for device in ("cpu", "meta")]
+
+
+def test_who_carries_a_tensor_is_asked_of_its_kind_of_device(world: Callable[[int], World]) -> None:
+    # `init_process_group()` without a name makes such groups
+    assert world(2).run(gloo_by_device) == [[True, False]] * 2
+
+
+def launches(path: Path) -> Iterator[tuple[str, bool]]:
+    """Every launch of a Triton kernel in a file, and whether it is made on the device of its tensors."""
+
+    def look(node: ast.AST, guarded: bool) -> Iterator[tuple[str, bool]]:
+        if isinstance(node, ast.With):
+            guarded |= any(ast.unparse(item.context_expr).startswith("on_device_of(") for item in node.items)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
+            name = ast.unparse(node.func.value)
+            if name.endswith("_kernel"):
+                yield f"{path.name}:{node.lineno} {name}", guarded
+        for child in ast.iter_child_nodes(node):
+            yield from look(child, guarded)
+
+    return look(ast.parse(path.read_text()), False)
+
+
+def test_kernels_are_launched_on_the_device_of_their_tensors() -> None:
+    found = dict(launch for path in SOURCES for launch in launches(path))
+    assert len(found) > 20, "the launches were not found"
+    assert not [name for name, guarded in found.items() if not guarded], "Triton launches on the current device"
