@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import torch.distributed as dist
 from torch import nn
 
 import bigstep
+import bigstep.engine.ranks as ranks_module
+from bigstep import described
 from bigstep.engine.ranks import Ranks, joined_ranks, on_host
 from bigstep.errors import ConfigError
 from bigstep.exchange.messages import is_gloo
@@ -67,6 +70,48 @@ def test_what_is_on_the_host_is_copied_only_where_it_is_asked_for() -> None:
     there, copied = on_host({"a": [here]}), on_host({"a": [here]}, copy=True)
     assert there["a"][0] is here or there["a"][0].data_ptr() == here.data_ptr()
     assert copied["a"][0].data_ptr() != here.data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("seen", "local_rank", "place"), [(1, 3, 0), (4, 3, 3), (2, 3, None)], ids=["its own", "all", "too few"]
+)
+def test_a_rank_takes_the_gpu_of_its_number_or_the_only_one_that_its_launcher_shows_it(
+    seen: int, local_rank: int, place: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: seen)
+    if place is None:
+        with pytest.raises(ConfigError, match="4 ranks were asked for on this machine, but it has 2 GPUs"):
+            ranks_module._device("auto", local_rank, 4)
+    else:
+        assert ranks_module._device("auto", local_rank, 4) == torch.device("cuda", place)
+
+
+def own_gpus(names: list[str]) -> str:
+    try:
+        ranks_module._require_own_gpus(Ranks(dist.get_rank(), dist.get_world_size()), names[dist.get_rank()])
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def test_ranks_that_see_one_gpu_each_are_told_if_it_is_the_same(world: Callable[[int], World]) -> None:
+    assert world(3).run(own_gpus, ["a", "b", "c"]) == [""] * 3
+    (sentence,) = set(world(3).run(own_gpus, ["a", "b", "a"]))
+    assert sentence.startswith("Ranks 0 and 2 were started on one GPU; start one rank a GPU")
+
+
+@pytest.mark.parametrize(
+    ("quota", "cores"), [("max 100000", 8), ("250000 100000", 3), ("50000 100000", 1), ("9900000 100000", 8), (None, 8)]
+)
+def test_a_process_counts_the_cores_that_it_may_use(
+    quota: str | None, cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(described, "_QUOTA", tmp_path / "cpu.max")
+    if quota is not None:
+        (tmp_path / "cpu.max").write_text(quota + "\n")
+    assert described.usable_cores() == cores
 
 
 @pytest.fixture

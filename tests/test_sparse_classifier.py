@@ -10,13 +10,14 @@ import pytest
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
+from bigstep.described import usable_cores
 from bigstep.errors import ConfigError, DataError, RunError
 from bigstep.sparse import HogwildClassifier, Rows, epoch_order
 from bigstep.sparse.linear import LinearProblem, run_epochs
 from bigstep.sparse.rows import arrange, as_rows, survey
-from bigstep.sparse.threads import Threads, cores
+from bigstep.sparse.threads import Threads
 
-two_cores = pytest.mark.skipif(cores() < 2, reason="needs two cores")
+two_cores = pytest.mark.skipif(usable_cores() < 2, reason="needs two cores")
 
 
 def problem(n: int = 1500, features: int = 300, classes: int = 2, seed: int = 0) -> tuple[csr_matrix, NDArray[Any]]:

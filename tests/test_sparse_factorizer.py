@@ -9,9 +9,9 @@ import pytest
 from numpy.typing import NDArray
 from scipy.sparse import coo_matrix
 
+from bigstep.described import usable_cores
 from bigstep.errors import ConfigError, DataError
 from bigstep.sparse import HogwildFactorizer, epoch_order
-from bigstep.sparse.threads import cores
 
 
 def ratings(n: int = 6000, rows: int = 150, columns: int = 90) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -56,7 +56,7 @@ def test_one_thread_equals_serial_bit_for_bit(mode: Any) -> None:
     np.testing.assert_array_equal(state(HogwildFactorizer(mode=mode, n_threads=1, epochs=2).fit(X, y)), state(serial))
 
 
-@pytest.mark.skipif(cores() < 2, reason="needs two cores")
+@pytest.mark.skipif(usable_cores() < 2, reason="needs two cores")
 def test_threads_reach_the_serial_rmse_within_one_percent_and_locked_ones_exactly() -> None:
     X, y = ratings()
     known = np.arange(len(y)) % 10 != 0

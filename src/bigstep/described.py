@@ -1,7 +1,8 @@
-"""What a result was measured on: hardware, versions, and the commit of the code."""
+"""What a result was measured on: hardware, versions, and the commit of the code; and how much of it is ours."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -12,7 +13,10 @@ from typing import Any
 
 import bigstep
 
-__all__ = ["describe_machine"]
+__all__ = ["describe_machine", "usable_cores"]
+
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+"""What a container may use of its machine: microseconds of computing, and in how many, or max."""
 
 
 def describe_machine() -> dict[str, Any]:
@@ -29,6 +33,15 @@ def describe_machine() -> dict[str, Any]:
         "commit": _commit(),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
     }
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use: a job or a container may be given fewer than its machine has."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with contextlib.suppress(OSError, ValueError):  # not Linux, or no limit
+        microseconds, period = map(int, _QUOTA.read_text().split())
+        cores = min(cores, max(1, -(-microseconds // period)))
+    return cores
 
 
 def _processor() -> str:

@@ -18,6 +18,7 @@ import torch.multiprocessing as multiprocessing
 from bigstep.asynchronous.gate import Rendezvous
 from bigstep.asynchronous.reports import Reporter
 from bigstep.asynchronous.store import connect_store
+from bigstep.described import usable_cores
 from bigstep.engine.launch import die_with_launcher
 from bigstep.errors import BigstepError, ConfigError
 
@@ -74,7 +75,7 @@ class Processes:
 def share_cores(replicas: int) -> None:
     """Divide this machine's cores among its replicas, unless the user has decided with OMP_NUM_THREADS."""
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // replicas))
+        torch.set_num_threads(max(1, usable_cores() // replicas))
 
 
 def _leave_it(number: int, frame: Any) -> None:

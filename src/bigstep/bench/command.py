@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from bigstep.bench.runner import Finished, run_all
 from bigstep.bench.suites import SUITES, Options, Suite, planned_runs
 from bigstep.bench.tuning import choose, trials_of
 from bigstep.bench.watch import Watch
+from bigstep.described import usable_cores
 from bigstep.errors import ConfigError, nearest
 from bigstep.records import json_text, read_run, write_atomically
 from bigstep.report.gather import gather
@@ -87,7 +87,7 @@ def ranks_here(device: str) -> int:
 
         if torch.cuda.is_available():
             return torch.cuda.device_count()
-    return min(2, os.cpu_count() or 1)
+    return min(2, usable_cores())
 
 
 def _tuned(

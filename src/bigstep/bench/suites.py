@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -13,6 +12,7 @@ from bigstep.bench.ablation import techniques_of
 from bigstep.bench.planned import Network, Planned
 from bigstep.config import RunConfig
 from bigstep.config.edit import scale_batch
+from bigstep.described import usable_cores
 from bigstep.errors import ConfigError, nearest
 
 __all__ = ["SUITES", "Options", "Suite", "planned_runs"]
@@ -183,7 +183,7 @@ def _scaling(suite: Suite, options: Options) -> list[Planned]:
 
 
 def _asynchronous(suite: Suite, options: Options) -> list[Planned]:
-    cores = os.cpu_count() or 1
+    cores = usable_cores()
     runs = []
     for recipe in _chosen(suite, options):
         if recipe not in recipes.ASYNCHRONOUS:

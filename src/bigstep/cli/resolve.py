@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from bigstep.config import RunConfig
 from bigstep.config.edit import finish_on_one, make_exact, same_experiment, stretch
 from bigstep.config.text import apply_settings, config_from_mapping, read_yaml
 from bigstep.config.trust import require_trust
+from bigstep.described import usable_cores
 from bigstep.engine.job import Job
 from bigstep.errors import ConfigError, require
 from bigstep.recipes.on_text import on_text, said_of_text, wants_text
@@ -267,7 +267,7 @@ def finished_result(job: Job) -> dict[str, Any] | None:
 
 def require_capacity(procs: int, job: Job) -> None:
     """Refuse more ranks than there are workers, or more processes than this machine's cores and memory hold."""
-    method, cores = job.config.asynchronous.method, os.cpu_count() or 1
+    method, cores = job.config.asynchronous.method, usable_cores()
     workers = max([job.config.workers.count, *(stage.count for stage in job.config.stages)])
     processes, given = procs, f"--procs is {procs}"
     if method == "none":

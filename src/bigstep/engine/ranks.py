@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from bigstep.described import usable_cores
 from bigstep.errors import ConfigError, RunError
 from bigstep.gpu.queues import ask_for_queues
 
@@ -26,6 +27,8 @@ STORE_VARIABLE = "BIGSTEP_STORE"
 
 DeviceChoice = Literal["auto", "cpu", "cuda", "shared"]
 """auto is cuda where torch sees a GPU; shared lets several ranks use one GPU, with Gloo and by way of the host."""
+
+_ONE_EACH = "start one rank a GPU (a rank hosts any number of workers), or use --device shared or cpu."
 
 
 class AgreedError(RunError):
@@ -132,12 +135,24 @@ def _device(choice: DeviceChoice, local_rank: int, local_size: int) -> torch.dev
         raise ConfigError(f"--device {choice} was given, but torch sees no GPU here; use --device cpu.")
     if choice == "shared":
         return torch.device("cuda", local_rank % torch.cuda.device_count())
-    if local_size > torch.cuda.device_count():
-        raise ConfigError(
-            f"{local_size} ranks were asked for on this machine, but it has {torch.cuda.device_count()} GPU(s); "
-            "start one rank a GPU (a rank hosts any number of workers), or use --device shared or cpu."
-        )
-    return torch.device("cuda", local_rank)
+    seen = torch.cuda.device_count()
+    if local_size > seen > 1:
+        raise ConfigError(f"{local_size} ranks were asked for on this machine, but it has {seen} GPUs; {_ONE_EACH}")
+    return torch.device("cuda", local_rank if seen > 1 else 0)  # one: perhaps a launcher shows each rank its own
+
+
+def _require_own_gpus(ranks: Ranks, gpu: str) -> None:
+    """Refuse ranks that share a GPU, which NCCL does not allow; every rank must call this.
+
+    Args:
+        ranks: All of them.
+        gpu: Names the GPU of this one, on whatever machine.
+    """
+    gpus = ranks.gather(gpu)
+    if len(set(gpus)) < ranks.size:
+        shared = max(gpus, key=gpus.count)
+        who = " and ".join(str(rank) for rank, each in enumerate(gpus) if each == shared)
+        raise ConfigError(f"Ranks {who} were started on one GPU; {_ONE_EACH}")
 
 
 def _require_carried(device: torch.device) -> None:
@@ -161,7 +176,7 @@ def joined_ranks(device: DeviceChoice = "auto", timeout_s: float = 600) -> Itera
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
     elif "OMP_NUM_THREADS" not in os.environ:  # else the user, or torchrun, has decided
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // local_size))
+        torch.set_num_threads(max(1, usable_cores() // local_size))
     if dist.is_initialized():  # somebody else's program: use its group and leave it alive
         _require_carried(chosen)
         yield Ranks(dist.get_rank(), dist.get_world_size(), chosen)
@@ -173,15 +188,19 @@ def joined_ranks(device: DeviceChoice = "auto", timeout_s: float = 600) -> Itera
     if store:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     own_gpu = chosen.type == "cuda" and device != "shared"  # NCCL refuses two ranks on one GPU
+    one_seen = own_gpu and torch.cuda.device_count() == 1 < local_size  # each rank's own, or the same one
     dist.init_process_group(
-        "nccl" if own_gpu else "gloo",
+        "cpu:gloo,cuda:nccl" if one_seen else "nccl" if own_gpu else "gloo",
         init_method=f"file://{store}" if store else "env://",
         rank=rank,
         world_size=size,
         timeout=datetime.timedelta(seconds=timeout_s),
-        device_id=chosen if own_gpu else None,
+        device_id=chosen if own_gpu and not one_seen else None,
     )
+    ranks = Ranks(rank, size, chosen, timeout_s)
     try:
-        yield Ranks(rank, size, chosen, timeout_s)
+        if one_seen:
+            _require_own_gpus(ranks, str(torch.cuda.get_device_properties(chosen).uuid))
+        yield ranks
     finally:
         dist.destroy_process_group()

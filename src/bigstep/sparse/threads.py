@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
@@ -11,20 +10,16 @@ from typing import Any, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from bigstep.described import usable_cores
 from bigstep.errors import ConfigError
 from bigstep.sparse.kernels.hogwild import draw_order
 
-__all__ = ["Threads", "cores", "epoch_order", "threads_of"]
+__all__ = ["Threads", "epoch_order", "threads_of"]
 
 T = TypeVar("T")
 
 WORTH_A_THREAD = 4096
 """Examples an epoch below which starting one more thread takes longer than it saves, as measured."""
-
-
-def cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def threads_of(n_threads: int, mode: str, examples: int) -> int:
@@ -33,18 +28,19 @@ def threads_of(n_threads: int, mode: str, examples: int) -> int:
     >>> threads_of(-1, "hogwild", examples=100)
     1
     """
+    cores = usable_cores()
     if n_threads != -1 and n_threads < 1:
         raise ConfigError(
-            f"n_threads={n_threads} is not allowed; give a number from 1 to {cores()}, or -1 for every core."
+            f"n_threads={n_threads} is not allowed; give a number from 1 to {cores}, or -1 for every core."
         )
-    if n_threads > cores():
+    if n_threads > cores:
         raise ConfigError(
-            f"n_threads={n_threads} is more than the {cores()} cores this process may use, where waiting threads would "
-            f"only slow the others down; give at most {cores()}, or -1 for every core."
+            f"n_threads={n_threads} is more than the {cores} cores this process may use, where waiting threads would "
+            f"only slow the others down; give at most {cores}, or -1 for every core."
         )
     if mode == "serial":
         return 1
-    return max(1, min(cores(), examples // WORTH_A_THREAD)) if n_threads == -1 else n_threads
+    return max(1, min(cores, examples // WORTH_A_THREAD)) if n_threads == -1 else n_threads
 
 
 class Threads:

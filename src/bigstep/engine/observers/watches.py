@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from bigstep.data.sampler import hosted_workers
+from bigstep.described import usable_cores
 from bigstep.engine.meter import Flush
 from bigstep.engine.methods.base import Note
 from bigstep.engine.observers.base import Observer
@@ -171,4 +172,4 @@ class InputWatch(Observer):
 
 def cores_of_rank() -> int:
     """Return how many cores this rank has for itself, if the ranks of this machine share them evenly."""
-    return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    return max(1, usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
