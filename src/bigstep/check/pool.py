@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from bigstep.engine.launch import die_with_launcher
+from bigstep.engine.launchers import LOOPBACK
 from bigstep.engine.scratch import Scratch
 from bigstep.errors import BigstepError, ConfigError, RunError
 
@@ -185,7 +186,7 @@ def _serve(connection: Connection, launcher: int) -> None:
     """What a rank process does: join the world it is told to, run functions, send back what they return."""
     die_with_launcher(launcher)
     os.dup2(2, 1)  # standard output is the report's: what a model prints goes to standard error
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
     import torch
 
     from bigstep.exchange.groups import lending

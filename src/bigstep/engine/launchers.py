@@ -12,7 +12,10 @@ from pathlib import Path
 
 from bigstep.errors import ConfigError
 
-__all__ = ["Place", "adopt_launcher", "copies_alone"]
+__all__ = ["LOOPBACK", "Place", "adopt_launcher", "copies_alone"]
+
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+"""The network interface by which ranks of one machine meet."""
 
 _NAMES = {
     "srun": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),

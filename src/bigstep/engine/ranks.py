@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bigstep.described import usable_cores
+from bigstep.engine.launchers import LOOPBACK
 from bigstep.errors import ConfigError, RunError
 from bigstep.gpu.queues import ask_for_queues
 
@@ -186,7 +187,7 @@ def joined_ranks(device: DeviceChoice = "auto", timeout_s: float = 600) -> Itera
         return
     store = os.environ.get(STORE_VARIABLE)
     if store:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
     own_gpu = chosen.type == "cuda" and device != "shared"  # NCCL refuses two ranks on one GPU
     one_seen = own_gpu and torch.cuda.device_count() == 1 < local_size  # each rank's own, or the same one
     dist.init_process_group(

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from bigstep.engine.launchers import LOOPBACK
 from bigstep.engine.scratch import scratch_folder
 from bigstep.exchange import World, sum_over_ranks
 from bigstep.exchange.bucket import Bucket
@@ -42,7 +43,7 @@ def measure_collectives(ranks: int, *, repeats: int = 5) -> dict[str, list[tuple
 
 
 def _serve(rank: int, ranks: int, repeats: int, folder: str) -> None:
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks, timeout=timedelta(seconds=60)
