@@ -120,6 +120,23 @@ def test_ranks_that_share_a_gpu_train_as_they_do_on_the_cpu(settings, tmp_path) 
     assert losses(tmp_path / "shared") == pytest.approx(losses(tmp_path / "cpu"), rel=close)
 
 
+@pytest.mark.parametrize("codec", ["none", "int4", "onebit", "exact"])
+def test_islands_that_meet_beside_their_steps_train_on_a_gpu_as_they_do_on_the_cpu(codec, tmp_path) -> None:
+    import subprocess
+    import sys
+
+    islands = ("count=2", "every=4", "overlap=2", "fragments=2", "begin=0", f"codec={codec}")
+    sets = ["model=mlp", "lr.base=0.02", *(f"islands.{setting}" for setting in islands)]
+    for device in ("cpu", "shared"):
+        command = [sys.executable, "-m", "bigstep", "train", "localsgd", "--procs", "2", "--device", device]
+        command += [word for setting in sets for word in ("--set", setting)]
+        subprocess.run(
+            [*command, "--epochs", "1", "--no-report", "--json", "--out", tmp_path / device], check=True, timeout=120
+        )
+    close = 1e-3 if codec in ("none", "exact") else 0.02  # as above
+    assert losses(tmp_path / "shared") == pytest.approx(losses(tmp_path / "cpu"), rel=close)
+
+
 def sentences(device: str) -> torch.utils.data.TensorDataset:
     """Sequences that count upwards from a random byte, the last four targets padding: something to learn."""
     first = torch.randint(256, (96, 1), generator=torch.Generator().manual_seed(5))

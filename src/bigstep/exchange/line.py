@@ -10,6 +10,7 @@ while different phases of different buckets run at the same time and backward is
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from queue import SimpleQueue
@@ -37,11 +38,11 @@ class Line:
     """Threads that pass collectives on from phase to phase; the k-th waits for phase k - 1 and starts phase k.
 
     Args:
-        device: Of what is exchanged.
+        stream: Where the threads queue what they do on a GPU; None on a CPU.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, stream: torch.cuda.Stream | None = None) -> None:
+        self.stream = stream
         self._queues: list[SimpleQueue[_Item | None]] = []
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
@@ -77,8 +78,11 @@ class Line:
             self._queues[phase].put(item)
 
     def _serve(self, phase: int, queue: SimpleQueue[_Item | None]) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.set_device(self._device)  # a thread begins with the first GPU, which is another rank's
+        # a thread begins on the first GPU, which is another rank's, and on the stream that computes
+        with contextlib.nullcontext() if self.stream is None else torch.cuda.stream(self.stream):
+            self._take_from(phase, queue)
+
+    def _take_from(self, phase: int, queue: SimpleQueue[_Item | None]) -> None:
         while (item := queue.get()) is not None:
             steps, under_way, done = item
             try:

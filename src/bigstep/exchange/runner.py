@@ -30,7 +30,7 @@ class Runner:
         self.busy, self.exposed = Meter(), Meter()
         self._explain = explain
         self._clock = Clock(device)
-        self._line = Line(device)
+        self._line = Line()
 
     def run(self, steps: Steps, bucket: Bucket) -> Future[Tensor]:
         """Start the steps of a bucket's exchange; the future holds the bucket when they have ended."""

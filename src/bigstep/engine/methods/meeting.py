@@ -34,16 +34,28 @@ _HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class Meeting:
-    """A mean that may still be on its way."""
+    """A mean that may still be on its way.
 
-    def __init__(self, steps: Steps, mean: Tensor, line: Line):
-        self._mean = mean
+    Args:
+        steps: Bring it.
+        mean: Where it arrives.
+        line: Takes the steps.
+        sent: What they read besides.
+    """
+
+    def __init__(self, steps: Steps, mean: Tensor, line: Line, sent: Sequence[Tensor]):
+        self._mean, self._stream = mean, line.stream
         self._error: BaseException | None = None
         self._there = threading.Event()
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(mean.device))
+            for tensor in (mean, *sent):
+                tensor.record_stream(self._stream)
         line.submit(steps, self._arrive)
 
     def _arrive(self, error: BaseException | None) -> None:
         self._error = error
+        self._arrived = None if self._stream is None else self._stream.record_event()
         self._there.set()
 
     def wait(self) -> Tensor:
@@ -51,6 +63,8 @@ class Meeting:
         self._there.wait()
         if self._error is not None:
             raise self._error
+        if self._arrived is not None:
+            self._arrived.synchronize()  # on the host: whoever waits here counts the seconds
         return self._mean
 
 
@@ -66,7 +80,8 @@ class Transport:
 
     def __init__(self, count: int, ranks: Ranks, config: ExchangeConfig, codec: str):
         self._count, self._ranks, self._codec = count, ranks, codec
-        self._line = Line(ranks.device)
+        # of its own: over NCCL to wait for a message holds up a stream, and steps go on meanwhile
+        self._line = Line(torch.cuda.Stream(ranks.device) if ranks.device.type == "cuda" else None)  # type: ignore[no-untyped-call]  # torch's, without annotations
         self._turn = 0
         self._kept: dict[int, dict[int, Tensor]] = {}  # island -> fragment -> what its code has missed so far
         self._layouts: dict[int, tuple[Blocks, int]] = {}
@@ -108,12 +123,12 @@ class Transport:
             flats = (flat for _, flat in moved)
             first, *others = flats if self._agrees else [functools.reduce(Tensor.add_, flats)]
             bucket = Bucket(first, (f"fragment {number}",), tuple(shapes), step=0, held=tuple(others))
-            return Meeting(self._sum.start(bucket), first, self._line)
+            return Meeting(self._sum.start(bucket), first, self._line, others)
         messages = []
         for island, flat in moved:
             messages.append(self._write(number, shapes, island, flat, present[island]))
-        mean = torch.zeros_like(flat)
-        return Meeting(self._gathered(number, torch.stack(messages), mean), mean, self._line)
+        mean, written = torch.zeros_like(flat), torch.stack(messages)
+        return Meeting(self._gathered(number, written, mean), mean, self._line, [written])
 
     def _gathered(self, number: int, messages: Tensor, mean: Tensor) -> Steps:
         world = self._world
