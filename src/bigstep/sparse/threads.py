@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bigstep.errors import ConfigError
-from bigstep.sparse.kernels.hogwild import draw_order
+from bigstep.sparse.kernels.order import draw_order
 
 __all__ = ["Threads", "cores", "epoch_order", "threads_of"]
 
