@@ -20,6 +20,7 @@ from bigstep.engine.methods.crews import Crews
 from bigstep.engine.methods.graphed import Graphed
 from bigstep.engine.methods.islands import Islands
 from bigstep.engine.methods.outer import Outer
+from bigstep.engine.methods.rounds import Rounds
 from bigstep.engine.ranks import Ranks
 from bigstep.gpu.loss_scale import LossScale
 from faults import LOOP, instead, method_of
@@ -93,7 +94,7 @@ def outer_gradient_from_a_stale_start(own: Own, trial: Trial, ranks: Ranks) -> R
         return LOOP.start(own, trial, ranks)
 
 
-class EqualShares(Islands):
+class EqualShares(Rounds):
     """Counts every island alike, though in a short batch some have seen less."""
 
     def _samples_of_all(self, number: int) -> list[int]:
@@ -101,11 +102,11 @@ class EqualShares(Islands):
 
 
 def meeting_that_counts_islands_alike(own: Own, trial: Trial, ranks: Ranks) -> Run:
-    with instead(methods, "Islands", EqualShares):
+    with instead(islands, "Rounds", EqualShares):
         return LOOP.start(own, trial, ranks)
 
 
-class AveragedState(Islands):
+class AveragedState(Rounds):
     """Averages momentum with the weights, though it belongs to an island."""
 
     def _arrive(self, number: int, keep: float = 0.0) -> None:
@@ -118,7 +119,7 @@ class AveragedState(Islands):
 
 
 def meeting_that_averages_optimizer_state(own: Own, trial: Trial, ranks: Ranks) -> Run:
-    with instead(methods, "Islands", AveragedState):
+    with instead(islands, "Rounds", AveragedState):
         return LOOP.start(own, trial, ranks)
 
 

@@ -19,6 +19,7 @@ from bigstep.check import Own, Trial, bigstep_loop
 from bigstep.engine.methods.islands import Islands
 from bigstep.engine.methods.meeting import Transport
 from bigstep.engine.methods.parallel import Debt, Parallel
+from bigstep.engine.methods.rounds import Rounds
 from bigstep.engine.methods.synchronous import Synchronous
 from bigstep.engine.ranks import Ranks
 from bigstep.exchange import sum_owed
@@ -108,8 +109,8 @@ def weights_at_parting(folder: str, *settings: str) -> list[float]:
 
     def look(self: Islands) -> None:
         part(self)
-        assert self.outer is not None
-        seen.extend(self.outer.fragments[0].agreed.tolist())
+        assert self.rounds is not None
+        seen.extend(self.rounds.outer.fragments[0].agreed.tolist())
 
     with mock.patch.object(Islands, "part", look):
         path_of(folder, *settings)
@@ -132,14 +133,14 @@ def test_a_gradient_that_is_on_its_way_arrives_before_islands_part(
 
 def test_an_island_counts_by_what_it_has_seen_since_it_last_met_in_a_fragment(tmp_path: Path) -> None:
     counted: dict[tuple[int, int], list[int]] = {}
-    count = Islands._samples_of_all
+    count = Rounds._samples_of_all
 
-    def note(self: Islands, number: int) -> list[int]:
+    def note(self: Rounds, number: int) -> list[int]:
         counts = count(self, number)
         counted.setdefault((number, self.steps), counts)  # the last step has a last meeting too
         return counts
 
-    with mock.patch.object(Islands, "_samples_of_all", note):
+    with mock.patch.object(Rounds, "_samples_of_all", note):
         path_of(str(tmp_path / "run"), "islands.count=8", "islands.every=2", "islands.fragments=2", "epochs=2")
     # three steps an epoch: 8 samples each, 8 each, and the last 8 for the first island alone
     assert counted[0, 2] == [16] * 8
@@ -154,14 +155,13 @@ MISSING = ("islands.count=8", "islands.every=4", "islands.fragments=2", "islands
 def test_who_misses_the_meeting_of_a_fragment_keeps_its_own_way_in_it_and_nobody_else(tmp_path: Path) -> None:
     drawn: dict[int, list[bool]] = {}
     checked = []
-    depart, arrive = Islands._depart, Islands._arrive
+    depart, arrive = Rounds._depart, Rounds._arrive
 
-    def note(self: Islands, number: int, *, everybody: bool = False) -> None:
+    def note(self: Rounds, number: int, *, everybody: bool = False) -> None:
         drawn[number] = [everybody or not self._misses(number, island) for island in range(8)]
         depart(self, number, everybody=everybody)
 
-    def look(self: Islands, number: int, keep: float = 0.0) -> None:
-        assert self.outer is not None
+    def look(self: Rounds, number: int, keep: float = 0.0) -> None:
         index, on_its_way = self.outer.fragments[number].indices[0], number in self.travelling
         before = [island.weights[index].clone() for island in self.islands]
         arrive(self, number, keep)
@@ -171,7 +171,7 @@ def test_who_misses_the_meeting_of_a_fragment_keeps_its_own_way_in_it_and_nobody
             assert sum(moved) >= sum(drawn[number]) - 1
             checked.append(sum(drawn[number]))
 
-    with mock.patch.object(Islands, "_depart", note), mock.patch.object(Islands, "_arrive", look):
+    with mock.patch.object(Rounds, "_depart", note), mock.patch.object(Rounds, "_arrive", look):
         path_of(str(tmp_path / "run"), *MISSING, *FULL, "epochs=6")
     assert len(checked) >= 6
     assert min(checked) < 8

@@ -19,6 +19,7 @@ import bigstep.train
 from bigstep.engine.meter import Meter
 from bigstep.engine.methods.islands import Islands
 from bigstep.engine.methods.meeting import Meeting
+from bigstep.engine.methods.rounds import Rounds
 from bigstep.engine.methods.synchronous import Synchronous
 from bigstep.engine.ranks import AgreedError
 from bigstep.engine.rates import Rates
@@ -58,19 +59,19 @@ def fail(rank: int, folder: str, lost: int, in_meeting: tuple[int, ...], at: int
 
     def arrive(self: Meeting) -> Any:
         mean = wait(self)  # so that the others have theirs
-        if rank in in_meeting and Islands.now == at:  # type: ignore[attr-defined]
+        if rank in in_meeting and Rounds.now == at:  # type: ignore[attr-defined]
             raise AgreedError("killed") if rank == lost else RuntimeError(GONE)
         return mean
 
-    meet = Islands._meet
+    meet = Rounds.after_step
 
-    def now(self: Islands) -> bool:
-        Islands.now = self.taken  # type: ignore[attr-defined]
+    def now(self: Rounds) -> bool:
+        Rounds.now = self.steps + 1  # type: ignore[attr-defined]
         return meet(self)
 
     with ExitStack() as stack:
         taken = stack.enter_context(counted())
-        for owner, name, new in ((Meter, "flush", flush), (Meeting, "wait", arrive), (Islands, "_meet", now)):
+        for owner, name, new in ((Meter, "flush", flush), (Meeting, "wait", arrive), (Rounds, "after_step", now)):
             stack.enter_context(mock.patch.object(owner, name, new))
         # every step is told, whatever the clock says
         stack.enter_context(mock.patch("bigstep.engine.meter._MOST_STEPS_BETWEEN_FLUSHES", 1))
@@ -100,8 +101,8 @@ def reset_at(folder: str, at: int, islands: tuple[int, ...], *settings: str) -> 
     def reset(self: Islands, now: Any, batches: Any) -> Any:
         if now.position.step == at:
             for island in (each for each in self.islands if each.number in islands):
-                for number in range(len(self.outer.fragments)):
-                    self.outer.hand_out(number, island.weights)
+                for number in range(len(self.rounds.outer.fragments)):
+                    self.rounds.outer.hand_out(number, island.weights)
                 island.samples = [0] * len(island.samples)
         return step(self, now, batches)
 

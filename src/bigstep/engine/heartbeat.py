@@ -78,8 +78,8 @@ def _key(rank: int) -> str:
     return f"bigstep/heartbeat/{rank}"
 
 
-def innermost(thread: int, scratch: IO[bytes], most: int = 2) -> list[str]:
-    """Return where a thread of this process stands, the innermost frame first.
+def innermost(thread: int, scratch: IO[bytes]) -> list[str]:
+    """Return where a thread of this process stands: its two innermost frames, the innermost first.
 
     Hazard: frames of a thread that runs may be taken apart while they are walked (Python 3.11 then crashes), so this
     is left to `faulthandler`, which walks all of them before any other thread goes on.
@@ -87,7 +87,6 @@ def innermost(thread: int, scratch: IO[bytes], most: int = 2) -> list[str]:
     Args:
         thread: As `threading.get_ident` names it.
         scratch: A file that this may overwrite.
-        most: How many frames are told.
     """
     scratch.seek(0)
     scratch.truncate()
@@ -95,7 +94,7 @@ def innermost(thread: int, scratch: IO[bytes], most: int = 2) -> list[str]:
     scratch.seek(0)
     found = re.search(rf"^Thread 0x0*{thread:x}\b.*:\n((?:  File .*\n)*)", scratch.read().decode(), re.MULTILINE)
     frames = re.findall(r", line (\S+) in (.*)", found[1]) if found else []
-    return [f"{name} line {line}" for line, name in frames[:most]]
+    return [f"{name} line {line}" for line, name in frames[:2]]
 
 
 def _memory_file() -> IO[bytes]:

@@ -59,13 +59,13 @@ class Survivor(Observer):
     def keep(self) -> None:
         """Keep what this rank holds, where that asks nobody: whole islands, with nothing on its way between them."""
         method = self._method
-        if method.mainland is not None or method.config.overlap or not method.hosts_whole_islands:
+        if method.rounds is None or method.config.overlap or not method.hosts_whole_islands:
             return
         share = self._keeper.capture()
         share["islands"] |= {
             "taken": method.taken,
             "recorded": [dataclasses.asdict(position) for position in self._recorded],
-            "sent": {str(island): owed for island, owed in method.sent.items()},
+            "sent": {str(island): owed for island, owed in method.rounds.sent.items()},
         }
         save_checkpoint(self._keeper.folder / "apart", method.taken, share, keep=1, sync=False)
 

@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from bigstep.errors import ConfigError, RunError, require
 from bigstep.exchange.bucket import Bucket, Transport
-from bigstep.exchange.codecs.dense import Whole
 from bigstep.exchange.codecs.levels import exponent_above
 from bigstep.exchange.codecs.piles import Piles, make_piles
-from bigstep.exchange.collectives import Ring
 from bigstep.exchange.double_buffer import DoubleBuffer
-from bigstep.exchange.gathered import Gathered
+from bigstep.exchange.gradients import real_shape, require_dense, shape_as, shapes_of
 from bigstep.exchange.piled import Piled, add_gradients
 from bigstep.exchange.runner import Runner
-from bigstep.exchange.summed import Summed
+from bigstep.exchange.transports import make_transports
 from bigstep.exchange.world import World
-from bigstep.tables import load
 from bigstep.tables.codecs import CODECS, check_pair, collectives_for, fill_settings
-from bigstep.tables.collectives import COLLECTIVES
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket
@@ -152,9 +146,9 @@ class Exchange:
                 f"Exchange.attach takes a DistributedDataParallel object, but got {type(ddp).__name__}: wrap the model."
             )
         names = {parameter: name for name, parameter in ddp.module.named_parameters()}
-        require(self.world is None or _shapes_of(names) == _shapes_of(self._names), _ANOTHER_MODEL)
+        require(self.world is None or shapes_of(names) == shapes_of(self._names), _ANOTHER_MODEL)
         self._names = names
-        _require_dense(ddp.module)
+        require_dense(ddp.module)
         if self.parts:
             trained = [parameter for parameter in self._names if parameter.requires_grad]
             kinds = [str(parameter.dtype) for parameter in trained if parameter.is_complex()]
@@ -170,7 +164,16 @@ class Exchange:
                 timeout=self.timeout,
                 purpose=f"{self.collective} of {self.codec}{' parts' if self.parts else ''}",
             )
-            self._transports = self._make_transports(self.world)
+            self._transports = make_transports(
+                self.world,
+                self.collective,
+                self.codec,
+                self.settings,
+                shapes_of(names),
+                warmup_steps=self.warmup_steps,
+                error_feedback=self.error_feedback,
+                shared=self._count_shared() if self.parts else None,
+            )
             if self._loaded is not None:
                 self.load_state_dict(self._loaded)
         for piled in self._piled_transports():
@@ -241,7 +244,7 @@ class Exchange:
     def take_own(self) -> dict[Tensor, Tensor]:
         """Return the gradients that were copied, by parameter, and copy no more."""
         kept, self._kept = self._kept or {}, None
-        return {parameter: _shape_as(parameter, flat) for parameter, flat in kept.items()}
+        return {parameter: shape_as(parameter, flat) for parameter, flat in kept.items()}
 
     def hold(self) -> None:
         """Add the gradients now in `.grad` to the next exchange's sum, as one part of it, and clear them.
@@ -272,7 +275,7 @@ class Exchange:
         self._late.load({})
         for parameter, name in self._names.items():
             if name in pieces:
-                parameter.grad = _shape_as(parameter, pieces[name]).clone()
+                parameter.grad = shape_as(parameter, pieces[name]).clone()
         return bool(pieces)
 
     @contextmanager
@@ -297,23 +300,6 @@ class Exchange:
             raise ConfigError("This Exchange is not attached yet: call exchange.attach(ddp) first.")
         return self.world
 
-    def _make_transports(self, world: World) -> list[Transport]:
-        """Hazard: makes process groups, so every rank must come here, with the same settings."""
-        entry = CODECS[self.codec]
-        if entry.own_rounds:
-            return [load(entry.home)(world, self.settings, self.warmup_steps, self.error_feedback)]
-        codec, collective = load(entry.home)(self.settings), load(COLLECTIVES[self.collective].home)(world)
-        if self.parts:
-            return [Piled(world, collective, shared=self._count_shared())]
-        if entry.blocks is None:
-            return [Summed(world, collective, codec, agrees=0 < entry.agree_from <= world.size)]
-        settings = {name: self.settings[name] for name in entry.settings}
-        shapes, feedback = _shapes_of(self._names), self.error_feedback
-        return [
-            Summed(world, Ring(world), Whole()),
-            Gathered(world, collective, codec, entry.blocks, shapes, settings, error_feedback=feedback),
-        ]
-
     def _piled_transports(self) -> list[Piled]:
         return [transport for transport in self._transports if isinstance(transport, Piled)]
 
@@ -332,7 +318,7 @@ class Exchange:
         bucket = Bucket(
             flat=grad_bucket.buffer(),
             names=names,
-            shapes=tuple(map(_real_shape, parameters)),
+            shapes=tuple(map(real_shape, parameters)),
             step=self.steps,
             piles=self._piles,
             places=tuple(self._piled[parameter] for parameter in parameters) if self.parts else (),
@@ -341,7 +327,7 @@ class Exchange:
             self._kept.update(zip(parameters, bucket.flat.clone().split_with_sizes(bucket.sizes), strict=True))
         if self._prepare is not None:
             for parameter, piece in zip(parameters, bucket.flat.split_with_sizes(bucket.sizes), strict=True):
-                self._prepare(parameter, _shape_as(parameter, piece))
+                self._prepare(parameter, shape_as(parameter, piece))
         late = self._late
         future = self._start(bucket) if late is None else late.exchange(bucket, self._start, self._runner.stream)
         self._backward.append(future)
@@ -360,38 +346,6 @@ class Exchange:
         assert self.world is not None
         if self.failure is not None:
             return self.failure
-        patience = time.monotonic() + 2.0  # a rank whose connections close may need a moment until it is gone
-        while not (dead := self.world.dead_ranks()) and time.monotonic() < patience:
-            time.sleep(0.05)
-        who = f"rank {', '.join(map(str, dead))} has ended" if dead else "no rank of this host has ended"
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        self.failure = RunError(
-            f"The {self.collective} exchange ({self.codec}) of step {step} failed on rank {self.world.rank}: "
-            f"{who}; the backend says: {reason}"
-        )
+        what = f"The {self.collective} exchange ({self.codec}) of step {step}"
+        self.failure = RunError(f"{what} failed on rank {self.world.rank}: {self.world.say_why(error)}")
         return self.failure
-
-
-def _require_dense(module: nn.Module) -> None:
-    """Refuse what gives gradients that are no buckets of values."""
-    for name, child in module.named_modules():
-        require(
-            not (isinstance(child, nn.Embedding | nn.EmbeddingBag) and child.sparse),
-            f"The gradient of {name or type(child).__name__} is sparse, and an Exchange carries dense ones: make it "
-            "with sparse=False.",
-        )
-
-
-def _shapes_of(names: Mapping[Tensor, str]) -> dict[str, torch.Size]:
-    return {name: _real_shape(parameter) for parameter, name in names.items()}
-
-
-def _real_shape(parameter: Tensor) -> torch.Size:
-    """The shape of a parameter's gradient in a bucket, which holds a complex number as two real ones."""
-    return torch.Size((*parameter.shape, 2)) if parameter.is_complex() else parameter.shape
-
-
-def _shape_as(parameter: Tensor, flat: Tensor) -> Tensor:
-    """See a piece of a bucket as the gradient it is: DDP lays them out as parameters, channels-last ones too."""
-    values = torch.view_as_complex(flat.view(-1, 2)) if parameter.is_complex() else flat
-    return values.as_strided(parameter.size(), parameter.stride())

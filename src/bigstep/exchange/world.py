@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal
@@ -116,6 +117,15 @@ class World:
         """Members on this host whose process has ended; those of other hosts cannot be looked at from here."""
         host = socket.gethostname()
         return [r for r, (where, pid) in enumerate(self.processes) if where == host and not _lives(pid)]
+
+    def say_why(self, error: BaseException) -> str:
+        """Why a collective failed: which ranks of this host have ended, and what the backend says."""
+        patience = time.monotonic() + 2.0  # a rank whose connections close may need a moment until it is gone
+        while not (dead := self.dead_ranks()) and time.monotonic() < patience:
+            time.sleep(0.05)
+        who = f"rank {', '.join(map(str, dead))} has ended" if dead else "no rank of this host has ended"
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        return f"{who}; the backend says: {reason}"
 
 
 def _lives(pid: int) -> bool:

@@ -204,14 +204,15 @@ def crossing_rate(rates: Sequence[float], plain: Sequence[float], compressed: Se
     return math.exp(math.log(low) + (math.log(high) - math.log(low)) * first / (first - second))
 
 
-def meeting_rate(saved: Callable[[float], float], low: float = 1.0, high: float = 1e6) -> float | None:
-    """The rate at which what compression saves, a function of the rate, comes down to nothing; None if it does not.
+def meeting_rate(saved: Callable[[float], float]) -> float | None:
+    """The rate of 1 to 10^6 Mbit/s at which what compression saves comes down to nothing; None if it does not.
 
     >>> round(meeting_rate(lambda rate: 100 / rate - 0.25), 3)
     400.0
     >>> meeting_rate(lambda rate: 100 / rate + 0.25) is None
     True
     """
+    low, high = 1.0, 1e6
     if not saved(low) > 0 > saved(high):
         return None
     for _ in range(50):

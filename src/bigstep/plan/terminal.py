@@ -11,21 +11,24 @@ if TYPE_CHECKING:
 
 __all__ = ["asks_sentence", "crossover_sentence", "render", "spoken_goal", "spoken_minutes"]
 
+BEST = 8
+"""Rows of the ranking that a terminal shows."""
 
-def render(result: dict[str, Any], console: Console | None = None, *, limit: int = 8) -> None:
+
+def render(result: dict[str, Any]) -> None:
     """Print the dictionary that `cli_result` returned."""
     from rich.console import Console
 
-    console = console or Console()
+    console = Console()
     if result["kind"] == "validation":
         _render_validation(result, console)
     elif result["kind"] == "local-validation":
         _render_local(result, console)
     else:
-        _render_plan(result, console, limit)
+        _render_plan(result, console)
 
 
-def _render_plan(result: dict[str, Any], console: Console, limit: int) -> None:
+def _render_plan(result: dict[str, Any], console: Console) -> None:
     from rich.table import Table
 
     best = result["best"]
@@ -39,7 +42,7 @@ def _render_plan(result: dict[str, Any], console: Console, limit: int) -> None:
         f"{best['step_ms']:.2f} ms a step, {best['samples_per_s']:,.0f} samples/s, {tokens}"
         f"efficiency {100 * best['efficiency']:.1f} %"
     )
-    _set_apart(console, _choices(Table(box=None, pad_edge=False), result["ranking"][:limit], with_gpus=False))
+    _set_apart(console, _choices(Table(box=None, pad_edge=False), result["ranking"][:BEST], with_gpus=False))
     for sentence in result["why"]:
         console.print(sentence)
     console.print(asks_sentence(result["asks"]))

@@ -27,15 +27,14 @@ STATIC_ROWS = 100
 """Rows that stand in the page itself, for print and for browsers without JavaScript; the rest is in its data."""
 
 
-def write_html(runs: Sequence[Run] | Study, path: Path, *, target: float | None = None) -> None:
+def write_html(runs: Sequence[Run] | Study, path: Path) -> None:
     """Write one self-contained page about the runs.
 
     Args:
         runs: What `gather` found; one run gives a page about it, several are compared.
         path: The file to write; an existing one is replaced.
-        target: For the times to it: an accuracy (a fraction), or bits per byte of text; None takes one near the best.
     """
-    page = render(study_of(runs, target))
+    page = render(study_of(runs))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, page.encode())

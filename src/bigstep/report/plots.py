@@ -20,7 +20,6 @@ def draw(
     *,
     width: int,
     height: int = 9,
-    x_name: str = "epoch",
     write: Callable[[float], str] = "{:.3g}".format,
 ) -> Text:
     """Draw named lines into one chart of `width` columns; `write` labels the vertical axis.
@@ -57,7 +56,7 @@ def draw(
         for column in range(filled):
             mark = chr(0x2800 + dots[row][column]) if dots[row][column] else " "
             chart.append(mark, style=COLORS[owner[row][column] % len(COLORS)])
-    foot = f"{x_name} {right:.3g}"
+    foot = f"epoch {right:.3g}"
     chart.append(f"\n{'':>{margin}}  {f'{left:.3g}':<{max(1, columns - len(foot))}}{foot}", style="dim")
     used = width
     for index, (name, _, _) in enumerate(lines if len(lines) > 1 else ()):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from bigstep.described import usable_cores
 from bigstep.errors import ConfigError
-from bigstep.sparse.kernels.hogwild import draw_order
+from bigstep.sparse.kernels.order import draw_order
 
 __all__ = ["Threads", "epoch_order", "threads_of"]
 

@@ -7,13 +7,12 @@ and parameter groups come from whoever builds it: `load(rule.home)(groups, lr=1.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from bigstep.errors import require
+from bigstep.tables.optimizer_config import Optimizer, OptimizerConfig, rules_with
 from bigstep.tables.plugins import Table
-from bigstep.validate import Count, Fraction, NotNegative, Positive, Range, check_ranges, require_name
+from bigstep.validate import Count, Fraction, NotNegative, Positive, Range
 
 __all__ = [
     "OPTIMIZERS", "AdagradSettings", "AdamWSettings", "LambSettings", "LarsSettings", "MuonSettings", "Optimizer",
@@ -27,112 +26,6 @@ Betas = Annotated[
         "be two numbers, each at least 0 and less than 1",
     ),
 ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptimizerConfig:
-    """The update rule and its settings; `OptimizerConfig(name=...)` gives the settings class of that name.
-
-    >>> OptimizerConfig(name="lars", trust_coefficient=0.01)
-    LarsSettings(name='lars', weight_decay=0.0, decay_all=False, clip=0.0, momentum=0.9, nesterov=False, \
-trust_coefficient=0.01, eps=1e-09)
-    """
-
-    name: str = "sgd"
-    """One of {optimizers}, or package.module:Class; it decides which settings there are, and no others are taken."""
-    weight_decay: NotNegative = 0.0
-    """Decay of the weights; biases and norm parameters get none unless decay_all is set."""
-    decay_all: bool = False
-    """Decay biases and norm parameters too."""
-    clip: NotNegative = 0.0
-    """Scale a gradient down whose norm over all parameters is larger than this; 0 for none."""
-
-    if TYPE_CHECKING:  # beside the name any rule's settings may be given
-
-        def __init__(self, *, name: str = "sgd", **settings: Any) -> None: ...
-
-    def __new__(cls, **settings: Any) -> Self:
-        """Make room for the settings that `name` asks for; pickle and copy give none."""
-        return super().__new__(cls.choose(settings)[0])
-
-    def __post_init__(self) -> None:
-        require_name(self.name, OPTIMIZERS, "optimizer.name")
-        expected = OPTIMIZERS[self.name].settings
-        require(
-            type(self) is expected,
-            f"optimizer.name is {self.name}, whose settings are {expected.__name__}, not {type(self).__name__}; "
-            "change the name with `switch`.",
-        )
-        check_ranges(self, "optimizer")
-
-    @classmethod
-    def choose(cls, settings: Mapping[str, Any]) -> tuple[type[Self], Mapping[str, Any]]:
-        """Return the class for some settings, and those of them that are not another rule's.
-
-        Files of version 0.1 hold the settings of all rules together.
-        """
-        if cls is not OptimizerConfig:
-            return cls, settings
-        name = settings.get("name", "sgd")
-        require(isinstance(name, str), f"optimizer.name takes text, but got {name!r:.60}.")
-        require_name(name, OPTIMIZERS, "optimizer.name")
-        chosen: Any = OPTIMIZERS[name].settings
-        own = ":" in name  # nothing of it can be another rule's
-        kept = {key: value for key, value in settings.items() if own or name in rules_with(key) or not rules_with(key)}
-        return chosen, kept
-
-    def switch(self, name: str) -> OptimizerConfig:
-        """Return the settings of another rule, with what means the same in both: decay, clipping and momentum.
-
-        >>> LarsSettings(momentum=0.8, eps=0.0).switch("sgd")
-        SgdSettings(name='sgd', weight_decay=0.0, decay_all=False, clip=0.0, momentum=0.8, nesterov=False, \
-adagrad='none', eps=1e-09)
-        """
-        if name == self.name:
-            return self
-        require_name(name, OPTIMIZERS, "optimizer.name")
-        chosen = OPTIMIZERS[name].settings
-        shared = _fields(chosen) & (_fields(OptimizerConfig) | {"momentum", "nesterov"}) & _fields(type(self))
-        return chosen(**{**{key: getattr(self, key) for key in shared}, "name": name})
-
-    @property
-    def entry(self) -> Optimizer:
-        """What the table says of this rule."""
-        return OPTIMIZERS[self.name]
-
-    @property
-    def home(self) -> str:
-        """Where the class is that takes the step."""
-        return self.entry.home
-
-    @property
-    def before_exchange(self) -> str:
-        """Where the class is that scales each rank's own gradient before ranks exchange theirs; mostly empty."""
-        return ""
-
-    def arguments_before(self) -> dict[str, Any]:
-        """Return what the constructor at `before_exchange` is given besides the model and its groups."""
-        return {}
-
-    @property
-    def batch_rule(self) -> Literal["linear", "sqrt"]:
-        """How the rate follows the batch where nothing else says so."""
-        return self.entry.batch_rule
-
-    @property
-    def shares_update(self) -> bool:
-        """Whether ranks divide the work of an update: the rule then has a `process_group` to be set."""
-        return False
-
-    def stretch(self, ratio: float) -> OptimizerConfig:
-        """Return the settings for a run of `ratio` times the epochs."""
-        return self
-
-    def arguments(self, *, on_gpu: bool = False) -> dict[str, Any]:
-        """Return what the constructor at `home` is given besides parameter groups and rate."""
-        names = [field.name for field in dataclasses.fields(self) if field.name not in _fields(OptimizerConfig)]
-        fused = {"fused": True} if on_gpu and self.entry.fused else {}
-        return {name: getattr(self, name) for name in names} | fused
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,30 +185,6 @@ class MuonSettings(_Momentum):
         return {key: value for key, value in given.items() if key != "share"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Optimizer:
-    """What there is to know of an update rule."""
-
-    about: str
-    """One sentence, for help and documents."""
-    home: str
-    """Where its class is."""
-    settings: type[OptimizerConfig]
-    """Its settings."""
-    batch_rule: Literal["linear", "sqrt"]
-    """How its rate follows the batch: linearly where a step grows with the gradient, else by the square root."""
-    methods: tuple[str, ...] = ("synchronous", "islands")
-    """The methods that it goes with."""
-    fused: bool = False
-    """Whether the constructor takes `fused=True` for torch's kernel on a GPU."""
-    state_bytes: int
-    """Bytes that it keeps for each parameter, in float32."""
-    traffic: float | None = None
-    """Bytes a parameter that an update moves through a device's memory; None where arithmetic counts for more."""
-    changing: str = ""
-    """Where the function is that says what besides the rate changes: (settings, epoch, lr) -> values of the groups."""
-
-
 EVERYWHERE = ("synchronous", "islands", "locked", "hogwild", "downpour")
 
 OPTIMIZERS: dict[str, Optimizer] = {
@@ -383,16 +252,3 @@ OPTIMIZERS: dict[str, Optimizer] = {
 }
 
 OPTIMIZERS = Table("optimizers", Optimizer, OPTIMIZERS, own="bigstep.tables.own_rule:own_rule")
-
-
-def _fields(settings: type[OptimizerConfig]) -> set[str]:
-    return {field.name for field in dataclasses.fields(settings)}
-
-
-def rules_with(setting: str) -> list[str]:
-    """Return the names of the rules that have a setting.
-
-    >>> rules_with("trust_coefficient")
-    ['lars']
-    """
-    return [name for name, entry in OPTIMIZERS.items() if setting in _fields(entry.settings)]

@@ -28,9 +28,9 @@ def evaluation_loaders(world: World) -> list[Loader]:
     return [loader for loader in world.ranks[0].all(Loader) if loader.loader in judged - train]
 
 
-def read_content(process: Process, loader: int, number: int = 0) -> list[str]:
-    """Return the content of the samples that a rank read in one pass."""
-    batches = [b for b in process.all(Batch) if b.loader == loader and b.number == number]
+def read_content(process: Process, loader: int) -> list[str]:
+    """Return the content of the samples that a rank read in its first pass."""
+    batches = [b for b in process.all(Batch) if b.loader == loader and b.number == 0]
     return [row for batch in batches for row in batch.rows]
 
 

@@ -42,21 +42,23 @@ class IslandsState:
             return
         if method.mainland is not None:
             method.part()
-        assert method.outer is not None
-        method.steps, method.present = state["steps"], [list(fragment) for fragment in state["present"]]
-        method.met = tuple(state.get("met", method.met))
+        rounds = method.rounds
+        assert rounds is not None
+        rounds.steps, rounds.present = state["steps"], [list(fragment) for fragment in state["present"]]
+        rounds.met = tuple(state.get("met", rounds.met))
         method.ahead = {int(number): taken for number, taken in state.get("ahead", {}).items()}
         method.unheard = list(state.get("unheard", []))
-        method.outer.load_state_dict(state["outer"])
+        rounds.outer.load_state_dict(state["outer"])
         for island in method.islands:
             self._load(island, state["islands"].get(str(island.number), {}))
-        method.travelling = {
+        rounds.travelling = {
             int(n): (each["mean"].to(method.ranks.device), each["at"]) for n, each in state["travelling"].items()
         }
 
     def _load(self, island: Island, saved: Mapping[str, Any]) -> None:
         method = self._method
-        assert method.outer is not None
+        assert method.rounds is not None
+        outer = method.rounds.outer
         if "weights" in saved:
             for weight, value in zip(island.weights, saved["weights"], strict=True):
                 weight.copy_(value)
@@ -65,8 +67,8 @@ class IslandsState:
                 int(taken): torch.tensor(loss, dtype=torch.float64) for taken, loss in saved.get("losses", {}).items()
             }
         else:
-            for number in range(len(method.outer.fragments)):
-                method.outer.hand_out(number, island.weights)
+            for number in range(len(outer.fragments)):
+                outer.hand_out(number, island.weights)
         method.fill(island, saved)
         island.method.passes.renew()
 
@@ -77,7 +79,8 @@ class OwnShare(IslandsState):
     def state_dict(self) -> dict[str, Any]:
         """Collect it; every rank of an island must call this."""
         method = self._method
-        assert method.outer is not None
+        rounds = method.rounds
+        assert rounds is not None
         islands = {}
         for island in method.islands:
             method.enter(island)
@@ -87,15 +90,15 @@ class OwnShare(IslandsState):
             islands[str(island.number)] = {**own, **carried}
         travelling = {
             str(n): {"mean": m if isinstance(m, Tensor) else m.wait(), "at": at}
-            for n, (m, at) in method.travelling.items()
+            for n, (m, at) in rounds.travelling.items()
         }
         return {
-            "steps": method.steps,
+            "steps": rounds.steps,
             "islands": islands,
-            "outer": method.outer.state_dict(),
+            "outer": rounds.outer.state_dict(),
             "travelling": travelling,
-            "present": method.present,
-            "met": list(method.met),
+            "present": rounds.present,
+            "met": list(rounds.met),
             "ahead": {str(number): taken for number, taken in method.ahead.items()},
             "unheard": method.unheard,
         }

@@ -6,6 +6,9 @@ number of threads under the lock, gives bit for bit the serial result.
 The weights are stored as `weights = true weights / scale(t)`, where `scale(t) = (1 + rate * alpha)^-t` depends only on
 the position t of the example in the epoch's order. L2 decay of all coordinates thus costs nothing per coordinate and
 needs no shared state: each thread knows t. The caller folds the scale back into the weights when it becomes small.
+
+What the kernel calls is in this file on purpose: Numba keeps machine code on disk and looks at the kernel's own file
+alone to see whether it still fits.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from bigstep.sparse.kernels.atomics import (
 from bigstep.sparse.kernels.sparse_rows import PAD
 
 __all__ = ["AIG", "ATOMIC", "CACHED", "CHUNK", "CONTROL_SIZE", "HINGE", "LOCK", "LOCKED", "LOGISTIC", "PLAIN"]
-__all__ += ["ROUND", "ROUND_ROBIN", "TICKET", "TURN", "WATCH_EVERY", "draw_order", "linear_worker"]
+__all__ += ["ROUND", "ROUND_ROBIN", "TICKET", "TURN", "WATCH_EVERY", "linear_worker"]
 
 HINGE, LOGISTIC = 0, 1
 
@@ -47,26 +50,6 @@ TOP_COLUMNS = 256  # but of no fewer columns than these: where outputs are many,
 WATCH_EVERY = 64  # every 64th position is watched for conflicts
 LARGE = 1e250  # 2 more factors than this would still be a float64
 AHEAD = 4  # examples between prefetch and use: about 400 ns, a few times the latency of memory
-
-
-@inlined
-def _mix(word: Any) -> Any:
-    """The finalizer of splitmix64: a bijection in which each bit of the input changes half of the output."""
-    word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return word ^ (word >> np.uint64(31))
-
-
-@compiled
-def draw_order(order: Any, seed: Any, epoch: Any) -> None:
-    """Fill `order` with a random permutation (Fisher and Yates, inside out), drawn by splitmix64."""
-    state = _mix(_mix(np.uint64(seed)) + np.uint64(epoch))
-    for i in range(np.uint64(len(order))):
-        state += np.uint64(0x9E3779B97F4A7C15)
-        # one of 0..i, by the high half of a product: even to one part in 2^32 / i
-        j = ((_mix(state) >> np.uint64(32)) * (i + np.uint64(1))) >> np.uint64(32)
-        order[i] = order[j]
-        order[j] = i
 
 
 @inlined

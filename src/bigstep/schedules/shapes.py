@@ -1,24 +1,16 @@
-"""Epoch -> number: learning rates, blends and batches as pure functions of how much of the data has been seen.
-
-A schedule is any callable that takes an absolute epoch (a float: samples seen / size of the training set) and returns
-a number. Counting in epochs, not in steps or calls, keeps a schedule right when the batch, the number of ranks or the
-gradient accumulation changes. Every schedule here holds its first value before its beginning and its last value after
-its end, so pieces can be joined without gaps.
-"""
+"""The shapes of a schedule: functions from an absolute epoch to a number, and how pieces are joined."""
 
 from __future__ import annotations
 
 import bisect
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol
 
 from bigstep.errors import require
 
 __all__ = [
-    "BatchPlan", "BatchStage", "Plan", "Schedule", "constant", "cosine", "elu_blend", "join", "linear",
-    "momentum_correction", "polynomial", "scale_lr", "slow_start", "step_decay", "table", "warmup",
+    "Schedule", "constant", "cosine", "elu_blend", "join", "linear", "polynomial", "slow_start", "step_decay", "table",
+    "warmup",
 ]  # fmt: skip
 
 Schedule = Callable[[float], float]
@@ -187,7 +179,7 @@ def slow_start(peak: float, epochs: float = 90.0) -> Schedule:
     Returns:
         The schedule.
 
-    >>> lr = slow_start(scale_lr(0.1, batch=32768))
+    >>> lr = slow_start(12.8)  # 0.1 * 32,768 / 256
     >>> [round(lr(epoch), 4) for epoch in (0, 40, 70, 85)]
     [6.4, 0.96, 0.128, 0.0128]
     >>> round(slow_start(12.8, epochs=9)(4.0), 4)
@@ -223,38 +215,6 @@ def join(*pieces: tuple[float, Schedule]) -> Schedule:
     return lambda epoch: pieces[bisect.bisect_right(ends[:-1], epoch)][1](epoch)
 
 
-def scale_lr(
-    base: float, batch: int, base_batch: int = 256, rule: Literal["linear", "sqrt", "none"] = "linear"
-) -> float:
-    """Carry a learning rate from the batch it was tuned for to another batch.
-
-    ::
-
-        linear: base * batch / base_batch      sqrt: base * sqrt(batch / base_batch)      none: base
-
-    Args:
-        base: The rate at `base_batch`.
-        batch: Global batch: workers x local batch.
-        base_batch: The batch that `base` is meant for.
-        rule: How the rate grows with the batch.
-
-    Returns:
-        The rate for `batch`.
-
-    >>> scale_lr(0.1, batch=8192)
-    3.2
-    >>> round(scale_lr(0.1, batch=8192, rule="sqrt"), 3)
-    0.566
-
-    Reference: Goyal et al., Accurate, Large Minibatch SGD, 2017, section 2.1 (linear; table 2 compares the rules).
-    """
-    require(batch > 0 and base_batch > 0, f"Batches must be greater than 0, but are {batch} and {base_batch}.")
-    ratio = batch / base_batch
-    factors = {"linear": ratio, "sqrt": math.sqrt(ratio), "none": 1.0}
-    require(rule in factors, f"The scaling rule is {rule!r}, but it must be linear, sqrt or none.")
-    return base * factors[rule]
-
-
 def elu_blend(epoch: float, center: float = 10.0, period: float = 5.0) -> float:
     """Weight of SGD (a_SGD) in the RMSprop warm-up: an exponential rise, a straight line, then 1.
 
@@ -285,105 +245,6 @@ def elu_blend(epoch: float, center: float = 10.0, period: float = 5.0) -> float:
     if epoch < center:
         return 0.5 * math.exp(2 * (epoch - center) / period)
     return min(0.5 + (epoch - center) / period, 1.0)
-
-
-def momentum_correction(lr: float, previous_lr: float) -> float:
-    """Factor for the momentum of a step whose learning rate differs from the last step's: lr / previous_lr.
-
-    Where the rate is inside the velocity, v <- m * v + lr * g, the old velocity still carries the old rate. For one
-    step, multiply the momentum by this factor: v <- m * (lr / previous_lr) * v + lr * g. LARS is of that form and is
-    published without the correction; torch.optim.SGD keeps the rate outside its velocity and needs none.
-
-    Args:
-        lr: Rate of this step.
-        previous_lr: Rate of the step before.
-
-    Returns:
-        The factor; 1 where the rate before was 0, since the velocity then holds nothing to correct.
-
-    >>> momentum_correction(lr=0.25, previous_lr=2.5)  # a drop by 10 shrinks the old velocity by 10
-    0.1
-
-    Reference: Goyal et al., Accurate, Large Minibatch SGD, 2017, section 3, remark 2 and equation 10.
-    """
-    return lr / previous_lr if previous_lr else 1.0
-
-
-@dataclass(frozen=True)
-class BatchStage:
-    """From `epoch` on, this many workers, each with this local batch.
-
-    >>> BatchStage(epoch=0, workers=2176, local_batch=16).batch
-    34816
-    """
-
-    epoch: float
-    """First epoch of the stage."""
-    workers: int
-    """Logical workers that take part."""
-    local_batch: int
-    """Samples of one worker in one step."""
-
-    def __post_init__(self) -> None:
-        require(
-            self.workers > 0 and self.local_batch > 0,
-            f"A batch stage needs at least one worker and one sample each, but has {self.workers} workers "
-            f"with {self.local_batch} samples.",
-        )
-
-    @property
-    def batch(self) -> int:
-        """The global batch: workers x local batch."""
-        return self.workers * self.local_batch
-
-
-class Plan(Protocol):
-    """Says which workers and local batch rule at an epoch."""
-
-    @property
-    def stages(self) -> tuple[BatchStage, ...]:
-        """The stages that are known, by rising epoch."""
-
-    def at(self, epoch: float) -> BatchStage:
-        """The stage that rules at `epoch`."""
-
-
-@dataclass(frozen=True)
-class BatchPlan:
-    """Batch-size control: which workers and local batch rule at an epoch.
-
-    Args:
-        stages: Stages by rising epoch; the first begins at epoch 0, each rules until the next begins.
-
-    >>> plan = BatchPlan((BatchStage(0, 2176, 16), BatchStage(30, 2176, 32)))
-    >>> plan.at(29.9).batch, plan.at(30.0).batch, plan.largest.batch
-    (34816, 69632, 69632)
-
-    Reference: Mikami et al., Massively Distributed SGD, 2018 (batch-size control); Smith et al., Don't Decay the
-    Learning Rate, Increase the Batch Size, 2017.
-
-    Differs from the papers: the learning rate is not part of a plan; `bigstep.config.LrConfig.follow_plan` says whether
-    it follows the batch.
-    """
-
-    stages: tuple[BatchStage, ...]
-
-    def __post_init__(self) -> None:
-        epochs = [stage.epoch for stage in self.stages]
-        require(
-            epochs[:1] == [0] and epochs == sorted(set(epochs)),
-            f"The stages of a batch plan must begin at epoch 0 and rise, but begin at {epochs}.",
-        )
-
-    def at(self, epoch: float) -> BatchStage:
-        """The stage that rules at `epoch`."""
-        after = bisect.bisect_right(self.stages, epoch, key=lambda stage: stage.epoch)
-        return self.stages[max(after - 1, 0)]
-
-    @property
-    def largest(self) -> BatchStage:
-        """The stage with the largest global batch, the first of them if there are several."""
-        return max(self.stages, key=lambda stage: stage.batch)
 
 
 def _curve(shape: Schedule, start: float, end: float, begin: float, until: float) -> Schedule:
