@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from bigstep.config import CheckpointConfig, DataConfig, LrConfig, RunConfig, Wo
 from bigstep.data import DataPair, Source, TensorImages, as_pair, as_source, open_data
 from bigstep.data.feed import Feed, Request
 from bigstep.data.sources.folder import open_folder
+from bigstep.data.sources.own import TensorItems
 from bigstep.errors import ConfigError, DataError
 from bigstep.tables.datasets import DATASETS
 from bigstep.train import fit
@@ -273,3 +275,21 @@ def test_own_data_that_changes_from_reading_to_reading_still_has_one_fingerprint
 
     noisy = as_source(Noisy(pictures(), torch.arange(40)))
     assert noisy.fingerprint() == noisy.fingerprint()
+
+
+def test_targets_are_counted_once_a_step_however_many_workers_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted for each worker anew, the targets of all workers would cost the square of their number."""
+    counted: list[int] = []
+    count = TensorItems.targets
+
+    def counting(self: TensorItems, indices: Tensor) -> Tensor | None:
+        counted.append(len(indices))
+        return count(self, indices)
+
+    monkeypatch.setattr(TensorItems, "targets", counting)
+    tokens = torch.randint(0, 9, (64, 6), generator=torch.Generator().manual_seed(1))
+    targets = tokens.roll(-1, 1).masked_fill(tokens == 0, -100)
+    order = dataclasses.replace(tiny_config(), workers=WorkersConfig(count=16, local_batch=2))
+    data = TensorDataset(tokens, targets)
+    fit(order, nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 9)), (data, data), device="cpu")
+    assert counted.count(32) == 2, "two steps of sixteen workers"

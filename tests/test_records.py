@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -132,3 +133,18 @@ def test_atomic_write_replaces_whole_files_and_leaves_no_parts(tmp_path: Path) -
     write_atomically(path, b"new")
     assert path.read_bytes() == b"new"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_reading_a_long_run_takes_little_more_memory_than_its_rows(tmp_path: Path) -> None:
+    columns = ("step", "epoch", "samples", "lr", "loss", "images_per_s", "seconds", "compute_s", "exchange_s", "data_s")
+    writer = RunWriter(tmp_path, {})
+    writer.add({"kind": "train", **{name: 0.123456789 * step for name in columns}} for step in range(1, 10_001))
+    writer.close()
+    tracemalloc.start()
+    rows = read_run(tmp_path).rows
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(rows) == 10_000
+    # ten numbers of 24 bytes and a table of 16 places are 700 bytes a row here; names of its own would be 550 more, and
+    # a list of all lines, held beside the rows, 300
+    assert peak / len(rows) < 900

@@ -1,4 +1,4 @@
-"""Who hangs, and where: every rank leaves a sign of life in the store that joined the ranks.
+"""Who hangs, and where: every rank leaves a sign of life in the store that joined the ranks, or in a file beside it.
 
 A thread writes (beats, step, what the rank is doing, innermost frames of its main thread). When a collective fails
 or times out, the others read the signs: a rank that stopped beating is dead, stopped or unplugged; one that beats at
@@ -16,16 +16,20 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import IO, Any
 
 import torch.distributed as dist
 
-from bigstep.engine.ranks import Ranks
+from bigstep.engine.ranks import STORE_VARIABLE, Ranks
+from bigstep.records import write_atomically
 
 __all__ = ["Heartbeat", "beating", "innermost"]
 
 _SECONDS_BETWEEN_BEATS = 1.0
 _ASKING = "looking for missing ranks"
+_MOST_NAMED = 8
+"""Ranks that a sentence tells of one by one: a host, as a rule. Of a thousand that wait for it, a number says enough."""
 
 
 class Heartbeat:
@@ -48,26 +52,57 @@ class Heartbeat:
         first = self._read()
         time.sleep(2.5 * _SECONDS_BETWEEN_BEATS)  # the interval of the others' signs, not a synchronisation
         second = self._read()
-        sentences = []
+        silent, standing = [], []
         for rank in range(self._ranks.size):
             sign = second.get(rank)
             if rank == self._ranks.rank:
                 continue
             if sign is None:
-                sentences.append(f"rank {rank} was never heard of")
+                silent.append(f"rank {rank} was never heard of")
             elif first.get(rank, {}).get("beats") == sign["beats"]:
-                sentences.append(f"rank {rank} is silent, last heard of at step {sign['step']} in {sign['doing']}")
+                silent.append(f"rank {rank} is silent, last heard of at step {sign['step']} in {sign['doing']}")
             elif sign["doing"] != _ASKING:  # it has noticed nothing: it is what the others wait for, or waits as well
-                sentences.append(f"rank {rank} stands at step {sign['step']} in {sign['doing']} ({sign['stack']})")
-        return "; ".join(sentences)
+                standing.append(f"rank {rank} stands at step {sign['step']} in {sign['doing']} ({sign['stack']})")
+        return "; ".join([*_first_of(silent, "are silent"), *_first_of(standing, "stand somewhere")])
 
     def _read(self) -> dict[int, dict[str, Any]]:
-        store, signs = _store(), {}
-        for rank in range(self._ranks.size):
-            with contextlib.suppress(Exception):  # a store whose host is gone tells nothing, and that is no new error
-                if store.check([_key(rank)]):
-                    signs[rank] = json.loads(store.get(_key(rank)))
-        return signs
+        with contextlib.suppress(Exception):  # a store whose host is gone tells nothing, and that is no new error
+            return {rank: json.loads(sign) for rank, sign in _signs(self._ranks.size).items()}
+        return {}
+
+
+def _first_of(sentences: list[str], what: str) -> list[str]:
+    """Shorten what nobody would read.
+
+    >>> _first_of([f"rank {rank} is silent" for rank in range(1_000)], "are silent")[-2:]
+    ['rank 7 is silent', '992 others are silent']
+    """
+    left = len(sentences) - _MOST_NAMED
+    return [*sentences[:_MOST_NAMED], f"{left:,} others {what}"] if left > 1 else sentences
+
+
+def _leave_sign(rank: int, sign: str) -> None:
+    if (file := _file(rank)) is not None:
+        write_atomically(file, sign.encode(), sync=False)
+    else:
+        _store().set(_key(rank), sign)
+
+
+def _signs(size: int) -> dict[int, str | bytes]:
+    """Read the signs that there are, all at once: thousands of ranks that ask for each would keep the store busy."""
+    if _file(0) is not None:
+        files = {rank: file for rank in range(size) if (file := _file(rank)) is not None and file.exists()}
+        return {rank: file.read_bytes() for rank, file in files.items()}
+    store, there = _store(), list(range(size))
+    if not store.check([_key(rank) for rank in there]):
+        there = [rank for rank in there if store.check([_key(rank)])]
+    return dict(zip(there, store.multi_get([_key(rank) for rank in there]), strict=True))
+
+
+def _file(rank: int) -> Path | None:
+    """Where a rank of `bigstep train --procs` leaves its signs: the file that joins those only ever grows."""
+    store = os.environ.get(STORE_VARIABLE)
+    return Path(f"{store}-heartbeat-{rank}") if store else None
 
 
 def _store() -> Any:
@@ -122,7 +157,7 @@ def beating(ranks: Ranks) -> Iterator[Heartbeat]:
                 stack = " < ".join(innermost(main, scratch))
                 sign = {"beats": beats, "step": heartbeat.step, "doing": heartbeat.doing, "stack": stack}
                 try:
-                    _store().set(_key(ranks.rank), json.dumps(sign))
+                    _leave_sign(ranks.rank, json.dumps(sign))
                 except (RuntimeError, OSError):
                     return  # the store went with its host; the collective will say so
 

@@ -136,9 +136,14 @@ class WorkerStatistics:
         self._latest = 0
         copy_out(total.add_(self._initial, alpha=self._decay), statistics_of(self._norms))
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return what this rank carries; a checkpoint keeps those of all ranks."""
-        return {"initial": self._initial.clone(), "decay": self._decay, "share": self._share.clone()}
+    def state_dict(self, *, first: bool = True) -> dict[str, Any]:
+        """Return what this rank carries; a checkpoint keeps those of all ranks.
+
+        Args:
+            first: Whether this is the first of them, which speaks for all about what they have in common.
+        """
+        own = {"share": self._share.clone()}
+        return {"initial": self._initial.clone(), "decay": self._decay, **own} if first else own
 
     def load_state_dict(self, states: Sequence[Mapping[str, Any]], rank: int = 0, ranks: int = 1) -> None:
         """Go on from a checkpoint: exactly on the same number of ranks, with the shares summed on another.

@@ -265,8 +265,9 @@ class _Statistics:
     def __init__(self, crews: Crews):
         self._crews = crews
 
-    def state_dict(self) -> list[Any]:
-        return self._crews.ranks.gather(self._crews.method.learner.statistics.state_dict())
+    def state_dict(self) -> list[Any] | None:
+        ranks = self._crews.ranks
+        return ranks.to_first(self._crews.method.learner.statistics.state_dict(first=ranks.first))
 
     def load_state_dict(self, state: list[Any]) -> None:
         self._crews.stand()

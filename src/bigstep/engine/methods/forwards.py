@@ -7,7 +7,7 @@ forward's memory is bounded, whatever the number of workers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -110,12 +110,13 @@ class Forwards:
             for forward in self.of(step, cut=cut(step)):
                 yield self.request(step, forward)
 
-    def weight(self, step: Step, forward: Forward) -> float:
-        """Return what a forward counts in the mean over the step: its share of the samples, or of the targets."""
-        if forward.size == step.size:
-            return 1.0
-        counts = self.targets(self.sampler.order(step.position.epoch)[step.start : step.stop])
+    def weights(self, step: Step, forwards: Sequence[Forward]) -> list[float]:
+        """Return what each forward counts in the mean over the step: its share of the samples, or of the targets."""
+        if len(forwards) == 1 and forwards[0].size == step.size:
+            return [1.0]
+        counts = self.targets(self.sampler.order(step.position.epoch)[step.start : step.stop]) if forwards else None
         if counts is None:
-            return forward.size / step.size
-        mine = counts[forward.start - step.start : forward.stop - step.start].sum()
-        return float(mine) / max(float(counts.sum()), 1.0)
+            return [forward.size / step.size for forward in forwards]
+        total = max(float(counts.sum()), 1.0)
+        shares = ((forward.start - step.start, forward.stop - step.start) for forward in forwards)
+        return [float(counts[start:stop].sum()) / total for start, stop in shares]

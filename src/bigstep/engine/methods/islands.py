@@ -232,7 +232,8 @@ class Islands:
         self.mainland.finish()
         parts = {name: part for name, part in self.mainland.parts().items() if name not in ("model", "skipped")}
         carried = {name: part.state_dict() for name, part in parts.items()}
-        carried["exchange"] = self.ranks.from_first(carried["exchange"])  # what it owes, every island owes
+        for name in ("statistics", "exchange"):  # the first rank has put them together
+            carried[name] = self.ranks.from_first(carried[name])  # what the mainland owes, every island owes
         self.mainland.close()
         self.mainland = None
         return carried

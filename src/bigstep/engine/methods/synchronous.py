@@ -109,13 +109,13 @@ class Gathered(NamedTuple):
 
 @dataclass(frozen=True)
 class _OfAllRanks:
-    """Batch-norm statistics, of which each rank holds a share."""
+    """Batch-norm statistics, of which each rank holds a share; the first puts them together."""
 
     learner: Learner
     ranks: Ranks
 
-    def state_dict(self) -> list[Any]:
-        return self.ranks.gather(self.learner.statistics.state_dict())
+    def state_dict(self) -> list[Any] | None:
+        return self.ranks.to_first(self.learner.statistics.state_dict(first=self.ranks.first))
 
     def load_state_dict(self, state: list[Any]) -> None:
         self.learner.statistics.load_state_dict(state, self.ranks.rank, self.ranks.size)
@@ -178,9 +178,10 @@ class Synchronous:
         noise = not_seen(self.ranks.device) if measured else None
         data_s, seen, inputs = 0.0, 0, None
         probe: Probe | None = None
-        for index, forward in enumerate(forwards):
+        weights = self.forwards.weights(step, forwards)
+        for index, (forward, weight) in enumerate(zip(forwards, weights, strict=True)):
             inputs, target, wait_s = self._begin(step, forward, seen, batches)
-            weight, is_probed = self.forwards.weight(step, forward), measured and forward.first_worker == 0
+            is_probed = measured and forward.first_worker == 0
             loss += self.passes.add(inputs, target, weight, last=index == len(forwards) - 1, keep=is_probed)
             if is_probed:
                 probe = Probe(self.passes.own_gradients(), forward.size, step.size, weight * self.passes.own_weight)
