@@ -12,7 +12,7 @@ import yaml
 
 from bigstep import recipes
 from bigstep.bench.ablation import TECHNIQUES, techniques_of
-from bigstep.bench.command import bench_command
+from bigstep.bench.command import bench_command, planned_trials
 from bigstep.bench.folders import mark, prepare, state_of
 from bigstep.bench.own_suite import EXAMPLE, read_suite
 from bigstep.bench.planned import Planned
@@ -83,6 +83,30 @@ def test_recipes_and_settings_narrow_a_suite() -> None:
     assert all((run.config().model, run.config().epochs) == ("mlp", 3) for run in runs)
     with pytest.raises(ConfigError, match="did you mean 'sony'"):
         planned_runs(SUITES["seeds"], Options(recipes=("sonny",)))
+    with pytest.raises(ConfigError, match="none that islands compares"):
+        planned_runs(SUITES["islands"], Options(recipes=("plain",)))
+    with pytest.raises(ConfigError, match="by itself"):
+        planned_runs(SUITES["seeds"], Options(settings=("seed=7",)))
+
+
+def test_no_run_is_planned_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(planned_runs(SUITES["seeds"], Options(seeds=1, recipes=("sony", "sony")))) == 1
+    monkeypatch.setattr("os.cpu_count", lambda: 1)  # where one replica and one a core are the same
+    names = [run.name for run in planned_runs(SUITES["async"], Options(seeds=1))]
+    assert sorted(set(names)) == sorted(names)
+
+
+@pytest.mark.parametrize("epochs", [0.5, 1.0])
+def test_a_suite_of_an_epoch_or_less_finishes_on_one_worker_in_its_second_half(epochs: float) -> None:
+    last = planned_runs(SUITES["seeds"], Options(seeds=1, epochs=epochs))[-1]
+    assert (last.finish_on_one, last.config().plan[-1].count) == (epochs / 2, 1)
+
+
+def test_what_is_typed_has_every_digit_of_what_is_planned() -> None:
+    run = Planned(label="plain", recipe="plain", epochs=4 / 3, finish_on_one=1 / 3)
+    words = run.arguments()
+    typed = [float(words[words.index(name) + 1]) for name in ("--epochs", "--finish-on-one")]
+    assert typed == [4 / 3, 1 / 3]  # a folder that holds 1.33333 epochs is that of another experiment
 
 
 def test_a_larger_preset_takes_the_recipes_that_have_it_with_batches_of_its_own() -> None:
@@ -192,6 +216,13 @@ def test_every_recipe_gets_the_same_trials_on_held_out_images() -> None:
         trials_of(Planned(label="plain", recipe="plain"), 16)
 
 
+def test_tuning_is_for_all_that_take_part_and_for_nobody_else() -> None:
+    assert set(planned_trials(SUITES["islands"], Options(), 2)) == {"adamw", "diloco", "streaming"}
+    cifar = planned_trials(SUITES["seeds"], Options(preset="cifar10"), 2)
+    assert set(cifar) == set(recipes.SYNCHRONOUS)  # the others have no such preset
+    assert {len(trials) for trials in cifar.values()} == {2}
+
+
 def test_tuning_takes_the_best_trial_and_the_recipe_itself_where_all_failed() -> None:
     trials = trials_of(Planned(label="plain", recipe="plain"), 3)
     assert choose(trials, {trials[0].name: 0.8, trials[2].name: 0.9}) == ("lr.base=0.1", "optimizer.weight_decay=0.002")
@@ -215,13 +246,17 @@ def test_a_suite_from_yaml(tmp_path: Path) -> None:
         ("- {recipe: plain, set: {lr.bse: 1}}", "lr.base"), ("- [", "not valid YAML"),
         ("- {recipe: plain, set: {lr.base: 2020-01-01}}", "2020-01-01, which no field takes"),
         ("- {recipe: plain, seeds: 1000000000}", "must be 1 to 1,000"), ("[" * 5_000, "not valid YAML"),
-        ("- &a {recipe: plain}\n- *a", "aliases"),
+        ("- &a {recipe: plain}\n- *a", "aliases"), ("- {recipe: plain, set: {seed: 5}}", "by itself"),
     ):  # fmt: skip
         file.write_text(text)
         with pytest.raises(ConfigError, match=told):
             read_suite(file, Options())
     with pytest.raises(ConfigError, match="Unknown suite 'sseeds': did you mean 'seeds'"):
         bench_command("sseeds", Options(), out=tmp_path)
+    file.write_text("- {recipe: plain, name: 大步}\n- {recipe: plain, name: 小步}")
+    assert {run.name for run in read_suite(file, Options(seeds=1))} == {"大步-seed0", "小步-seed0"}
+    with pytest.raises(ConfigError, match="lists its runs itself"):
+        bench_command(str(file), Options(recipes=("sony",)), out=tmp_path / "out")
 
 
 # ---- running ----

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -252,10 +254,15 @@ BAD_ROWS = {
     "outside": (([1.0, 1.0], [0, 2], [0, 1, 2], 2), "index is 2, but there are 2 features"),
     "outside, 32 bits": (([1.0, 1.0], np.array([0, 2], np.int32), [0, 1, 2], 2), "Row 1 .*outside 0..1"),
     "too wide": (([1.0, 1.0], np.array([0, 2], np.int32), [0, 1, 2], 2**31), "at most 2147483646 are allowed"),
-    "negative": (([1.0, 1.0], [-1, 0], [0, 1, 2], 2), "outside 0..1"),
+    "negative": (([1.0, 1.0], [-1, 0], [0, 1, 2], 2), "index is -1, but there are 2 features"),
     "lengths": (([1.0], [0, 1], [0, 1, 2], 2), "do not fit together"),
     "indptr": (([1.0, 1.0], [0, 1], [0, 2, 1], 2), "never fall"),
     "empty": (([], [], [0], 2), "0 sample"),
+    "beyond 32 bits": (([1.0, 1.0], np.array([-(2**32), 1]), [0, 1, 2], 2), "index is -4294967296"),
+    "indices with fractions": (([1.0, 1.0], [0.5, 1.7], [0, 1, 2], 2), "whole numbers"),
+    "values that are not flat": (([[1.0], [1.0]], [0, 1], [0, 1, 2], 2), "flat"),
+    "rows of several lengths": ([[1.0, 2.0], [1.0]], "must be numbers"),
+    "values that leave no step": (np.eye(2) * 1e26, "scale the features"),
 }
 
 
@@ -268,11 +275,33 @@ def test_bad_rows_are_one_sentence(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("labels", "message"),
-    [([0.5, 1.0], "0.5 is no integer"), ([1, 1], "1 class only"), ([1], "2 rows but 1 labels"), ([np.nan, 1.0], "NaN")],
+    [
+        ([0.5, 1.0], "0.5 is no integer"),
+        ([1, 1], "1 class only"),
+        ([1], "2 rows but 1 labels"),
+        ([np.nan, 1.0], "NaN"),
+        ([[0], [1]], "flat list"),
+        (np.array([1, "a"], object), "several kinds"),
+        (np.array([None, "a"]), "several kinds"),
+    ],
 )
-def test_bad_labels_are_one_sentence(labels: list[float], message: str) -> None:
+def test_bad_labels_are_one_sentence(labels: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         HogwildClassifier().fit(np.eye(2), labels)
+
+
+@pytest.mark.parametrize("labels", [[[0], [1]], [0], [0, 1, 0]])
+def test_scores_of_labels_of_another_shape_are_refused_not_broadcast(labels: Any) -> None:
+    model = HogwildClassifier().fit(np.eye(2), [0, 1])
+    for measure in (model.score, model.mean_loss):
+        with pytest.raises(DataError, match="label"):
+            measure(np.eye(2), labels)
+
+
+def test_four_rows_in_a_tuple_are_rows() -> None:
+    rows, labels = ((0, 1), (1, 0), (0, 1), (1, 0)), [0, 1, 0, 1]
+    expected = HogwildClassifier().fit(list(rows), labels).coef_
+    np.testing.assert_array_equal(HogwildClassifier().fit(rows, labels).coef_, expected)
 
 
 @pytest.mark.parametrize(
@@ -280,6 +309,10 @@ def test_bad_labels_are_one_sentence(labels: list[float], message: str) -> None:
     [
         ({"n_threads": 10_000}, "more than the .* cores"),
         ({"n_threads": 0}, "n_threads=0"),
+        ({"n_threads": None}, "n_threads=None"),
+        ({"n_threads": 1.5}, "n_threads=1.5"),
+        ({"alpha": "small"}, "alpha='small'"),
+        ({"gamma0": None}, "gamma0=None"),
         ({"mode": "hogwlid"}, "did you mean 'hogwild'"),
         ({"loss": "hing"}, "did you mean 'hinge'"),
         ({"epochs": 0}, "epochs=0"),
@@ -291,6 +324,57 @@ def test_bad_labels_are_one_sentence(labels: list[float], message: str) -> None:
 def test_bad_parameters_are_one_sentence(params: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         HogwildClassifier(**params).fit(np.eye(2), [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("rows", "params"),
+    [
+        (np.full((4, 3), np.nan), {}),  # as wide
+        (np.full((4, 2), np.nan), {}),
+        (np.eye(4)[:, :3] * 1e30, {"gamma0": 1e30, "alpha": 0.0}),  # diverges
+    ],
+)
+def test_a_failed_fit_leaves_an_estimator_as_it_was(rows: Any, params: dict[str, Any]) -> None:
+    X, y = np.eye(4)[:, :3], [0, 1, 0, 1]
+    model = HogwildClassifier(mode="serial").fit(X, y)
+    before = model.coef_.copy()
+    with pytest.raises((DataError, RunError)):
+        model.set_params(**params).fit(rows, y)
+    np.testing.assert_array_equal(model.coef_, before)
+    assert model.n_iter_ == 20
+    model = HogwildClassifier(mode="serial", **params)
+    with pytest.raises((DataError, RunError)):
+        model.partial_fit(rows, y, classes=[0, 1])
+    assert not hasattr(model, "coef_")
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    X, y = problem(100, 20)
+    settings = {"alpha": np.float32(0.25), "gamma0": np.float32(0.5), "beta": np.float32(0.5), "epochs": np.int64(2)}
+    own = HogwildClassifier(**settings).fit(X, y).coef_  # type: ignore[arg-type]
+    np.testing.assert_array_equal(own, HogwildClassifier(alpha=0.25, gamma0=0.5, beta=0.5, epochs=2).fit(X, y).coef_)
+
+
+@two_cores
+def test_ctrl_c_ends_threads_that_wait_for_their_turn() -> None:
+    program = """
+import os, signal, threading
+import numpy as np
+from bigstep.sparse import HogwildClassifier
+X, y = (np.ones(10**6), np.zeros(10**6, np.int32), np.arange(10**6 + 1), 1), np.arange(10**6) % 2
+small = (np.ones(2), np.zeros(2, np.int32), np.arange(3), 1)
+HogwildClassifier(mode="round_robin", n_threads=2, epochs=2).fit(small, [0, 1])  # compiles
+def stop_while_the_next_order_is_drawn(row):
+    threading.Timer(0.001, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    model = HogwildClassifier(mode="round_robin", n_threads=2, epochs=4)
+    model.fit(X, y, progress=stop_while_the_next_order_is_drawn)
+except KeyboardInterrupt:
+    print("stopped", vars(model).keys() == model.get_params().keys())
+"""
+    # an epoch of turns takes a second or two; threads that wait for one that was never started wait for ever
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert result.stdout == "stopped True\n", result.stderr
 
 
 def test_a_step_that_diverges_is_named_with_its_epoch() -> None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy.sparse import coo_matrix
 
 from bigstep.described import usable_cores
-from bigstep.errors import ConfigError, DataError
+from bigstep.errors import ConfigError, DataError, RunError
 from bigstep.sparse import HogwildFactorizer, epoch_order
 
 
@@ -85,6 +85,25 @@ def test_scipy_matrix_and_pairs_agree_and_parts_equal_the_whole() -> None:
     np.testing.assert_array_equal(state(parts), state(whole))
     matrix = coo_matrix((y, (X[:, 0], X[:, 1])))
     np.testing.assert_array_equal(state(HogwildFactorizer(mode="serial", epochs=2).fit(matrix)), state(whole))
+    assert matrix.nnz == len(y)
+
+
+def test_what_a_scipy_matrix_holds_twice_means_the_sum() -> None:
+    matrix = coo_matrix(([1.0, 2.0, 5.0], ([0, 0, 1], [1, 1, 0])))
+    model = HogwildFactorizer(mode="serial", epochs=2).fit(matrix)
+    summed = HogwildFactorizer(mode="serial", epochs=2).fit(coo_matrix(matrix.toarray()))
+    np.testing.assert_array_equal(state(model), state(summed))
+    assert (model.mean_, matrix.nnz) == (4.0, 3)  # and the matrix itself is left alone
+
+
+def test_a_failed_fit_leaves_a_factorizer_as_it_was() -> None:
+    X, y = ratings(800)
+    model = HogwildFactorizer(mode="serial").fit(X, y)
+    before, seen = state(model).copy(), model.n_iter_
+    with pytest.raises(RunError, match="smaller gamma0"):
+        model.set_params(gamma0=1e6).fit(X, y)
+    np.testing.assert_array_equal(state(model), before)
+    assert model.n_iter_ == seen
 
 
 def test_a_row_never_seen_counts_as_average() -> None:
@@ -93,6 +112,9 @@ def test_a_row_never_seen_counts_as_average() -> None:
     unseen = model.predict([[10_000, 3]])[0]
     assert unseen == pytest.approx(model.mean_ + model.scale_ * model.column_bias_[3])
     assert model.predict([[10_000, 10_000]])[0] == pytest.approx(model.mean_)
+    gaps = HogwildFactorizer(mode="serial").fit(2 * X, y)  # every other row and column
+    assert gaps.predict([[2, 7]])[0] == pytest.approx(gaps.mean_ + gaps.scale_ * gaps.row_bias_[2], abs=1e-6)
+    assert gaps.predict([[1, 7]])[0] == gaps.mean_
 
 
 @pytest.mark.parametrize(
@@ -104,6 +126,9 @@ def test_a_row_never_seen_counts_as_average() -> None:
         ([[0, 1, 2]], [1.0], "pairs"),
         ([[0, 1]], [1.0, 2.0], "1 pairs but"),
         ([[0, 1]], None, "missing"),
+        ([[0, 1]], ["three"], "must be numbers"),
+        ([[0, 1], [1, 0]], [1e200, -1e200], "larger unit"),
+        ([[0, 1], [2**30, 0]], [1.0, 2.0], "number them anew"),
     ],
 )
 def test_bad_entries_are_one_sentence(pairs: Any, values: Any, message: str) -> None:
@@ -112,6 +137,8 @@ def test_bad_entries_are_one_sentence(pairs: Any, values: Any, message: str) -> 
 
 
 def test_bad_parameters_are_one_sentence() -> None:
+    with pytest.raises(ConfigError, match="alpha='small'"):
+        HogwildFactorizer(alpha="small").fit([[0, 1]], [1.0])  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="rank=0"):
         HogwildFactorizer(rank=0).fit([[0, 1]], [1.0])
     with pytest.raises(ConfigError, match="more than the"):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from bigstep.errors import DataError
-from bigstep.sparse import Sparsity, measure_sparsity, read_libsvm, train_sparse
+from bigstep.sparse import Sparsity, measure_sparsity, read_libsvm, read_libsvm_files, train_sparse
 from bigstep.sparse.rows import as_rows, survey
 from bigstep.sparse.threads import Threads
 
@@ -47,6 +47,16 @@ def test_a_file_that_uses_index_zero_counts_from_zero(tmp_path: Path) -> None:
     path = tmp_path / "zero.svm"
     path.write_text("1 0:1 2:1\n0 1:1\n")
     assert read_libsvm(path)[0].indices.tolist() == [0, 2, 1]
+
+
+def test_files_that_belong_together_count_from_the_same_number(tmp_path: Path) -> None:
+    (tmp_path / "train.svm").write_text("1 0:1 2:1\n0 1:1 3:1\n" * 20)
+    (tmp_path / "test.svm").write_text("1 2:1\n0 1:1\n0 3:1\n")  # no example has feature 0
+    for train, test in (("train.svm", "test.svm"), ("test.svm", "train.svm")):
+        (rows, _), (others, _) = read_libsvm_files([tmp_path / train, tmp_path / test])
+        assert {*rows.indices.tolist(), *others.indices.tolist()} == {0, 1, 2, 3}
+        assert rows.n_features == others.n_features == 4
+    assert train_sparse(tmp_path / "train.svm", test=tmp_path / "test.svm")["accuracy"] == 1.0
 
 
 @pytest.mark.parametrize(

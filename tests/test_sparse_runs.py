@@ -18,18 +18,19 @@ from bigstep.sparse import HogwildClassifier, HogwildFactorizer, load, read_libs
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with two LIBSVM files, to work in."""
+    """A folder with two LIBSVM files, and one whose examples are all of one class, to work in."""
     rng = np.random.default_rng(0)
     for name, n in (("train.svm", 400), ("test.svm", 100)):
         labels = rng.integers(0, 2, n)
         rows = [f"{2 * y - 1} {rng.integers(1, 40)}:1 {50 + y * 20 + rng.integers(20)}:1" for y in labels]
         (tmp_path / name).write_text("\n".join(rows) + "\n")
+    (tmp_path / "one.svm").write_text("1 1:1\n1 2:1\n")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def sparse_run(**options: Any) -> None:
-    train(Train(recipe="hogwild", data="train.svm", report=False, **options))
+def sparse_run(data: str = "train.svm", **options: Any) -> None:
+    train(Train(recipe="hogwild", data=data, report=False, **options))
 
 
 def test_a_run_keeps_its_record_and_an_estimator_that_predicts_the_same(
@@ -80,6 +81,9 @@ def test_what_is_printed_fits_the_terminal(
         ({"resume": True}, "start it anew"),
         ({"settings": ["mode=cashed"]}, "did you mean 'cached'"),
         ({"settings": ["alpha=nan"]}, "alpha=nan"),
+        ({"settings": ["n_threads=10000"]}, "more than the .* cores"),
+        ({"seed": -1}, "random_state=-1"),
+        ({"data": "one.svm"}, "1 class only"),
         ({"settings": ["x" * 5000 + "=1"]}, "has no field 'xxx"),
         ({"settings": ["loss=" + "x" * 5000]}, "loss='xxx"),
         ({"settings": ["test=" + "x" * 5000]}, "too long"),

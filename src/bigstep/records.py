@@ -99,7 +99,7 @@ def _finite(value: Any) -> Any:
 
 
 @contextlib.contextmanager
-def locked(folder: Path, *, fresh: bool = False) -> Iterator[None]:
+def locked(folder: Path, *, fresh: bool = False, option: str = "--out") -> Iterator[None]:
     """Keep a run folder for this process; the system gives it free when the process ends, however it ends.
 
     A folder in which nothing was written is removed again; one whose parts lie elsewhere, by links, is refused.
@@ -107,6 +107,7 @@ def locked(folder: Path, *, fresh: bool = False) -> Iterator[None]:
     Args:
         folder: It is made if it is not there.
         fresh: Refuse a folder that holds a run. Looked at under the lock, since another may have begun one just now.
+        option: What names the folder on the command line.
     """
     from filelock import FileLock, Timeout  # locks of a thread, not only of a process, and never through a link
 
@@ -116,20 +117,20 @@ def locked(folder: Path, *, fresh: bool = False) -> Iterator[None]:
         lock.acquire()
     except Timeout:
         raise ConfigError(
-            f"Another run is writing into {folder}; wait until it ends, or choose another folder with --out."
+            f"Another run is writing into {folder}; wait until it ends, or choose another folder with {option}."
         ) from None
     except OSError as error:
         lockless = error.errno == errno.ENOLCK
         what = f"file system of {folder} keeps no locks" if lockless else f"run folder {folder} cannot be written"
-        raise ConfigError(f"The {what} ({error.strerror}); choose another with --out.") from None
+        raise ConfigError(f"The {what} ({error.strerror}); choose another with {option}.") from None
     try:
         if fresh and (folder / "run.json").exists():
-            raise ConfigError(f"{folder} holds a run; add --resume to continue it, or name a new folder with --out.")
+            raise ConfigError(f"{folder} holds a run; add --resume to continue it, or name a new folder with {option}.")
         linked = [name for name in FILES if (folder / name).is_symlink() and (folder / name).is_dir()]
         if linked:  # whose files would be written over, and which removed, nobody could tell
             raise ConfigError(
                 f"{folder / linked[0]} is a link to another folder, and runs write through none: link {folder} itself, "
-                "or choose another with --out."
+                f"or choose another with {option}."
             )
         for left in (*folder.glob(".*.part"), *folder.glob("checkpoints/.*.part"), *folder.glob("meetings/*/.*.part")):
             left.unlink(missing_ok=True)  # by a writer that was killed

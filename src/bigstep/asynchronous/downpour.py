@@ -11,6 +11,7 @@ import functools
 import json
 import math
 import os
+import secrets
 import time
 from collections import Counter
 from concurrent.futures import Future
@@ -78,6 +79,7 @@ def train_sharded(
     shares_per_epoch = built.sampler.size / config.workers.local_batch
     layout = Layout.of(built, shares_per_epoch)
     store.set("layout", layout.to_json())
+    store.set("run", secrets.token_hex(16))  # by which shards elsewhere know it from others at the same address
     store.set("shards_elsewhere", str(elsewhere[0]))
     store.set("order", json.dumps({"config": config_to_mapping(config), "max_shares": order.max_steps}))
     processes = Processes(where)
@@ -238,8 +240,12 @@ class _Coordinator:
     def _read_reports(self) -> None:
         for number in self._known():
             name = f"replica-{number}"
+            self.heard.setdefault(number, time.monotonic())
             # asked first: what it wrote before it ended is read below
-            ended = self.processes.how_ended(name) if name in self.processes.members else None
+            if name in self.processes.members:
+                ended = self.processes.how_ended(name)
+            else:
+                ended = "is gone: its line broke" if self.store.delete_key(f"gone/{number}") else None
             reason = ""
             for report in self.reports.collect(name):
                 self.heard[number] = time.monotonic()
@@ -256,9 +262,6 @@ class _Coordinator:
                         self.done.add(number)
                     case "failed":
                         reason = f"failed: {report['text']}"
-            if name not in self.processes.members and self.store.check([f"gone/{number}"]):
-                ended = "is gone: its line broke"
-                self.store.delete_key(f"gone/{number}")
             if self._is_last_and_silent(number):
                 ended = f"said nothing for {_SILENT_S:g} s"
             if (ended is not None or reason) and number not in self.done and number not in self.dead:
@@ -270,8 +273,8 @@ class _Coordinator:
 
     def _is_last_and_silent(self, number: int) -> bool:
         others = set(self._known()) - {number}
-        heard = self.heard.get(number, math.inf)
-        return others <= self.done | set(self.dead) and time.monotonic() - heard > _SILENT_S and bool(others)
+        silent_s = time.monotonic() - self.heard[number]
+        return others <= self.done | set(self.dead) and silent_s > _SILENT_S and bool(others)
 
     def _watch_shards(self) -> None:
         for name, process in list(self.processes.members.items()):
@@ -290,11 +293,10 @@ class _Coordinator:
                 "its checkpoint; replicas wait for it."
             )
             self._start_shard(shard)
-        for shard in [shard for shard in self.restarts if self.store.check([f"restored/{shard}"])]:
+        for shard in [shard for shard in range(self.layout.shards) if self.store.check([f"restored/{shard}"])]:
             version = int(self.store.get(f"restored/{shard}"))
             self.store.delete_key(f"restored/{shard}")
-            lost = self.versions[shard] - version
-            self.ledger.note(f"Shard {shard} is back at update {version}; {lost} updates were lost on it.")
+            self.ledger.note(_tell_return(shard, self.versions[shard], version))
 
     def _wait_for(self, exchange: Future[T]) -> T:
         """Wait for the client, who may have to wait for a shard that is started again here.
@@ -315,6 +317,16 @@ class _Coordinator:
         assert answer.weights is not None
         load_vector(self.built.learner.model, answer.weights)
         set_averages(self.built.learner, answer.weights[self.layout.parameters :].to(self.built.ranks.device))
+
+
+def _tell_return(shard: int, reported: int, version: int) -> str:
+    """Say how far back a shard was set; what is reported may lag behind its checkpoint.
+
+    >>> _tell_return(0, reported=11, version=8), _tell_return(0, reported=7, version=8)[-26:]
+    ('Shard 0 is back at update 8; 3 updates were lost on it.', '0 updates were lost on it.')
+    """
+    lost = max(0, reported - version)
+    return f"Shard {shard} is back at update {version}; {lost} updates were lost on it."
 
 
 def _serve(store: Store, reporter: Any, where: Rendezvous, shard: int, folder: Any) -> None:

@@ -74,8 +74,11 @@ def split_address(address: str) -> tuple[str, int]:
 
     >>> split_address("10.0.0.1:29500")
     ('10.0.0.1', 29500)
+    >>> split_address("[::1]:29500")
+    ('::1', 29500)
     """
     host, _, port = address.rpartition(":")
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if not host or not port.isdecimal() or int(port) > 65535:
         raise ConfigError(f"{address!r:.100} is no address of a server; write HOST:PORT, as in 10.0.0.1:29500.")
     return host, int(port)

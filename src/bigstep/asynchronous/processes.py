@@ -6,7 +6,6 @@ import os
 import pickle
 import signal
 import sys
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
@@ -20,7 +19,7 @@ from bigstep.asynchronous.reports import Reporter
 from bigstep.asynchronous.store import connect_store
 from bigstep.described import usable_cores
 from bigstep.engine.launch import die_with_launcher
-from bigstep.errors import BigstepError, ConfigError
+from bigstep.errors import ConfigError
 
 __all__ = ["Processes", "share_cores"]
 
@@ -90,9 +89,7 @@ def _enter(parent: int, where: Rendezvous, name: str, work: Callable[..., None],
     store = connect_store(where)
     reporter = Reporter(store, name)
     try:
-        work(store, reporter, *arguments)
-    except BaseException as error:
-        sentence = str(error) if isinstance(error, BigstepError) else f"{type(error).__name__}: {error}"
-        details = "" if isinstance(error, BigstepError) else traceback.format_exc()
-        reporter.send(kind="failed", text=sentence.splitlines()[0], details=details)
+        with reporter.telling_of_failure():
+            work(store, reporter, *arguments)
+    except BaseException:
         sys.exit(1)

@@ -41,7 +41,10 @@ def take_part(where: Rendezvous, device: torch.device, own: Own, timeout_s: floa
             return 0
         wait_until(lambda: store.check(["order"]), START_S, f"The run at {where.address} does not begin.")
         number = store.add("replicas", 1) - 1
-        return _work(store, Reporter(store, f"replica-{number}"), where, number, device, own)
+        store.leave(f"gone/{number}")  # the run waits for whoever has joined it
+        reporter = Reporter(store, f"replica-{number}")
+        with reporter.telling_of_failure():
+            return _work(store, reporter, where, number, device, own)
 
 
 def replicate(
@@ -123,6 +126,9 @@ class _Replica:
     def _compute(self, share: Step, batch: tuple[Any, Any], asked: float) -> None:
         """Add the gradient of a share to the load."""
         load, began = self._load, time.perf_counter()
+        self._lr = load.lr = self._rate(share.position.epoch + share.start / self._run.sampler.size, share.local_batch)
+        for group in self._run.learner.optimizer.param_groups:
+            group["lr"] = self._lr
         loss = gradient_of(self._run, share, batch)
         vector = gradient_vector(self._run.learner.model)
         if load.vector is None:
@@ -131,7 +137,6 @@ class _Replica:
             load.vector.add_(vector)
         load.losses.append(loss)
         load.samples += share.size
-        self._lr = load.lr = self._rate(share.position.epoch + share.start / self._run.sampler.size, share.local_batch)
         load.compute_s += time.perf_counter() - began
         load.data_s += began - asked
 
@@ -182,6 +187,4 @@ class _Replica:
         Momentum and decay are the shard's, the velocity is the replica's own and knows of no other replica's pushes.
         So a single replica that pushes every step is always where its shards are.
         """
-        for group in self._run.learner.optimizer.param_groups:
-            group["lr"] = self._lr
         self._run.learner.optimizer.step()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from bigstep.asynchronous.store import Store
-from bigstep.errors import RunError
+from bigstep.asynchronous.store import Store, StoreGoneError
+from bigstep.errors import BigstepError, RunError
 
 __all__ = ["LOOK_S", "START_S", "Reports", "Reporter", "wait_until"]
 
@@ -38,6 +40,19 @@ class Reporter:
         """Send plain values."""
         self._store.set(f"reports/{self._sender}/{self._sent}", json.dumps(report))
         self._sent += 1
+
+    @contextlib.contextmanager
+    def telling_of_failure(self) -> Iterator[None]:
+        """Say why, where what is done here fails."""
+        try:
+            yield
+        except BaseException as error:
+            known = isinstance(error, BigstepError)
+            sentence = str(error) if known else f"{type(error).__name__}: {error}"
+            details = "" if known else traceback.format_exc()
+            with contextlib.suppress(StoreGoneError):
+                self.send(kind="failed", text=sentence.splitlines()[0], details=details)
+            raise
 
 
 class Reports:

@@ -23,7 +23,8 @@ from bigstep.asynchronous.reports import LOOK_S, START_S, wait_until
 from bigstep.asynchronous.shard import Receipt, Shard
 from bigstep.asynchronous.store import Store, StoreGoneError, connect_store, or_gone
 from bigstep.engine.checkpoint import load_latest, save_checkpoint
-from bigstep.errors import RunError
+from bigstep.errors import ConfigError, RunError
+from bigstep.records import locked, write_atomically
 
 __all__ = ["offer_shard", "serve_shard", "stop_shard"]
 
@@ -104,22 +105,29 @@ def offer_shard(where: Rendezvous, folder: Path, timeout_s: float) -> None:
     """Serve the next free shard of a run that awaits shards from elsewhere."""
     with or_gone(where.address), contextlib.closing(connect_store(where, timeout_s)) as store:
         wait_until(lambda: store.check(["order"]), START_S, f"The run at {where.address} does not begin.")
-        serve_shard(store, where, _claim(store, where.address, folder), folder)
+        with locked(folder, option="--shard"):
+            serve_shard(store, where, _claim(store, where.address, folder), folder)
 
 
 def _claim(store: Store, address: str, folder: Path) -> int:
     """Return the number of the shard that this folder keeps, or take the next free one."""
-    own = folder / "shard.json"
-    if own.exists() and json.loads(own.read_text())["address"] == address:  # started again: the same shard
-        index = int(json.loads(own.read_text())["index"])
-    else:
-        left = int(store.get("shards_elsewhere"))
-        taken = store.add("shards_taken", 1)
-        if taken > left:
-            raise RunError(f"The run at {address} has all its shards already; it awaits {left} from elsewhere.")
-        index = Layout.from_json(store.get("layout")).shards - taken
-        folder.mkdir(parents=True, exist_ok=True)
-        own.write_text(json.dumps({"address": address, "index": index}))
+    own, run = folder / "shard.json", store.get("run")
+    try:
+        kept = json.loads(own.read_text())
+        if kept["run"] == run:  # started again: the same shard
+            return int(kept["index"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # it keeps none, or not one of this run
+    if own.exists() or any(folder.glob("step-*.ckpt")):
+        raise ConfigError(
+            f"{folder} keeps a shard of another run, which this one would start from; choose another folder."
+        )
+    left = int(store.get("shards_elsewhere"))
+    taken = store.add("shards_taken", 1)
+    if taken > left:
+        raise RunError(f"The run at {address} has all its shards already; it awaits {left} from elsewhere.")
+    index = Layout.from_json(store.get("layout")).shards - taken
+    write_atomically(own, json.dumps({"run": run, "index": index}).encode())
     return index
 
 

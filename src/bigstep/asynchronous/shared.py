@@ -139,10 +139,10 @@ def _replicate(store: Store, reporter: Reporter, board: Board, task: _Task) -> N
                 break
             share, batch = following
             read_at, loaded = board.version, time.perf_counter()
-            loss = gradient_of(run, share, batch)
-            lr = rate((share.position.epoch + share.start / run.sampler.size), share.local_batch)
+            lr = rate(share.position.epoch + share.start / run.sampler.size, share.local_batch)
             for group in learner.optimizer.param_groups:
                 group["lr"] = lr
+            loss = gradient_of(run, share, batch)
             facts = board.write(task.number, read_at, learner.optimizer.step)
             learner.optimizer.zero_grad()
             board.averages.mul_(keep).add_(batch_statistics(learner.model), alpha=1 - keep)

@@ -119,13 +119,17 @@ class HostedStore:
 
     def _serve(self, line: socket.socket) -> None:
         """Answer one process until it leaves."""
+        left: list[str] = []
         operations: dict[str, Callable[..., Any]] = {
             "add": self.add, "set": self.set, "get": self.find, "check": self.check, "delete_key": self.delete_key,
+            "leave": left.append,
         }  # fmt: skip
         with line, contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
             while True:
                 operation, *arguments = json.loads(_read(line))
                 _write(line, operations[operation](*arguments))
+        for key in left:
+            self.set(key, "")
 
 
 class _RemoteStore:
@@ -156,6 +160,10 @@ class _RemoteStore:
 
     def close(self) -> None:
         self._line.close()
+
+    def leave(self, key: str) -> None:
+        """Have a key set once this process has left, however it leaves."""
+        self._ask(type(None), "leave", key)
 
     def _ask(self, kind: Any, *request: Any) -> Any:
         try:
@@ -207,7 +215,7 @@ def host_store(listen: str, *, alone: bool = True) -> tuple[HostedStore, Rendezv
     return store, store.listen(host, port, secret or new_secret())
 
 
-def connect_store(where: Rendezvous, timeout_s: float = CONNECT_S) -> Store:
+def connect_store(where: Rendezvous, timeout_s: float = CONNECT_S) -> _RemoteStore:
     """Join the store of a run, or say in one sentence that nobody answers there."""
     deadline = time.monotonic() + timeout_s
     while True:

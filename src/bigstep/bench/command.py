@@ -22,7 +22,7 @@ from bigstep.report.study import Study, study_of
 from bigstep.report.table import as_rows, standings_of, to_csv, to_markdown
 from bigstep.report.terminal import print_summary
 
-__all__ = ["bench_command", "ranks_here"]
+__all__ = ["bench_command", "planned_trials", "ranks_here"]
 
 
 def bench_command(
@@ -52,6 +52,8 @@ def bench_command(
     own = file.suffix in (".yaml", ".yml")
     if not own and name not in SUITES:
         raise ConfigError(f"Unknown suite {name!r}: {nearest(name, SUITES)} Or name a .yaml file that lists runs.")
+    if own and options.recipes:
+        raise ConfigError(f"--recipes goes with a suite by name, but {file} lists its runs itself; leave it out.")
     title = (file.stem if own else name) + ("-quick" if options.quick else "") + (f"-tuned{tune}" if tune else "")
     if tune:
         if own:
@@ -94,10 +96,7 @@ def _tuned(
     suite: Suite, options: Options, tune: int, title: str, out: Path, device: str, retry: bool
 ) -> dict[str, tuple[str, ...]]:
     """Give every recipe the same number of trials, and return the settings that did best on held-out images."""
-    firsts: dict[str, Planned] = {}
-    for run in planned_runs(dataclasses.replace(suite, build=SUITES["seeds"].build), _for_trials(suite, options)):
-        firsts.setdefault(run.recipe, run)
-    trials = {recipe: trials_of(run, tune) for recipe, run in firsts.items()}
+    trials = planned_trials(suite, options, tune)
     every = [trial for of_recipe in trials.values() for trial in of_recipe]
     root = out / f"{title}-trials"
     finished = run_all(every, f"{title}-trials", root, Watch(f"{title}-trials"), device=device, retry=retry)
@@ -108,8 +107,12 @@ def _tuned(
     return chosen
 
 
-def _for_trials(suite: Suite, options: Options) -> Options:
-    return dataclasses.replace(options, seeds=1, recipes=options.recipes or suite.recipes)
+def planned_trials(suite: Suite, options: Options, tune: int) -> dict[str, list[Planned]]:
+    """Return the trials of every recipe of a suite, those that others are only compared to included."""
+    take_part = tuple(dict.fromkeys(run.recipe for run in planned_runs(suite, options)))
+    terms = dataclasses.replace(options, seeds=1, recipes=take_part)
+    once = planned_runs(dataclasses.replace(suite, build=SUITES["seeds"].build), terms)
+    return {run.recipe: trials_of(run, tune) for run in once}
 
 
 def _accuracies(finished: Sequence[Finished]) -> dict[str, float]:

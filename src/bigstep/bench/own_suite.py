@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from bigstep import recipes
 from bigstep.bench.planned import Planned
-from bigstep.bench.suites import Options
+from bigstep.bench.suites import Options, refuse_seed
 from bigstep.config.edit import flatten
 from bigstep.config.text import read_yaml
 from bigstep.config.trust import CODE, require_trust
@@ -79,6 +79,7 @@ def _runs_of(given: Any, options: Options) -> list[Planned]:
         finish_on_one=entry.finish_on_one,
         procs=1 if entry.recipe in recipes.ASYNCHRONOUS else entry.procs or options.procs,
     )
+    refuse_seed(run.settings)
     run.config()  # a mistake is told before anything is started
     named = [str(value) for path, value in flatten(entry.set) if path in CODE]
     require_trust(named, "it", trusted=options.trust)

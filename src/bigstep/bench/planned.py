@@ -56,7 +56,7 @@ class Planned:
     @property
     def name(self) -> str:
         """The name of its folder."""
-        words = re.sub(r"[^a-z0-9.]+", "-", f"{self.label} {self.variant}".lower()).strip("-")
+        words = re.sub(r"(?:[^\w.]|_)+", "-", f"{self.label} {self.variant}".lower()).strip("-")
         return f"{words}-seed{self.seed}"
 
     @property
@@ -76,11 +76,11 @@ class Planned:
         """Return what to type after `bigstep` to make the same run, without its folder."""
         words = ["train", self.recipe, "--preset", self.preset]
         if self.epochs is not None:
-            words += ["--epochs", f"{self.epochs:g}"]
+            words += ["--epochs", str(self.epochs)]  # every digit, or the run would not be the one that was planned
         for setting in (*self.settings, f"seed={self.seed}"):
             words += ["--set", setting]
         if self.finish_on_one is not None:
-            words += ["--finish-on-one", f"{self.finish_on_one:g}"]
+            words += ["--finish-on-one", str(self.finish_on_one)]
         if self.procs > 1 and self.network is None:
             words += ["--procs", str(self.procs)]
         return words

@@ -73,9 +73,18 @@ def planned_runs(suite: Suite, options: Options) -> list[Planned]:
     for name in options.recipes:
         if name not in recipes.NAMES:
             raise ConfigError(f"--recipes names {name!r}, which is unknown: {nearest(name, recipes.NAMES)}")
+    refuse_seed(options.settings)
     seeds = options.seeds or (1 if options.quick else 3)
-    once = suite.build(suite, options)
+    once = list(dict.fromkeys(suite.build(suite, options)))  # on one core "one replica" and "one a core" are the same
+    if not once:
+        raise ConfigError(f"--recipes names none that {suite.name} compares: {', '.join(suite.recipes)}.")
     return [dataclasses.replace(run, seed=seed) for seed in range(seeds) for run in once]
+
+
+def refuse_seed(settings: Iterable[str]) -> None:
+    """Refuse a setting that would not be kept: the runs of a suite are those of the seeds 0, 1, 2, …"""
+    if any(setting.partition("=")[0].strip() == "seed" for setting in settings):
+        raise ConfigError("seed is set, but a suite goes through the seeds 0, 1, 2, … by itself; say how many instead.")
 
 
 def _run(suite: Suite, options: Options, recipe: str, label: str = "", *more: str, **fields: object) -> Planned:
@@ -116,7 +125,8 @@ def _chosen(suite: Suite, options: Options) -> Iterable[str]:
 def _seeds(suite: Suite, options: Options) -> list[Planned]:
     runs = [_run(suite, options, recipe) for recipe in _chosen(suite, options)]
     if not options.recipes:
-        last = max(1, round((runs[0].epochs or 0) / 8))
+        epochs = runs[0].epochs or 0
+        last = min(max(1, round(epochs / 8)), epochs / 2)
         runs.append(_run(suite, options, "plain", "plain then one worker", finish_on_one=last))
     return runs
 

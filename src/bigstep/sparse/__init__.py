@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bigstep.sparse.classifier import HogwildClassifier
 from bigstep.sparse.factorizer import HogwildFactorizer
-from bigstep.sparse.libsvm import read_libsvm
+from bigstep.sparse.libsvm import read_libsvm, read_libsvm_files
 from bigstep.sparse.modes import MODES
 from bigstep.sparse.report import FitReport
 from bigstep.sparse.rows import Rows
@@ -24,6 +24,7 @@ __all__ = [
     "load",
     "measure_sparsity",
     "read_libsvm",
+    "read_libsvm_files",
     "save",
     "train_sparse",
 ]

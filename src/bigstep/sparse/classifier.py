@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bigstep.errors import ConfigError, DataError, nearest
-from bigstep.sparse.estimator import Estimator, MissingMethodError, check_epochs
+from bigstep.sparse.estimator import Estimator, MissingMethodError, check_epochs, is_number
 from bigstep.sparse.linear import BIAS_SHARE, LOSSES, LinearProblem, run_epochs
 from bigstep.sparse.modes import ModeName, mode_of
 from bigstep.sparse.report import FitReport, Tally
@@ -18,7 +18,7 @@ from bigstep.sparse.rows import Rows, arrange, as_rows, survey
 from bigstep.sparse.sparsity import measure_sparsity
 from bigstep.sparse.threads import Threads, seed_of, threads_of
 
-__all__ = ["HogwildClassifier"]
+__all__ = ["HogwildClassifier", "classes_of"]
 
 PAPERS_BETA = 0.9
 LAST_STEP = 0.5  # times 1 / (alpha * examples seen): what 1 / (alpha t), the step of Pegasos, ends at, halved
@@ -126,11 +126,10 @@ class HogwildClassifier(Estimator):
         self._check_params()
         rows = as_rows(X)
         labels = _labels(y, rows)
-        classes = np.unique(labels)
-        if len(classes) < 2:
-            raise DataError(f"The labels hold 1 class only ({classes[0]!r}); a classifier needs at least two.")
-        self._start(rows, classes)
-        return self._learn(rows, labels, int(self.epochs), progress)
+        classes = classes_of(labels)
+        with self._unchanged_on_failure():
+            self._start(rows, classes)
+            return self._learn(rows, labels, int(self.epochs), progress)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:
         """Make one more pass, at the step size of the next epoch; twenty calls on the same data equal `fit`.
@@ -153,16 +152,15 @@ class HogwildClassifier(Estimator):
                 raise ConfigError(
                     "The first call of partial_fit must name all classes: partial_fit(X, y, classes=[...])."
                 )
-            if len(np.unique(classes)) < 2:
-                raise DataError("The argument classes holds 1 class only; a classifier needs at least two.")
-            self._start(rows, np.unique(classes))
-        else:
-            if classes is not None and not np.array_equal(np.unique(classes), self.classes_):
-                raise ConfigError(
-                    f"classes={np.unique(classes).tolist()} differ from the first call's {self.classes_.tolist()}; "
-                    "give the same ones or none."
-                )
-            self._check_width(rows)
+            with self._unchanged_on_failure():
+                self._start(rows, classes_of(np.asarray(classes)))
+                return self._learn(rows, labels, 1, None)
+        if classes is not None and not np.array_equal(given := classes_of(np.asarray(classes)), self.classes_):
+            raise ConfigError(
+                f"classes={given.tolist()} differ from the first call's {self.classes_.tolist()}; give the same ones "
+                "or none."
+            )
+        self._check_width(rows)
         return self._learn(rows, labels, 1, None)
 
     def _check_params(self) -> None:
@@ -170,11 +168,11 @@ class HogwildClassifier(Estimator):
             raise ConfigError(f"loss={self.loss!r:.60} is not known; {nearest(str(self.loss), LOSSES)}")
         mode_of(self.mode)
         check_epochs(self.epochs)
-        if not (0 <= self.alpha < np.inf):
+        if not (is_number(self.alpha) and 0 <= self.alpha < np.inf):
             raise ConfigError(f"alpha={self.alpha!r} is not allowed; give a finite number from 0 up.")
-        if self.beta != "auto" and not (isinstance(self.beta, int | float) and 0 < self.beta <= 1):
+        if self.beta != "auto" and not (is_number(self.beta) and 0 < self.beta <= 1):
             raise ConfigError(f"beta={self.beta!r} is not allowed; give a number above 0 and up to 1, or 'auto'.")
-        if self.gamma0 != "auto" and not (isinstance(self.gamma0, int | float) and 0 < self.gamma0 < np.inf):
+        if self.gamma0 != "auto" and not (is_number(self.gamma0) and 0 < self.gamma0 < np.inf):
             raise ConfigError(f"gamma0={self.gamma0!r} is not allowed; give a finite number above 0, or 'auto'.")
 
     def _start(self, rows: Rows, classes: NDArray[Any]) -> None:
@@ -199,6 +197,8 @@ class HogwildClassifier(Estimator):
         else:
             square = rows.mean_square()
             first = 1 / (square if 0 < square < np.inf else 1.0)  # what is not finite is refused later, with its row
+        if first < float(np.finfo(np.float32).tiny):
+            raise DataError(f"A first step of {first:.3g} is too small for float32; scale the features down.")
         if self.beta == "auto":
             steps = max(1, self.epochs - 1)
             return first, float(min(PAPERS_BETA, (last / first) ** (1 / steps)))
@@ -210,12 +210,13 @@ class HogwildClassifier(Estimator):
     def _learn(
         self, rows: Rows, labels: NDArray[Any], epochs: int, progress: Callable[[dict[str, Any]], None] | None
     ) -> Self:
-        targets = np.searchsorted(self.classes_, labels).clip(max=len(self.classes_) - 1)
-        if not np.array_equal(self.classes_[targets], labels):
-            unknown = labels[self.classes_[targets] != labels][0]
+        known = np.isin(labels, self.classes_)
+        if not known.all():
             raise DataError(
-                f"The label {unknown!r} is not among the classes {self.classes_.tolist()}; name it in classes."
+                f"The label {labels[~known].tolist()[0]!r} is not among the classes {self.classes_.tolist()}; name it "
+                "in classes."
             )
+        targets = np.searchsorted(self.classes_, labels)
 
         def show(epoch: int, rate: float, tally: Tally) -> None:
             if progress is not None:
@@ -304,18 +305,33 @@ class HogwildClassifier(Estimator):
 
     def mean_loss(self, X: Any, y: Any) -> float:
         """Return the mean loss, without the L2 term, summed over the outputs as in training."""
-        margins = self.decision_function(X).reshape(len(y), -1)
+        rows = as_rows(X)
+        margins = self.decision_function(rows).reshape(rows.n_rows, -1)
         outputs = self.classes_[1:] if len(self.classes_) == 2 else self.classes_
-        short = margins * np.where(np.asarray(y)[:, None] == outputs, 1, -1)
+        short = margins * np.where(_labels(y, rows)[:, None] == outputs, 1, -1)
         losses = np.maximum(0, 1 - short) if self.loss == "hinge" else np.logaddexp(0, -short)
         return float(losses.sum(axis=1).mean())
 
     def score(self, X: Any, y: Any) -> float:
         """Return the share of right predictions."""
-        return float(np.mean(self.predict(X) == np.asarray(y)))
+        rows = as_rows(X)
+        return float(np.mean(self.predict(rows) == _labels(y, rows)))
 
     def __sklearn_tags__(self) -> Any:
         return self._tags("classifier", sparse=True)
+
+
+def classes_of(labels: NDArray[Any]) -> NDArray[Any]:
+    """Return the different labels, sorted; refuse those that cannot be told apart."""
+    try:
+        classes = np.unique(labels)
+    except TypeError as error:
+        raise DataError(f"The labels are of several kinds ({error}); give numbers only, or names only.") from None
+    if len(classes) < 2:
+        raise DataError(
+            f"The labels hold {len(classes)} class only {classes.tolist()}; a classifier needs at least two."
+        )
+    return classes
 
 
 def _labels(y: Any, rows: Rows) -> NDArray[Any]:

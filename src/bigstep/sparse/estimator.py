@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import numbers
 import sys
+from collections.abc import Iterator
 from typing import Any, Self
 
 import numpy as np
 
 from bigstep.errors import ConfigError, nearest
 
-__all__ = ["Estimator", "MissingMethodError", "NotFittedError", "check_epochs"]
+__all__ = ["Estimator", "MissingMethodError", "NotFittedError", "check_epochs", "is_number"]
 
 MOST_EPOCHS = 1_000_000
 
@@ -27,6 +30,15 @@ def check_epochs(epochs: Any) -> None:
     """Refuse what is no number of epochs, or one that no fit would live to see."""
     if not (isinstance(epochs, int | np.integer) and 1 <= epochs <= MOST_EPOCHS):
         raise ConfigError(f"epochs={epochs!r} is not allowed; give a whole number from 1 to {MOST_EPOCHS:,}.")
+
+
+def is_number(value: Any) -> bool:
+    """Whether a parameter is a real number, one of NumPy's too.
+
+    >>> is_number(np.float32(0.5)), is_number("0.5")
+    (True, False)
+    """
+    return isinstance(value, numbers.Real)
 
 
 class Estimator:
@@ -49,6 +61,17 @@ class Estimator:
         defaults = {name: parameter.default for name, parameter in inspect.signature(type(self)).parameters.items()}
         changed = [f"{k}={v!r}" for k, v in self.get_params().items() if v is not defaults[k] and v != defaults[k]]
         return f"{type(self).__name__}({', '.join(changed)})"
+
+    @contextlib.contextmanager
+    def _unchanged_on_failure(self) -> Iterator[None]:
+        """Leave the estimator as it was where a fit fails: half of a new one would predict without a word."""
+        before = dict(vars(self))
+        try:
+            yield
+        except BaseException:
+            vars(self).clear()
+            vars(self).update(before)
+            raise
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "n_features_in_")

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bigstep.errors import ConfigError, DataError, RunError
-from bigstep.sparse.estimator import Estimator, check_epochs
+from bigstep.sparse.estimator import Estimator, check_epochs, is_number
 from bigstep.sparse.kernels.hogwild import CONTROL_SIZE
 from bigstep.sparse.kernels.hogwild_factors import factor_worker
 from bigstep.sparse.modes import ModeName, mode_of
@@ -21,6 +21,7 @@ from bigstep.sparse.threads import Threads, epoch_order, seed_of, threads_of
 __all__ = ["HogwildFactorizer"]
 
 LINE = 16  # float32 in a cache line
+FEW_LINES = 1 << 22  # rows and columns that may always be; more must come with a hundredth as many entries
 
 
 class HogwildFactorizer(Estimator):
@@ -109,9 +110,22 @@ class HogwildFactorizer(Estimator):
         """
         self._check_params()
         pairs, values = _entries(X, y)
+        with self._unchanged_on_failure():
+            self._start(pairs, values)
+            return self._learn(pairs, values, int(self.epochs))
+
+    def _start(self, pairs: NDArray[np.int32], values: NDArray[np.float64]) -> None:
         shape = (int(pairs[:, 0].max()) + 1, int(pairs[:, 1].max()) + 1)
-        self.mean_ = float(values.mean())
-        self.scale_ = float(values.std()) or 1.0
+        if sum(shape) > max(FEW_LINES, 100 * len(pairs)):
+            raise DataError(
+                f"The {len(pairs):,} entries lie in a matrix of {shape[0]:,} x {shape[1]:,}, and factors would be kept "
+                "for every row and column; number them anew, without gaps."
+            )
+        with np.errstate(over="ignore", invalid="ignore"):
+            self.mean_ = float(values.mean())
+            self.scale_ = float(values.std()) or 1.0
+        if not math.isfinite(self.scale_):
+            raise DataError("The squares of the values are too large for float64; give them in a larger unit.")
         self._seed = seed_of(self.random_state)
         rng = np.random.default_rng(self._seed)
         start = 0.1 / math.sqrt(self.rank)
@@ -119,8 +133,9 @@ class HogwildFactorizer(Estimator):
         self.column_factors_ = rng.normal(0, start, (shape[1], self.rank)).astype(np.float32)
         self.row_bias_ = np.zeros(shape[0], np.float32)
         self.column_bias_ = np.zeros(shape[1], np.float32)
+        for factors, seen in ((self.row_factors_, pairs[:, 0]), (self.column_factors_, pairs[:, 1])):
+            factors[np.bincount(seen, minlength=len(factors)) == 0] = 0  # so that what is never seen stays average
         self.n_iter_ = 0
-        return self._learn(pairs, values, int(self.epochs))
 
     def partial_fit(self, X: Any, y: Any = None) -> Self:
         """Make one more pass, at the step size of the next epoch; the first call is `fit` with one epoch.
@@ -145,9 +160,10 @@ class HogwildFactorizer(Estimator):
     def _check_params(self) -> None:
         mode_of(self.mode, without="cached")  # rows of the factors are too many and too rare to keep copies of
         check_epochs(self.epochs)
-        if not (isinstance(self.rank, int | np.integer) and self.rank >= 1):
+        if isinstance(self.rank, bool) or not (isinstance(self.rank, int | np.integer) and self.rank >= 1):
             raise ConfigError(f"rank={self.rank!r} is not allowed; give a whole number from 1 up.")
-        if not (0 <= self.alpha < np.inf and 0 < self.gamma0 < np.inf and 0 < self.beta <= 1):
+        are_numbers = all(map(is_number, (self.alpha, self.gamma0, self.beta)))
+        if not (are_numbers and 0 <= self.alpha < np.inf and 0 < self.gamma0 < np.inf and 0 < self.beta <= 1):
             raise ConfigError(
                 f"alpha={self.alpha!r}, gamma0={self.gamma0!r}, beta={self.beta!r} are not allowed together; give "
                 "alpha >= 0, gamma0 > 0 and 0 < beta <= 1."
@@ -261,12 +277,17 @@ def _entries(X: Any, y: Any) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
     if hasattr(X, "tocoo"):
         if y is not None:
             raise ConfigError("With a sparse matrix the values are its own; leave y out, or give pairs and y.")
-        matrix = X.tocoo()
+        matrix, summed = X.tocoo(), X.tocoo(copy=True)
+        summed.sum_duplicates()  # legal in SciPy, where they mean their sum
+        matrix = summed if summed.nnz < matrix.nnz else matrix  # what has none keeps its order
         X, y = np.stack([matrix.row, matrix.col], axis=1), matrix.data
     if y is None:
         raise DataError("The values of the entries are missing (y is None); give one for each pair.")
     pairs = _pairs(X)
-    values = np.asarray(y, dtype=np.float64)
+    try:
+        values = np.asarray(y, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"The values of the entries must be numbers ({error}).") from None
     if values.shape != (len(pairs),):
         raise DataError(f"There are {len(pairs)} pairs but values of shape {values.shape}; give one value a pair.")
     if not np.isfinite(values).all():

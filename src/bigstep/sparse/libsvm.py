@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,7 @@ from bigstep.errors import DataError
 from bigstep.sparse.kernels.libsvm_text import BAD_INDEX, BAD_LABEL, NOT_FINITE, NOT_SORTED, TRUNCATED, parse_lines
 from bigstep.sparse.rows import Rows
 
-__all__ = ["read_libsvm"]
+__all__ = ["read_libsvm", "read_libsvm_files"]
 
 _FAULTS = {
     BAD_LABEL: "the label is no integer; write a whole number first",
@@ -29,7 +30,10 @@ _MOST_PACKED = 32  # text of numbers shrinks 3 to 8 times; what shrinks further 
 _FEW_COLUMNS = 1 << 22  # this many always; more must come with a hundredth as many values, or be asked for
 
 
-def read_libsvm(path: str | Path, n_features: int | None = None) -> tuple[Rows, NDArray[np.int64]]:
+Examples = tuple[Rows, NDArray[np.int64]]
+
+
+def read_libsvm(path: str | Path, n_features: int | None = None) -> Examples:
     r"""Read `label index:value ...` lines; indices count from 1, or from 0 in a file that uses 0.
 
     A small file takes little memory: one that unpacks to more than 32 times its size is refused, and so is one whose
@@ -50,7 +54,38 @@ def read_libsvm(path: str | Path, n_features: int | None = None) -> tuple[Rows, 
         >>> labels.tolist(), rows.indices.tolist(), rows.n_features
         ([1, -1], [0, 2, 1], 3)
     """
-    path = Path(path)
+    return read_libsvm_files([path], n_features)[0]
+
+
+def read_libsvm_files(paths: Sequence[str | Path], n_features: int | None = None) -> list[Examples]:
+    """Read files that belong together, such as training and test examples: they have the same columns.
+
+    If one uses index 0, all count from 0: a small one may not happen to use the first feature.
+    """
+    parsed = [_parse(Path(path)) for path in paths]
+    first = min(smallest for *_, smallest in parsed)
+    found = []
+    for path, (labels, lengths, indices, values, _) in zip(paths, parsed, strict=True):
+        indices -= first
+        _check_width(f"{path!s:.200}", indices, n_features)
+        found.append((values, indices, np.concatenate([[0], np.cumsum(lengths)]), labels))
+    width = n_features or max(int(indices.max(initial=0)) + 1 for _, indices, _, _ in found)
+    return [(Rows(values, indices, indptr, width), labels) for values, indices, indptr, labels in found]
+
+
+def _check_width(shown: str, indices: NDArray[np.int32], n_features: int | None) -> None:
+    width = int(indices.max(initial=0)) + 1
+    if n_features is not None and width > n_features:
+        raise DataError(f"{shown} has {width} features, but {n_features} are allowed; give a larger n_features.")
+    if n_features is None and width > max(_FEW_COLUMNS, 100 * len(indices)):
+        raise DataError(
+            f"{shown} has an index of {width:,} but only {len(indices):,} values, and a weight would be kept for every "
+            f"index below; number the features anew, or give n_features={width} if it is meant."
+        )
+
+
+def _parse(path: Path) -> tuple[Any, Any, Any, Any, int]:
+    """Return labels, lengths of rows, indices as they are written, values, and 0 if an index is 0, else 1."""
     shown = f"{path!s:.200}"
     parts: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]] = []
     lines, smallest = 0, 1
@@ -68,18 +103,7 @@ def read_libsvm(path: str | Path, n_features: int | None = None) -> tuple[Rows, 
     if not parts:
         raise DataError(f"{shown} holds no examples; give a LIBSVM file with one example a line.")
     labels, lengths, indices, values = (np.concatenate(column) for column in zip(*parts, strict=True))
-    if smallest > 0:
-        indices -= 1
-    width = int(indices.max()) + 1 if len(indices) else 1
-    if n_features is not None and width > n_features:
-        raise DataError(f"{shown} has {width} features, but {n_features} are allowed; give a larger n_features.")
-    if n_features is None and width > max(_FEW_COLUMNS, 100 * len(indices)):
-        raise DataError(
-            f"{shown} has an index of {width:,} but only {len(indices):,} values, and a weight would be kept for every "
-            f"index below; number the features anew, or give n_features={width} if it is meant."
-        )
-    rows = Rows(values, indices, np.concatenate([[0], np.cumsum(lengths)]), n_features or width)
-    return rows, labels
+    return labels, lengths, indices, values, smallest
 
 
 def _blocks(path: Path) -> Iterator[bytes]:

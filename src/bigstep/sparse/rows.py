@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
 from typing import Any
 
 import numpy as np
@@ -79,18 +80,26 @@ def as_rows(X: Any) -> Rows:
     if isinstance(X, Rows):
         return X
     if hasattr(X, "tocsr"):
+        if len(X.shape) != 2:
+            raise DataError(f"The examples must be rows x features, but the sparse array has the shape {X.shape}.")
         X = X.tocsr()
         if not X.has_canonical_format:  # legal in SciPy, where duplicates mean their sum
             X = X.copy()
             X.sum_duplicates()
         return _checked(X.data, X.indices, X.indptr, int(X.shape[1]))
-    if isinstance(X, tuple) and len(X) == 4:
+    if isinstance(X, tuple) and len(X) == 4 and isinstance(X[3], numbers.Integral):
         return _checked(*X)
     return _from_dense(X)
 
 
 def _checked(data: Any, indices: Any, indptr: Any, n_features: int) -> Rows:
     data, indices, indptr = np.asarray(data), np.asarray(indices), np.asarray(indptr)
+    if not data.ndim == indices.ndim == 1 or any(
+        len(ints) and ints.dtype.kind not in "iu" for ints in (indices, indptr)
+    ):
+        raise DataError(
+            "The CSR arrays must be flat, and indices and indptr whole numbers; build them with scipy.sparse."
+        )
     if np.iscomplexobj(data):
         raise DataError("Complex data not supported: the examples have complex values; give real numbers.")
     if indptr.ndim != 1 or len(indptr) == 0 or indptr[0] != 0 or np.any(np.diff(indptr) < 0):
@@ -104,8 +113,10 @@ def _checked(data: Any, indices: Any, indptr: Any, n_features: int) -> Rows:
     if n_features > 2**31 - 2:
         raise DataError(f"There are {n_features} features, but at most {2**31 - 2} are allowed; hash or drop some.")
     # what is 32 bits wide is not cut below, and `survey` names the row of an index that is too large
-    if len(indices) and indices.dtype != np.int32 and int(indices.max()) >= n_features:
-        raise DataError(f"A column index is {int(indices.max())}, but there are {n_features} features, counted from 0.")
+    if len(indices) and indices.dtype != np.int32:
+        for index in (int(indices.max()), int(indices.min())):
+            if not 0 <= index < n_features:
+                raise DataError(f"A column index is {index}, but there are {n_features} features, counted from 0.")
     with np.errstate(over="ignore"):  # what does not fit becomes infinite and is named by `survey`
         values = np.ascontiguousarray(data, dtype=np.float32)
     columns = np.ascontiguousarray(indices, dtype=np.int32)
@@ -124,15 +135,15 @@ def _check_shape(n_rows: int, n_features: int) -> None:
 
 
 def _from_dense(X: Any) -> Rows:
-    array = np.asarray(X)
-    if np.iscomplexobj(array):
-        raise DataError("Complex data not supported: the examples have complex values; give real numbers.")
     try:
+        array = np.asarray(X)
         with np.errstate(over="ignore"):
-            array = array.astype(np.float32)
+            array = array if np.iscomplexobj(array) else array.astype(np.float32)
     except (TypeError, ValueError) as error:
         kind = TypeError if isinstance(error, TypeError) else DataError
         raise kind(f"The examples must be numbers ({error}).") from None
+    if np.iscomplexobj(array):
+        raise DataError("Complex data not supported: the examples have complex values; give real numbers.")
     if array.ndim != 2:
         raise DataError(
             f"The examples must be rows x features, but the array has {array.ndim} dimension(s). Reshape your data "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
@@ -22,16 +23,16 @@ WORTH_A_THREAD = 4096
 """Examples an epoch below which starting one more thread takes longer than it saves, as measured."""
 
 
-def threads_of(n_threads: int, mode: str, examples: int) -> int:
+def threads_of(n_threads: Any, mode: str, examples: int) -> int:
     """Resolve `n_threads` (-1: every core that has enough to do; serial: one) and refuse more threads than cores.
 
     >>> threads_of(-1, "hogwild", examples=100)
     1
     """
     cores = usable_cores()
-    if n_threads != -1 and n_threads < 1:
+    if not isinstance(n_threads, numbers.Integral) or (n_threads != -1 and n_threads < 1):
         raise ConfigError(
-            f"n_threads={n_threads} is not allowed; give a number from 1 to {cores}, or -1 for every core."
+            f"n_threads={n_threads!r:.60} is not allowed; give a number from 1 to {cores}, or -1 for every core."
         )
     if n_threads > cores:
         raise ConfigError(
@@ -40,15 +41,19 @@ def threads_of(n_threads: int, mode: str, examples: int) -> int:
         )
     if mode == "serial":
         return 1
-    return max(1, min(cores, examples // WORTH_A_THREAD)) if n_threads == -1 else n_threads
+    return max(1, min(cores, examples // WORTH_A_THREAD)) if n_threads == -1 else int(n_threads)
 
 
 class Threads:
-    """A fixed number of threads; the caller's thread is number 0. Kernels must release the GIL."""
+    """A fixed number of threads; where there is one, it is the caller's. Kernels must release the GIL.
+
+    Several are all others than the caller's: Ctrl-C is raised there, between two kernels too, and a kernel that was not
+    started would be waited for by those that were.
+    """
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._pool = ThreadPoolExecutor(count - 1, "bigstep-sparse") if count > 1 else None
+        self._pool = ThreadPoolExecutor(count, "bigstep-sparse") if count > 1 else None
 
     def __enter__(self) -> Self:
         return self
@@ -61,7 +66,12 @@ class Threads:
 
     def run(self, work: Callable[[int], T]) -> list[T]:
         """Run `work(thread)` on every thread at once; return the results in the threads' order."""
-        others = [self._pool.submit(work, thread) for thread in range(1, self.count)] if self._pool else []
+        if self._pool is None:
+            return [work(0)]
+        return self._pool.submit(self._start_all, self._pool, work).result()
+
+    def _start_all(self, pool: ThreadPoolExecutor, work: Callable[[int], T]) -> list[T]:
+        others = [pool.submit(work, thread) for thread in range(1, self.count)]
         return [work(0), *(other.result() for other in others)]
 
     def share(self, thread: int, count: int) -> tuple[int, int]:

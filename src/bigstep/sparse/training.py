@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from bigstep.records import RunWriter, locked
-from bigstep.sparse.classifier import HogwildClassifier
-from bigstep.sparse.libsvm import read_libsvm
+from bigstep.sparse.classifier import HogwildClassifier, classes_of
+from bigstep.sparse.libsvm import Examples, read_libsvm_files
 from bigstep.sparse.modes import ModeName
-from bigstep.sparse.rows import Rows
 from bigstep.sparse.saving import save
+from bigstep.sparse.threads import seed_of, threads_of
 
 __all__ = ["train_sparse"]
-
-Examples = tuple[Rows, NDArray[np.int64]]
 
 
 def train_sparse(
@@ -60,13 +54,11 @@ def train_sparse(
     """
     model = HogwildClassifier(loss=loss, mode=mode, n_threads=n_threads, epochs=epochs, alpha=alpha, random_state=seed)
     model._check_params()
-    examples = read_libsvm(path, n_features)
-    held_out = None if test is None else read_libsvm(test, n_features)
-    if held_out is not None:
-        width = max(examples[0].n_features, held_out[0].n_features)
-        examples, held_out = (
-            (dataclasses.replace(rows, n_features=width), labels) for rows, labels in (examples, held_out)
-        )
+    seed_of(seed)
+    examples, *others = read_libsvm_files([path] if test is None else [path, test], n_features)
+    held_out = others[0] if others else None
+    threads_of(n_threads, mode, examples[0].n_rows)
+    classes_of(examples[1])  # what `fit` would refuse is told before there is a folder
     if out is None:
         return _train(model, Path(path), examples, held_out, progress or (lambda row: None))
     with locked(out, fresh=True):
