@@ -78,6 +78,7 @@ CASES: list[tuple[list[str], str]] = [
     (["train", "--out", "mine"], "not empty"),
     (["train", "--data", "cifr10"], "did you mean 'cifar10'"),
     (["train", "--data", "nowhere/at/all"], "neither a known set nor a path"),
+    (["data", "~no.such.user/images"], "neither a known set nor a path"),
     (["train", "--data", "mine"], "lower data.length, or give more text"),
     (["train", "--data", "empty-class"], "empty-class/train/b"),
     (["train", "--data", "corrupt", *ONE_SMALL_WORKER], "corrupt/train/a/2.jpg"),
