@@ -78,6 +78,7 @@ CASES: list[tuple[list[str], str]] = [
     (["train", "--out", "mine"], "not empty"),
     (["train", "--data", "cifr10"], "did you mean 'cifar10'"),
     (["train", "--data", "nowhere/at/all"], "neither a known set nor a path"),
+    (["data", "~no.such.user/images"], "neither a known set nor a path"),
     (["train", "--data", "mine"], "lower data.length, or give more text"),
     (["train", "--data", "empty-class"], "empty-class/train/b"),
     (["train", "--data", "corrupt", *ONE_SMALL_WORKER], "corrupt/train/a/2.jpg"),
@@ -208,8 +209,11 @@ def test_a_current_folder_that_is_gone_is_one_sentence(
     assert (status, err) == (2, "bigstep: The current folder no longer exists; change to another one.\n")
 
 
-@pytest.mark.parametrize("stream", [1, 2])
-def test_a_closed_stream_is_no_traceback_and_no_file_takes_its_number(stream: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stream, optimized", [(1, ""), (2, ""), (1, "1")])
+def test_a_closed_stream_is_no_traceback_and_no_file_takes_its_number(
+    stream: int, optimized: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONOPTIMIZE", optimized)  # 1 leaves out what is asserted
     train = "train --steps 1 --model mlp --workers 2 --out run --device cpu"
     for words in ("recipes", train):
         done = subprocess.run(

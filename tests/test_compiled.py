@@ -57,9 +57,14 @@ def test_only_the_folders_used_last_are_kept_and_nothing_else_is_removed(tmp_pat
     assert (tmp_path / "compiled" / "somebody's").exists()
 
 
-def test_a_home_that_cannot_be_written_changes_nothing(tmp_path: Path) -> None:
+def test_a_home_that_cannot_be_written_or_is_not_there_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "compiled").write_text("a file, where a folder should be")
     assert keep_compiled(FACTS, tmp_path) is None
+    monkeypatch.delenv("BIGSTEP_DATA", raising=False)
+    monkeypatch.setenv("HOME", "~")  # leads nowhere
+    assert keep_compiled(FACTS) is None
     assert not set(VARIABLES) & set(os.environ)
 
 

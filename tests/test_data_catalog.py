@@ -186,6 +186,13 @@ def test_an_unwritable_cache_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
         open_data("cifar10")
 
 
+def test_a_user_without_a_home_is_told_where_sets_can_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BIGSTEP_DATA", raising=False)
+    monkeypatch.setenv("HOME", "~")  # leads nowhere, as does that of a user who is not in the list of users
+    with pytest.raises(DataError, match="no home folder to keep data sets in; set BIGSTEP_DATA"):
+        open_data("cifar10")
+
+
 def test_an_unknown_name_offers_its_nearest_neighbour() -> None:
     with pytest.raises(DataError, match="did you mean 'cifar10'"):
         open_data("cifar-10")

@@ -96,7 +96,6 @@ def test_a_run_without_weights_or_with_torn_ones_is_one_sentence(tmp_path: Path)
         bigstep.load(tmp_path)
 
 
-@pytest.mark.filterwarnings("ignore")  # of torch.export, about itself
 @pytest.mark.parametrize("suffix", ["safetensors", "pt", "pt2"])
 def test_export_gives_the_same_answers(
     suffix: str, run: tuple[Path, dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -124,7 +123,6 @@ def test_export_refuses_what_it_cannot_write(run: tuple[Path, dict[str, Any]], t
         app(["export", str(run[0]), str(tmp_path / "model.h5")], standalone_mode=False)
 
 
-@pytest.mark.filterwarnings("ignore")  # of torch.export, about itself
 @pytest.mark.parametrize("suffix", ["safetensors", "pt", "pt2"])
 def test_an_export_that_fails_is_one_sentence_and_leaves_what_was_there(
     suffix: str, run: tuple[Path, dict[str, Any]], tmp_path: Path
@@ -192,7 +190,6 @@ def vectors() -> Any:
     return (x, x[:, :3].argmax(1)), (x, x[:, :3].argmax(1))
 
 
-@pytest.mark.filterwarnings("ignore")  # of torch.export, about itself
 def test_a_program_takes_what_the_network_was_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BIGSTEP_TRUST", "1")
     settings = ["workers.count=2", "workers.local_batch=4", "epochs=1", "data.augment=none"]

@@ -125,7 +125,8 @@ def _fill_streams() -> None:
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
-            assert os.open(os.devnull, os.O_RDWR) == number, "the lowest number is free"
+            opened = os.open(os.devnull, os.O_RDWR)  # not within the assert, which python -O leaves out
+            assert opened == number, "the lowest number is free"
             setattr(sys, name, open(number, "w" if number else "r"))  # noqa: SIM115 - open as long as the process
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")

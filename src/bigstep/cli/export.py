@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import logging
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,10 +18,12 @@ import typer
 from bigstep.cli.imports import collector_off
 from bigstep.cli.options import Json, Trust, print_json, refuse_existing
 from bigstep.errors import ConfigError
-from bigstep.records import write_atomically
+from bigstep.records import replacing, write_atomically
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.export import ExportedProgram
+    from torch.onnx import ONNXProgram
 
 __all__ = ["export"]
 
@@ -56,26 +64,30 @@ def export(
         model, example = load(run, trust=trust).model.float(), _example(about)
         batch = {0: torch.export.Dim("batch")}
         try:
-            program = torch.export.export(model, (example,), dynamic_shapes=(batch,))
+            with _torch_quiet():
+                program = torch.export.export(model, (example,), dynamic_shapes=(batch,))
         except Exception as error:  # what the network is made of decides what torch finds wrong with it
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise ConfigError(
-                f"torch cannot make a program of the model of {run} ({reason:.200}); export its weights alone, as "
+                f"torch cannot make a program of the model of {run} ({_reason(error)}); export its weights alone, as "
                 ".safetensors or .pt."
             ) from error
         if to.suffix == ".pt2":
             torch.export.save(program, content)
+        else:
+            converted = _onnx_of(program, run)
+    files = [to]
     try:
         if to.suffix == ".onnx":
-            _write_onnx(program, to)  # weights beyond 2 GB go to a second file, named after this one
+            files = _write_onnx(converted, to, force=force)
         else:
             write_atomically(to, content.getvalue())
     except OSError as error:
         raise ConfigError(f"{to} cannot be written ({error.strerror}); name another file.") from None
+    size = sum(file.stat().st_size for file in files)
     if as_json:
-        print_json({"file": str(to), "tensors": len(tensors), "bytes": to.stat().st_size})
+        print_json({"file": str(to), "tensors": len(tensors), "bytes": size})
     else:
-        typer.echo(f"Written: {to} ({len(tensors)} tensors, {to.stat().st_size:,} bytes)")
+        typer.echo(f"Written: {' and '.join(map(str, files))} ({len(tensors)} tensors, {size:,} bytes)")
 
 
 def _example(about: dict[str, str]) -> Tensor:
@@ -86,14 +98,56 @@ def _example(about: dict[str, str]) -> Tensor:
     return torch.zeros(2, *json.loads(about["input"]), dtype=dtype)
 
 
-def _write_onnx(program: object, to: Path) -> None:
+@contextlib.contextmanager
+def _torch_quiet() -> Iterator[None]:
+    """Keep from the user what torch's exporters have to say about themselves."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of what went wrong at the bottom: torch wraps it in advice for its own developers."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+def _onnx_of(program: ExportedProgram, run: Path) -> ONNXProgram:
+    """Say a program in ONNX's operations."""
     import torch
 
     try:
-        written = torch.onnx.export(program, dynamo=True, verbose=False)  # type: ignore[arg-type]  # a program will do
+        with _torch_quiet():
+            converted = torch.onnx.export(
+                program, dynamo=True, verbose=False, dynamic_shapes=({0: "batch"},), output_names=["output"]
+            )
     except ImportError as error:
         raise ConfigError(
             f"ONNX needs packages that are missing here ({error}): pip install onnx onnxscript."
         ) from None
-    assert written is not None
-    written.save(str(to))
+    except Exception as error:  # as above: of operations that ONNX does not have
+        raise ConfigError(
+            f"torch cannot say the model of {run} in ONNX's operations ({_reason(error)}); export it as .pt2, or its "
+            "weights alone, as .safetensors or .pt."
+        ) from error
+    assert converted is not None
+    return converted
+
+
+def _write_onnx(converted: ONNXProgram, to: Path, *, force: bool) -> list[Path]:
+    """Write it, and large weights into a second file: the first knows that one's name, which its own name decides."""
+    with tempfile.TemporaryDirectory(prefix=f".{to.name}.", dir=to.parent) as folder:
+        converted.save(Path(folder) / to.name)
+        parts = sorted(Path(folder).iterdir())
+        files = [to.with_name(part.name) for part in parts]
+        refuse_existing(*files, force=force)
+        for part, file in zip(reversed(parts), reversed(files), strict=True):  # the weights are there before the model
+            with part.open("rb") as source, replacing(file) as target:
+                shutil.copyfileobj(source, target)
+    return files

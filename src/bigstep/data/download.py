@@ -45,7 +45,12 @@ class Remote:
 
 def cache_folder() -> Path:
     """Return the folder for downloaded sets: $BIGSTEP_DATA, else ~/.cache/bigstep."""
-    return Path(os.environ.get("BIGSTEP_DATA") or Path.home() / ".cache" / "bigstep")
+    if given := os.environ.get("BIGSTEP_DATA"):
+        return Path(given)
+    try:
+        return Path.home() / ".cache" / "bigstep"
+    except RuntimeError:  # a container may run programs as a user that it does not know
+        raise DataError("This user has no home folder to keep data sets in; set BIGSTEP_DATA to a folder.") from None
 
 
 @contextmanager

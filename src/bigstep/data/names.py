@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,7 +64,7 @@ def name_of_set(given: str, current: str = "embedded") -> tuple[str, str]:
     """
     if given in DATASETS:
         return given, ""
-    path = Path(given).expanduser()
+    path = Path(os.path.expanduser(given))  # pathlib's way fails where there is no such user
     if not path.exists():
         module, colon, function = given.partition(":")
         if colon and function.isidentifier() and all(part.isidentifier() for part in module.split(".")):

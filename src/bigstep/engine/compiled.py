@@ -26,6 +26,7 @@ from bigstep.data.download import cache_folder
 from bigstep.engine.meter import Flush
 from bigstep.engine.methods.base import Note
 from bigstep.engine.observers.base import Observer
+from bigstep.errors import DataError
 from bigstep.records import write_atomically
 
 __all__ = ["Preparation", "facts_of", "keep_compiled", "prepares", "shape_of"]
@@ -62,14 +63,14 @@ def keep_compiled(facts: Mapping[str, str], home: Path | None = None) -> Path | 
     A variable that the user has set stays as it is. Call this before anything is compiled.
     """
     name = hashlib.sha256(json.dumps(dict(sorted(facts.items()))).encode()).hexdigest()[:16]
-    parent = (home or cache_folder()) / "compiled"
-    folder = parent / name
     try:
+        parent = (home or cache_folder()) / "compiled"
+        folder = parent / name
         folder.mkdir(parents=True, exist_ok=True)
         os.utime(folder)
         write_atomically(folder / "facts.json", json.dumps(dict(facts), indent=1).encode())
-    except OSError:
-        return None  # a read-only home: compile again, as before
+    except (OSError, DataError):
+        return None  # a read-only home, or none: compile again, as before
     for variable, place in VARIABLES.items():
         os.environ.setdefault(variable, str(folder / place))
     _remove_oldest(parent)
