@@ -27,14 +27,6 @@ def test_every_file_that_the_page_names_is_there() -> None:
     assert not missing
 
 
-def test_the_python_of_the_readme_runs() -> None:
-    readme = (SOURCE.parents[1] / "README.md").read_text()
-    programs = re.findall(r"```python\n(.*?)```", readme, flags=re.S)
-    assert programs
-    for program in programs:
-        exec(compile(program, "README.md", "exec"), {})
-
-
 def test_the_page_has_every_group_of_the_layers() -> None:
     for group in ALLOWED:
         assert f"`{group}" in PAGE or f"`{group}.py`" in PAGE or group == "__init__", group

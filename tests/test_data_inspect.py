@@ -64,7 +64,10 @@ def test_a_corrupt_file_is_exit_status_1(
                 main()
             ends.append(int(ending.value.code or 0))
     assert ends == [0, 0, 1, 1]
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["test"]["corrupt"][0]["file"].endswith("bee/0.JPEG")
+    told = capsys.readouterr().out
+    assert "read: 6 of 6, none corrupt" in told, "a verification that found nothing says so"
+    assert ", 1 corrupt" in told
+    assert json.loads(told.splitlines()[-1])["test"]["corrupt"][0]["file"].endswith("bee/0.JPEG")
 
 
 def test_contact_sheet_shows_classes_and_never_overwrites_unasked(tmp_path: Path) -> None:

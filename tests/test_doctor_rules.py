@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from bigstep.doctor.examination import Examination, diagnose, load_case
-from bigstep.doctor.facts import KINDS, Backward, Event, Update, Wrap
+from bigstep.doctor.facts import KINDS, Backward, Event, Update, Weights, Wrap
 from bigstep.doctor.finding import Case
 from bigstep.doctor.findings import RULES
 from bigstep.doctor.report import print_report, verdict, write_page
@@ -74,11 +74,13 @@ def test_every_rule_bears_a_run_that_ended_before_it_trained() -> None:
     assert result.trouble == "it fell over"
 
 
-def altered(case: Case, change: dict[type[Event], dict[str, object]]) -> Case:
-    """The same case with some fields of some events set to other values, on all ranks."""
+def altered(case: Case, change: dict[type[Event], dict[str, object]], begin: int = 0) -> Case:
+    """The same case with some fields of some events set to other values, on all ranks from `begin` on."""
     assert case.many is not None
     ranks = [
         Process([replace(e, **change[type(e)]) if type(e) in change else e for e in p.events], p.rank, p.world)  # type: ignore[arg-type]
+        if p.rank >= begin
+        else p
         for p in case.many.ranks
     ]
     return replace(case, many=replace(case.many, ranks=ranks))
@@ -98,6 +100,23 @@ def test_a_sum_over_ranks_is_no_fault_where_the_loss_was_divided_first(records: 
     summed = load_case(records / "summed")
     assert names(summed) == ["scaled-gradients"]
     assert names(altered(summed, {Backward: {"factor": 0.5}})) == []
+
+
+def test_a_missing_exchange_comes_before_a_different_start(records: Path) -> None:
+    """A script for one device seeds nothing, so its ranks start apart too; a seed alone would not help it."""
+    alone = load_case(records / "spawn_alone")
+    findings = diagnose(altered(alone, {Weights: {"parameters": "others"}}, begin=1), "train.py").faults
+    assert [finding.name for finding in findings[:2]] == ["unexchanged-gradients", "different-start"]
+    assert "applied as if they were one" not in findings[1].cost, "nothing of another rank is applied here"
+
+
+def test_the_share_of_a_step_is_that_of_the_times_beside_it(records: Path) -> None:
+    for first_waits in (0.09, 0.07):  # more than the other rank, and less
+        case = altered(load_case(records / "slow_input"), {Update: {"input_s": first_waits, "total_s": 0.1}})
+        case = altered(case, {Update: {"input_s": 0.04, "total_s": 0.05}}, begin=1)
+        evidence = next(f.evidence for f in diagnose(case, "train.py").faults if f.name == "slow-input")
+        share, wait, total = map(float, re.findall(r"\d+(?:\.\d+)?", evidence)[:3])
+        assert share == pytest.approx(100 * wait / total, abs=0.5), "a share is shown without decimals"
 
 
 def test_records_survive_writing_and_reading(records: Path, tmp_path: Path) -> None:

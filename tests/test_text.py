@@ -390,11 +390,3 @@ def test_a_run_keeps_the_vocabulary_that_it_built(tmp_path: Path) -> None:
     kept = load_vocabulary(tmp_path / "run")
     assert kept.size == open_data("text", data.path, vocabulary=data.vocabulary).train.num_classes < 300
     assert kept.decode(kept.encode(TEXT, "here").tolist()) == TEXT
-
-
-def test_the_python_of_the_page_on_data_runs() -> None:
-    page = (Path(__file__).parents[1] / "docs" / "data.md").read_text()
-    blocks = page.split("```python\n")[1:]
-    assert len(blocks) == 2
-    for block in blocks:
-        exec(block.split("```")[0], {})

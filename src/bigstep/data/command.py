@@ -86,6 +86,8 @@ def _lines(part: dict[str, Any]) -> Iterator[str]:
     if "sizes" in part:
         shown = ", ".join(f"{which} {width} × {height}" for which, (width, height) in part["sizes"].items())
         yield f"pixels: {shown}"
+    if "checked" in part:
+        yield f"read: {part['checked']:,} of {part['count']:,}, {len(part['corrupt']) or 'none'} corrupt"
     if "mean" in part:
         yield f"mean {part['mean']}  deviation {part['std']}"
     if "item" in part:

@@ -28,7 +28,7 @@ from bigstep.engine.measures import Metric
 from bigstep.engine.methods.base import Method
 from bigstep.engine.methods.build import Emulation, Setting, make_method
 from bigstep.engine.precision import Precision
-from bigstep.engine.ranks import Ranks
+from bigstep.engine.ranks import SAME_CODE, Ranks
 from bigstep.engine.rates import Rates, batch_plan, learning_rate
 from bigstep.engine.state import Identity, State, Threads
 from bigstep.errors import ConfigError
@@ -236,7 +236,8 @@ def _model(config: RunConfig, ranks: Ranks, precision: Precision, own: Own, feed
     model.to(ranks.device)
     model._apply(lambda each: each.to(_dtype_of(each, precision.weights)))  # type: ignore[no-untyped-call]  # torch's
     if ranks.size > 1:  # a hash of 124 million weights on a GPU takes a second
-        ranks.require_same(weights_hash(model), "The initial weights")
+        change = "build your model from the same seed on every rank, with torch.manual_seed before it is made"
+        ranks.require_same(weights_hash(model), "The initial weights", change if own.model is not None else SAME_CODE)
     return model
 
 

@@ -29,7 +29,7 @@ __all__ = ["Heartbeat", "beating", "innermost"]
 _SECONDS_BETWEEN_BEATS = 1.0
 _ASKING = "looking for missing ranks"
 _MOST_NAMED = 8
-"""Ranks that a sentence tells of one by one: a host, as a rule. Of a thousand that wait for it, a number says enough."""
+"""Ranks that a sentence tells of one by one: a host, as a rule. Of a thousand that wait for it, a number will do."""
 
 
 class Heartbeat:

@@ -21,7 +21,10 @@ from bigstep.engine.launchers import LOOPBACK
 from bigstep.errors import ConfigError, RunError
 from bigstep.gpu.queues import ask_for_queues
 
-__all__ = ["STORE_VARIABLE", "AgreedError", "DeviceChoice", "Ranks", "joined_ranks", "on_host"]
+__all__ = ["SAME_CODE", "STORE_VARIABLE", "AgreedError", "DeviceChoice", "Ranks", "joined_ranks", "on_host"]
+
+SAME_CODE = "give every rank the same code, seed and library versions"
+"""What to change where ranks differ in what they computed from the same configuration."""
 
 STORE_VARIABLE = "BIGSTEP_STORE"
 """Set by `bigstep train --procs N`: a file through which the ranks of one machine find each other."""
@@ -97,15 +100,15 @@ class Ranks:
         if self.size > 1:
             dist.broadcast(tensor, group=self.group, group_src=0)
 
-    def require_same(self, value: str, what: str) -> None:
-        """Stop the run, naming the ranks that differ from rank 0, unless all ranks hold the same value."""
+    def require_same(self, value: str, what: str, change: str) -> None:
+        """Stop the run, naming the ranks that differ from rank 0 and what to change, unless all hold the same value."""
         values = self.gather(value)
         different = [rank for rank, other in enumerate(values) if other != values[0]]
         if different:
             names = ", ".join(map(str, different))
             raise AgreedError(
-                f"{what} of rank {names} differs from rank 0's ({values[different[0]][:12]} instead of "
-                f"{values[0][:12]}); give every rank the same code, seed and library versions."
+                f"{what} of rank {names} differ from those of rank 0 (SHA-256 {values[different[0]][:12]} instead of "
+                f"{values[0][:12]}); {change}."
             )
 
 

@@ -31,7 +31,7 @@ from bigstep.engine.observers.noise import NoiseWatch
 from bigstep.engine.observers.records import Records
 from bigstep.engine.observers.watches import InputWatch, LossWatch, StragglerWatch, cores_of_rank
 from bigstep.engine.profile.profiler import StepProfiler
-from bigstep.engine.ranks import AgreedError, Ranks
+from bigstep.engine.ranks import SAME_CODE, AgreedError, Ranks
 from bigstep.engine.rates import batch_plan
 from bigstep.engine.resume import restore, saved_state
 from bigstep.engine.state import Threads
@@ -288,7 +288,7 @@ def _announce(built: Run, audience: Audience, remarks: list[str], *, resumed: bo
 
 def _result(built: Run, ending: Ending, noise: NoiseWatch, order: Order) -> dict[str, Any]:
     digest = weights_hash(built.learner.model)
-    built.ranks.require_same(digest, "The final weights")
+    built.ranks.require_same(digest, "The final weights", SAME_CODE)
     state, config, scale = built.state, order.config, noise.scale.value
     return {
         **ending.evaluation.facts(),

@@ -58,7 +58,7 @@ def wrong_rate(case: Case) -> Iterator[Finding]:
             title="the rate is not scaled as the batch is",
             evidence=figures,
             cost=f"the batch is {batch:g} times as large and the rate {rate:g} times; the linear rule gives "
-            f"{batch * rates[0]:g}, the square-root rule {math.sqrt(batch) * rates[0]:g}",
+            f"{batch * rates[0]:.3g}, the square-root rule {math.sqrt(batch) * rates[0]:.3g}",
             remedy="multiply the rate by the ratio of global batches once (SGD), or by its square root (Adam)",
             likelihood=0.85,
             line=update.line,
@@ -82,7 +82,7 @@ def _unscaled(case: Case, batch: float, rate: float, figures: str, update: Updat
         title="the batch grows with the ranks and the rate stays",
         evidence=figures,
         cost=f"{batch:g} times fewer updates per epoch at the same rate: training makes less progress per sample",
-        remedy=f"try {value:g}, as the {rule} rule says for {update.optimizer}, with a warm-up; or divide the "
+        remedy=f"try {value:.3g}, as the {rule} rule says for {update.optimizer}, with a warm-up; or divide the "
         "batch of a rank by the number of ranks",
         likelihood=0.5 if not adam else 0.4,
         level="advice",

@@ -68,16 +68,19 @@ def different_start(case: Case) -> Iterator[Finding]:
         raise Unseen("the weights at the start were not seen on every rank")
     if len({start.parameters for start in known}) > 1:
         seed = world.ranks[0].first(Seed)
+        apart = all(detailed_updates(process) for process in world.ranks) and not exchanged(world)
         yield Finding(
             name="different-start",
             title="ranks start from different weights",
             evidence=f"{len({start.parameters for start in known})} different sets of weights on {world.size} "
             f"ranks before "
             "the first step",
-            cost="gradients are computed at different points and applied as if they were one: the models never meet",
+            cost="gradients are computed at different points and applied as if they were one: the models never meet"
+            if not apart
+            else "the models have nothing in common from the first step on",
             remedy="broadcast the parameters from rank 0 before training (DistributedDataParallel does), or seed alike "
             "until the model is made",
-            likelihood=0.98,
+            likelihood=0.98 if not apart else 0.9,  # nothing is exchanged: that comes first
             line=seed.line if seed and seed.line else known[0].line,
         )
 

@@ -39,15 +39,14 @@ def slow_input(case: Case) -> Iterator[Finding]:
         ranks = _timed(world)
         waits = [_least(u.input_s for u in updates) for updates in ranks]
         totals = [_least(u.total_s for u in updates) for updates in ranks]
-        share = min(wait / total for wait, total in zip(waits, totals, strict=True))
+        share, wait, total = min((wait / total, wait, total) for wait, total in zip(waits, totals, strict=True))
         if share > 0.3 and min(waits) > LEAST_S:
             loader = world.first(Loader)
             workers = loader.workers if loader else 0
             yield Finding(
                 name="slow-input",
                 title="the step waits for its samples",
-                evidence=f"{100 * share:.0f} % of a step ({1000 * min(waits):.1f} of {1000 * min(totals):.1f} "
-                f"ms) is spent "
+                evidence=f"{100 * share:.0f} % of a step ({1000 * wait:.1f} of {1000 * total:.1f} ms) is spent "
                 f"waiting for the DataLoader, which has num_workers={workers}",
                 cost=f"without the wait a step would be {1 / (1 - share):.1f} times as fast",
                 remedy="load in processes beside the training: num_workers=4 (or more), "
