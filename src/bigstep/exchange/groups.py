@@ -10,6 +10,9 @@ unless all hold the same; and a run that fails leaves none, since its ranks may 
 Hazard: torch names a new group by its members and by a count of groups (`made` says which), whoever made them, so
 members must count alike. Ranks tell each other that too when a world is joined, and those that were left out of some
 make up for them.
+
+Hazard: where the default group is bound to a device, as NCCL's is, torch would split a new group off it, which waits
+for all ranks to call, also those that are no members. So groups are made beside it, by their members alone.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 
 __all__ = ["Groups", "Offer", "borrow", "lending", "made", "offer"]
@@ -139,9 +143,22 @@ def made() -> int:
 
 
 def _make(ranks: Sequence[int], timeout: timedelta | None) -> dist.ProcessGroup:
-    group = dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True)
+    with _unbound() as device:
+        group = dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True, device_id=device)
     assert isinstance(group, dist.ProcessGroup)
     return group
+
+
+@contextlib.contextmanager
+def _unbound() -> Iterator[torch.device | None]:
+    """Hide the device that the default group is bound to, and return it: a new group may be bound to it all the same."""
+    default = dist.group.WORLD
+    assert default is not None
+    device, default.bound_device_id = default.bound_device_id, None
+    try:
+        yield device
+    finally:
+        default.bound_device_id = device
 
 
 def _shelf(purpose: str, ranks: Sequence[int], timeout: timedelta | None) -> _Shelf:
