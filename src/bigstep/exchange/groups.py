@@ -151,7 +151,7 @@ def _make(ranks: Sequence[int], timeout: timedelta | None) -> dist.ProcessGroup:
 
 @contextlib.contextmanager
 def _unbound() -> Iterator[torch.device | None]:
-    """Hide the device that the default group is bound to, and return it: a new group may be bound to it all the same."""
+    """Hide the device that the default group is bound to, and return it: a new group may still be bound to it."""
     default = dist.group.WORLD
     assert default is not None
     device, default.bound_device_id = default.bound_device_id, None

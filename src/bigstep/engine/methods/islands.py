@@ -282,11 +282,12 @@ class Islands:
             counts[island.number] = island.samples[number]
             dropped += island.method.skipped.value
             island.method.skipped.value = 0
-        told = torch.tensor([*counts, dropped], device=self.ranks.device)
-        if told.is_cuda:
-            torch.cuda.synchronize(told.device)  # what the islands still compute is no waiting for others
-        with self._waiting():
-            *counts, dropped = map(int, self.outer_ranks.sum_(told).tolist())
+        if self.outer_ranks.size > 1:
+            told = torch.tensor([*counts, dropped], device=self.ranks.device)
+            if told.is_cuda:
+                torch.cuda.synchronize(told.device)  # what the islands still compute is no waiting for others
+            with self._waiting():
+                *counts, dropped = map(int, self.outer_ranks.sum_(told).tolist())
         self.skipped.value += dropped
         return counts
 
