@@ -101,3 +101,32 @@ def after_a_failure(alone: bool) -> list[tuple[int, float]]:
 def test_what_a_failed_run_had_is_not_taken_over(world: Callable[[int], World]) -> None:
     for alone in (True, False):
         assert world(2).run(after_a_failure, alone) == [[(1, 2.0), (0, 2.0)]] * 2
+
+
+def bound_to_a_device() -> tuple[list[str], float, list[torch.device | None]]:
+    """Let the first rank alone make a group of itself while the default group is bound to a GPU, as NCCL's is.
+
+    Returns:
+        What torch would have split (which waits for all ranks, and here one calls), what the group sums, and the
+        devices that it and the default group are bound to.
+    """
+    default, torchs = dist.group.WORLD, dist.distributed_c10d
+    assert default is not None
+    members, asked, find = joined(23.0), list[str](), torchs._get_split_source
+
+    def found(group: dist.ProcessGroup) -> object:
+        asked.append(group.group_name)
+        return find(group)
+
+    torchs._get_split_source, default.bound_device_id = found, torch.device("cuda", 0)
+    try:
+        if dist.get_rank() == 1:
+            return asked, 1.0, [None, default.bound_device_id]
+        group = members.new_group([0])
+        return asked, total(group), [group.bound_device_id, default.bound_device_id]
+    finally:
+        torchs._get_split_source, default.bound_device_id = find, None
+
+
+def test_a_group_is_made_by_its_members_alone_where_gpus_are_bound(world: Callable[[int], World]) -> None:
+    assert world(2).run(bound_to_a_device) == [([], 1.0, [None, torch.device("cuda", 0)])] * 2

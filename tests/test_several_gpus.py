@@ -1,4 +1,4 @@
-"""What several GPUs ask of a program, as far as it can be seen without them: threads, groups, messages, launches."""
+"""What several GPUs ask of a program, as far as it can be seen without them: cores, messages, launches."""
 
 from __future__ import annotations
 
@@ -18,37 +18,9 @@ from bigstep import described
 from bigstep.engine.ranks import Ranks, joined_ranks, on_host
 from bigstep.errors import ConfigError
 from bigstep.exchange.messages import is_gloo
-from bigstep.exchange.world import World as Members
 from worlds import World
 
 SOURCES = sorted(Path(bigstep.__file__).parent.rglob("*.py"))
-
-
-def bindings_of_a_new_group() -> list[torch.device | None]:
-    """What the default group is bound to while a world makes a group, and after it."""
-    default, seen = dist.group.WORLD, []
-    assert default is not None
-    members, make = Members.join(default), dist.new_group
-    default.bound_device_id = torch.device("cuda", 0)
-
-    def record(*arguments: object, **named: object) -> object:
-        seen.append(default.bound_device_id)
-        return make(*arguments, **named)
-
-    try:
-        dist.new_group = record
-        members.new_group([members.rank])
-        seen.append(default.bound_device_id)
-    finally:
-        dist.new_group, default.bound_device_id = make, None
-    return seen
-
-
-def test_a_group_is_made_by_its_members_alone_where_the_default_group_is_bound_to_a_gpu(
-    world: Callable[[int], World],
-) -> None:
-    # else torch splits the default group's communicator, and ranks that are in no such group are waited for
-    assert world(2).run(bindings_of_a_new_group) == [[None, torch.device("cuda", 0)]] * 2
 
 
 def arrivals() -> list[object]:

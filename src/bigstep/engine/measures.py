@@ -61,7 +61,9 @@ def count_targets(target: Tensor) -> Tensor:
     >>> [int(count_targets(target)) for target in some]
     [2, 2, 4]
     """
-    return torch.full((), len(target)) if target.is_floating_point() else (target != IGNORED).sum()
+    if target.is_floating_point():
+        return torch.full((), len(target), device=target.device)  # written there: a copy would wait for the device
+    return (target != IGNORED).sum()
 
 
 def class_dimension(output: Any, target: Tensor, tokens: bool) -> int | None:
@@ -106,7 +108,7 @@ class Totals:
     def add(self, output: Any, target: Tensor, loss: Tensor) -> None:
         """Take in a batch: scores (or whatever a model gives), what was right, and the mean loss over what counts."""
         sums = self.sums
-        counted = count_targets(target).to(sums.device)
+        counted = count_targets(target)
 
         def weighed(mean: Tensor | float) -> Tensor:
             """Over nothing a mean is no number, and counts for nothing; nobody waits for the device to tell."""

@@ -10,6 +10,10 @@ unless all hold the same; and a run that fails leaves none, since its ranks may 
 Hazard: torch names a new group by its members and by a count of groups (`made` says which), whoever made them, so
 members must count alike. Ranks tell each other that too when a world is joined, and those that were left out of some
 make up for them.
+
+Hazard: where the default group is bound to a device, as NCCL's is, torch would split a new group off it, which waits
+for all ranks to call, also those that are no members, such as ranks that wait for a crew. So that device is hidden
+while a group is made.
 """
 
 from __future__ import annotations
@@ -139,12 +143,7 @@ def made() -> int:
 
 
 def _make(ranks: Sequence[int], timeout: timedelta | None) -> dist.ProcessGroup:
-    """Make a group that its members alone take part in.
-
-    Hazard: where the default group is bound to a device, as NCCL's is, torch would split its communicator, for which
-    every rank of it must come, a crew's waiting ones too. So this group gets a communicator of its own, when it is
-    first used.
-    """
+    """Make a group by its members alone; with NCCL it gets a communicator of its own when it is first used."""
     default = dist.group.WORLD
     assert default is not None
     bound, default.bound_device_id = default.bound_device_id, None

@@ -34,7 +34,7 @@ def threads_of(n_threads: Any, mode: str, examples: int) -> int:
         raise ConfigError(
             f"n_threads={n_threads!r:.60} is not allowed; give a number from 1 to {cores}, or -1 for every core."
         )
-    if n_threads > cores:
+    if int(n_threads) > cores:
         raise ConfigError(
             f"n_threads={n_threads} is more than the {cores} cores this process may use, where waiting threads would "
             f"only slow the others down; give at most {cores}, or -1 for every core."

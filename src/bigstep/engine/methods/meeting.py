@@ -81,7 +81,8 @@ class Transport:
     def __init__(self, count: int, ranks: Ranks, config: ExchangeConfig, codec: str):
         self._count, self._ranks, self._codec = count, ranks, codec
         # of its own: over NCCL to wait for a message holds up a stream, and steps go on meanwhile
-        self._line = Line(torch.cuda.Stream(ranks.device) if ranks.device.type == "cuda" else None)  # type: ignore[no-untyped-call]  # torch's, without annotations
+        apart = ranks.size > 1 and ranks.device.type == "cuda"
+        self._line = Line(torch.cuda.Stream(ranks.device) if apart else None)  # type: ignore[no-untyped-call]  # torch's
         self._turn = 0
         self._kept: dict[int, dict[int, Tensor]] = {}  # island -> fragment -> what its code has missed so far
         self._layouts: dict[int, tuple[Blocks, int]] = {}

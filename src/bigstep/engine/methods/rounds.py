@@ -151,11 +151,12 @@ class Rounds:
             counts[island.number] = island.samples[number]
             dropped += island.method.skipped.value
             island.method.skipped.value = 0
-        told = torch.tensor([*counts, dropped], device=self._ranks.device)
-        if told.is_cuda:
-            torch.cuda.synchronize(told.device)  # what the islands still compute is no waiting for others
-        with self._waiting():
-            *counts, dropped = map(int, self._ranks.sum_(told).tolist())
+        if self._ranks.size > 1:
+            told = torch.tensor([*counts, dropped], device=self._ranks.device)
+            if told.is_cuda:
+                torch.cuda.synchronize(told.device)  # what the islands still compute is no waiting for others
+            with self._waiting():
+                *counts, dropped = map(int, self._ranks.sum_(told).tolist())
         self._skipped.value += dropped
         return counts
 
