@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -259,8 +259,8 @@ def _weigh(run: Run, weight: Any) -> Run:
     method = method_of(run)
 
     class Wrong(type(method.forwards)):  # type: ignore[misc]
-        def weight(self, step: Step, forward: Any) -> float:
-            return float(weight(step, forward))
+        def weights(self, step: Step, forwards: Sequence[Any]) -> list[float]:
+            return [float(weight(step, forward)) for forward in forwards]
 
     method.forwards = Wrong(**vars(method.forwards))
     return run

@@ -249,13 +249,13 @@ def test_a_gpu_is_given_to_several_ranks_only_if_they_share_it(monkeypatch: pyte
     from bigstep.engine.ranks import joined_ranks
     from bigstep.errors import ConfigError
 
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match="--device shared was given, but torch sees no GPU"), joined_ranks("shared"):
         pass
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(ConfigError, match="has 1 GPU.* or use --device shared or cpu"), joined_ranks("cuda"):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ConfigError, match="has 2 GPUs; .* or use --device shared or cpu"), joined_ranks("cuda"):
         pass
 
 
