@@ -6,10 +6,15 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 
 from bigstep import recipes
+from bigstep.config.edit import stretch
 
 
 def without(
-    recipe: str, preset: str, constant: Sequence[str], rate_of: Callable[[str], Sequence[str]]
+    recipe: str,
+    preset: str,
+    constant: Sequence[str],
+    rate_of: Callable[[str], Sequence[str]],
+    epochs: float | None = None,
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield names of techniques, and settings that leave each out of a system by itself.
 
@@ -18,8 +23,10 @@ def without(
         preset: Of it, and of the system whose optimizer takes the place of its own.
         constant: Workers of a batch that does not grow.
         rate_of: Settings of another system's rate; nothing where it is not known.
+        epochs: Of the run, where they are not those of the preset: the schedule is stretched to them.
     """
     config = recipes.load(recipe, preset)
+    config = config if epochs is None else stretch(config, epochs)
     yield "label smoothing", ("loss.label_smoothing=0.0",)
     yield "batch-size control", ("plan=[]", *constant)
     other = "sony" if recipe == "leap" else "plain"
