@@ -92,7 +92,7 @@ def left_out(rows: Rows, system: str) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Techniques, and settings that leave each out of a system; another optimizer has the rate of its own search."""
     constant = (f"workers.count={BATCH // LOCAL}", f"workers.local_batch={LOCAL}")
     rates = chosen(rows)
-    return without(system, "cifar10", constant, lambda other: rated(rates[other]), EPOCHS)
+    return without(system, "cifar10", constant, lambda other: rated(rates[other]) if other in rates else (), EPOCHS)
 
 
 def ablation(rows: Rows) -> Lanes:
@@ -195,7 +195,7 @@ def summary(rows: Rows) -> str:
     text = [
         "# CIFAR-10, a small network, ten epochs, 16,384 images in the largest step", "",
         "Written by `python benchmarks/cifar10/small.py --summary` from small.jsonl. Test accuracy in percent, mean ±",
-        "half the range of seeds that no rate was chosen with; rates with their held-out accuracy, the best in bold.", "",
+        "half the range of seeds that no rate was chosen with; rates with their held-out accuracy, best in bold.", "",
         "; ".join(f"{key} {', '.join(values)}" for key, values in about.items()),
     ]  # fmt: skip
     for title, lines in (
