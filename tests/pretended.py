@@ -173,6 +173,7 @@ def pretended() -> Iterator[Machine]:
         "manual_seed": nothing,  # its generator is the host's
         "get_rng_state": nothing,
         "set_rng_state": nothing,
+        "is_current_stream_capturing": lambda: False,  # torch's optimizers ask in each step; newer ones ask the stream
         "synchronize": lambda *_: machine.wait("waits for all"),
         "mem_get_info": lambda *_: (2**34, 2**34),
         "get_device_name": lambda *_: "no GPU",
@@ -183,6 +184,7 @@ def pretended() -> Iterator[Machine]:
         patch.setattr(torch.__future__, "_swap_module_params_on_conversion", True)  # else `to` would keep their class
         for name, fact in facts.items():
             patch.setattr(torch.cuda, name, fact)
+        patch.setattr(torch.accelerator, "current_stream", lambda *_: SimpleNamespace(is_capturing=lambda: False))
         patch.setattr(backend, "_triton_installed", lambda: False)
         patch.setattr(graphs, "CudaGraphs", lambda device: Tapes())
         patch.setattr(Machine, "current", machine)
