@@ -174,7 +174,8 @@ def pretended() -> Iterator[Machine]:
         "get_rng_state": nothing,
         "set_rng_state": nothing,
         "is_current_stream_capturing": lambda: False,  # torch's optimizers ask in each step; newer ones ask the stream
-        "synchronize": lambda *_: machine.wait("waits for all"),
+        "synchronize": lambda *_: machine.wait("waits for all streams"),
+        "current_stream": lambda *_: SimpleNamespace(synchronize=lambda: machine.wait("waits for its stream")),
         "mem_get_info": lambda *_: (2**34, 2**34),
         "get_device_name": lambda *_: "no GPU",
         "get_device_capability": lambda *_: (9, 0),
