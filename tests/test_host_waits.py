@@ -24,7 +24,11 @@ from bigstep.engine.methods.meeting import Meeting
 from bigstep.engine.methods.rounds import Rounds
 from bigstep.engine.observers.base import Observer
 from bigstep.engine.state import Count
+from bigstep.exchange.codecs import Blocks
+from bigstep.exchange.codecs.layout import lay_out
 from bigstep.recipes import load
+from bigstep.tables import load as load_object
+from bigstep.tables.codecs import CODECS, fill_settings
 from bigstep.train import fit
 from pretended import Machine, pretended
 
@@ -153,6 +157,29 @@ def test_whoever_waits_for_a_meeting_hears_of_a_device_that_has_failed() -> None
     assert meeting._there.is_set()
     with pytest.raises(RuntimeError, match="CUDA error"):
         meeting.wait()
+
+
+@pytest.mark.parametrize("name", ["int8", "int4", "topk"])
+def test_codes_are_written_and_read_without_a_wait_once_their_blocks_are_known(name: str) -> None:
+    code, codec = CODECS[name].blocks, load_object(CODECS[name].home)()
+    assert code is not None
+    lengths = [length for shape in ((3, 5_000), (7,)) for length in code.cut(shape).lengths]
+    values = torch.randn(sum(lengths), generator=torch.Generator().manual_seed(0))
+
+    def sent(flat: Tensor, blocks: Blocks, length: int) -> Tensor:
+        message, out = torch.zeros(length, dtype=torch.uint8, device=flat.device), torch.zeros_like(flat)
+        codec.encode(flat, torch.zeros_like(flat), blocks, message)
+        codec.decode(message, blocks, out)
+        return out
+
+    expected = sent(values, *lay_out(code, lengths, fill_settings({}), torch.device("cpu")))
+    with pretended() as machine:
+        there, layout = values.to("cuda"), lay_out(code, lengths, fill_settings({}), torch.device("cuda", 0))
+        sent(there, *layout)
+        machine.waits.clear()
+        found = sent(there, *layout)
+        assert machine.waits == []
+        assert torch.equal(found.cpu(), expected)
 
 
 def error(output: Tensor, target: Tensor) -> Tensor:
