@@ -66,8 +66,8 @@ class Rows:
 
     def spread(self, values: Tensor) -> Tensor:
         """Values, row after row, as a matrix."""
-        rows = values.new_zeros(len(self.counts.each) * self.counts.most)
-        return rows.index_copy_(0, self.places, values).view(-1, self.counts.most)
+        shape = len(self.counts.each), self.counts.most
+        return values.new_zeros(shape[0] * shape[1]).index_copy_(0, self.places, values).view(shape)
 
     def join(self, rows: Tensor) -> Tensor:
         """The values of a matrix, row after row."""
