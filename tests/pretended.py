@@ -90,7 +90,7 @@ class Machine(TorchFunctionMode):
         """Refuse an operation that mixes devices, and note one that the host waits for."""
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         there = [isinstance(tensor, OnDevice) for tensor in tensors]
-        if func in ANSWERS:
+        if func in ANSWERS and kwargs.get("output_size") is None:
             self.wait(ANSWERS[func])
         if func in (aten.index.Tensor, aten.index_put_.default):
             for index in args[1]:
@@ -173,7 +173,9 @@ def pretended() -> Iterator[Machine]:
         "manual_seed": nothing,  # its generator is the host's
         "get_rng_state": nothing,
         "set_rng_state": nothing,
-        "synchronize": lambda *_: machine.wait("waits for all"),
+        "is_current_stream_capturing": lambda: False,  # torch's optimizers ask in each step; newer ones ask the stream
+        "synchronize": lambda *_: machine.wait("waits for all streams"),
+        "current_stream": lambda *_: SimpleNamespace(synchronize=lambda: machine.wait("waits for its stream")),
         "mem_get_info": lambda *_: (2**34, 2**34),
         "get_device_name": lambda *_: "no GPU",
         "get_device_capability": lambda *_: (9, 0),
@@ -183,6 +185,7 @@ def pretended() -> Iterator[Machine]:
         patch.setattr(torch.__future__, "_swap_module_params_on_conversion", True)  # else `to` would keep their class
         for name, fact in facts.items():
             patch.setattr(torch.cuda, name, fact)
+        patch.setattr(torch.accelerator, "current_stream", lambda *_: SimpleNamespace(is_capturing=lambda: False))
         patch.setattr(backend, "_triton_installed", lambda: False)
         patch.setattr(graphs, "CudaGraphs", lambda device: Tapes())
         patch.setattr(Machine, "current", machine)

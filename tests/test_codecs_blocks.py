@@ -99,6 +99,15 @@ def test_a_block_that_is_not_finite_is_seen_and_keeps_what_it_kept(codec: str, b
     assert torch.isfinite(kept).all()
 
 
+@pytest.mark.parametrize("codec", ["int8", "int4", "topk"])
+def test_a_rank_that_owns_no_block_reads_and_writes_nothing(codec: str) -> None:
+    blocks, nbytes = lay_out(code_of(codec), [], fill_settings({}), torch.device("cpu"))
+    coder, nothing, message = load(CODECS[codec].home)({}), torch.zeros(0), torch.zeros(nbytes, dtype=torch.uint8)
+    coder.encode_reference(nothing, nothing, blocks, message)
+    coder.decode_reference(message, blocks, nothing, copies=2, stride=nbytes)
+    assert nbytes == 0
+
+
 @pytest.mark.parametrize(("codec", "bits"), [("int8", 7), ("int4", 3)])
 def test_integers_are_within_half_a_step_of_their_block(codec: str, bits: int) -> None:
     blocks, count, nbytes = layout(codec)

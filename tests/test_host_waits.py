@@ -6,20 +6,29 @@ run as on a GPU (`pretended`), and each step is held to what it is meant to wait
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from bigstep.config import RunConfig
+from bigstep.config import IslandsConfig, RunConfig
 from bigstep.config.edit import stretch
 from bigstep.config.text import apply_settings
 from bigstep.data.sampler import Step
 from bigstep.engine import evaluate, meter
 from bigstep.engine.methods.base import Note, Outcome
+from bigstep.engine.methods.meeting import Meeting
+from bigstep.engine.methods.rounds import Rounds
 from bigstep.engine.observers.base import Observer
+from bigstep.engine.state import Count
+from bigstep.exchange.codecs import Blocks
+from bigstep.exchange.codecs.layout import lay_out
 from bigstep.recipes import load
+from bigstep.tables import load as load_object
+from bigstep.tables.codecs import CODECS, fill_settings
 from bigstep.train import fit
 from pretended import Machine, pretended
 
@@ -112,6 +121,65 @@ def test_a_step_waits_for_nothing(recipe: str, settings: tuple[str, ...], kernel
 def test_a_step_that_is_to_be_skipped_waits_to_know_it() -> None:
     steps = waits_of("plain", "kernels=plain", "nonfinite=skip")
     assert steps[2:] == [["engine/diagnosis.py, gradients_are_finite: reads a value"]] * (STEPS - 2)
+
+
+def test_what_other_streams_are_at_is_not_waited_for_where_losses_are_read() -> None:
+    """Batches to come are on their way in one, a mean of islands in another."""
+    steps = waits_of("plain", "kernels=plain")
+    assert "engine/meter.py, flush: waits for its stream" in steps[1]
+    assert not [wait for step in steps for wait in step if "all streams" in wait]
+
+
+def test_a_meeting_waits_for_what_its_islands_compute_and_not_for_another_that_is_on_its_way() -> None:
+    with pretended() as machine:
+        ranks = mock.Mock(size=2, device=torch.device("cuda", 0), sum_=lambda told: told)
+        island = mock.Mock(number=1, samples=[0, 7], method=mock.Mock(skipped=Count()))
+        island.method.skipped.value = 3
+        rounds = Rounds(
+            IslandsConfig(count=2), [island], mock.Mock(fragments=[0, 1]), mock.Mock(), ranks, Count(), mock.Mock(), 0,
+            keeps=False,
+        )  # fmt: skip
+        assert rounds._samples_of_all(1) == [0, 7]
+    assert rounds._skipped.value == 3
+    assert [wait.split(": ")[1] for wait in machine.waits] == [
+        "copies to the device", "waits for its stream", "reads values",
+    ]  # fmt: skip
+
+
+def test_whoever_waits_for_a_meeting_hears_of_a_device_that_has_failed() -> None:
+    line = mock.Mock()
+    line.stream.record_event.side_effect = RuntimeError("CUDA error: an illegal memory access was encountered")
+    with pretended():
+        meeting = Meeting(iter(()), mock.Mock(), line, [])
+    (_, arrive) = line.submit.call_args.args
+    with contextlib.suppress(RuntimeError):  # it ends the thread that brings the mean, which nobody looks at
+        arrive(None)
+    assert meeting._there.is_set()
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        meeting.wait()
+
+
+@pytest.mark.parametrize("name", ["int8", "int4", "topk"])
+def test_codes_are_written_and_read_without_a_wait_once_their_blocks_are_known(name: str) -> None:
+    code, codec = CODECS[name].blocks, load_object(CODECS[name].home)()
+    assert code is not None
+    lengths = [length for shape in ((3, 5_000), (7,)) for length in code.cut(shape).lengths]
+    values = torch.randn(sum(lengths), generator=torch.Generator().manual_seed(0))
+
+    def sent(flat: Tensor, blocks: Blocks, length: int) -> Tensor:
+        message, out = torch.zeros(length, dtype=torch.uint8, device=flat.device), torch.zeros_like(flat)
+        codec.encode(flat, torch.zeros_like(flat), blocks, message)
+        codec.decode(message, blocks, out)
+        return out
+
+    expected = sent(values, *lay_out(code, lengths, fill_settings({}), torch.device("cpu")))
+    with pretended() as machine:
+        there, layout = values.to("cuda"), lay_out(code, lengths, fill_settings({}), torch.device("cuda", 0))
+        sent(there, *layout)
+        machine.waits.clear()
+        found = sent(there, *layout)
+        assert machine.waits == []
+        assert torch.equal(found.cpu(), expected)
 
 
 def error(output: Tensor, target: Tensor) -> Tensor:

@@ -172,7 +172,8 @@ class Meter:
         small[self._ranks.rank] = sum(cost.compute_s for cost in self._costs)  # the host's: no waiting for other ranks
         if self._ranks.device.type == "cuda":
             launched = time.perf_counter()
-            torch.cuda.synchronize(self._ranks.device)
+            # for the steps alone: what is on its way in other streams, batches or a mean of islands, may go on
+            torch.cuda.current_stream(self._ranks.device).synchronize()
             now = time.perf_counter()
             elapsed_s = now - self._flushed - self._paused_s
             if self._waits is None:

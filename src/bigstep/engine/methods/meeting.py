@@ -55,7 +55,10 @@ class Meeting:
 
     def _arrive(self, error: BaseException | None) -> None:
         self._error = error
-        self._arrived = None if self._stream is None else self._stream.record_event()
+        try:
+            self._arrived = None if self._stream is None else self._stream.record_event()
+        except Exception as broken:  # a device that has failed records nothing, and whoever waits must hear of it
+            self._error = error or broken
         self._there.set()
 
     def wait(self) -> Tensor:

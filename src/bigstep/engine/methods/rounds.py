@@ -154,7 +154,8 @@ class Rounds:
         if self._ranks.size > 1:
             told = torch.tensor([*counts, dropped], device=self._ranks.device)
             if told.is_cuda:
-                torch.cuda.synchronize(told.device)  # what the islands still compute is no waiting for others
+                # what the islands still compute is no waiting for others; another mean may stay on its way
+                torch.cuda.current_stream(told.device).synchronize()
             with self._waiting():
                 *counts, dropped = map(int, self._ranks.sum_(told).tolist())
         self._skipped.value += dropped

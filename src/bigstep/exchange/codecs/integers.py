@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from bigstep.exchange.codecs import Blocks, see_floats
-from bigstep.exchange.codecs.rows import Rows, find_places
+from bigstep.exchange.codecs.rows import Rows, counts_of
 
 __all__ = ["Int4", "Int8"]
 
@@ -73,7 +73,7 @@ class Int8:
 
     def encode_reference(self, values: Tensor, kept: Tensor, blocks: Blocks, message: Tensor) -> None:
         """`encode` in plain torch, on any device."""
-        rows = Rows.of(blocks)
+        rows = Rows.of(blocks.starts, counts_of(blocks, "values"))
         v = rows.spread(values + kept)
         scale = (v.abs().amax(1) / self.largest).float() if v.numel() else v.new_zeros(len(v))
         wide = scale.to(v.dtype).unsqueeze(1)
@@ -81,25 +81,23 @@ class Int8:
         rest = torch.where(torch.isfinite(wide), v - steps * wide, rows.spread(kept))
         kept.copy_(rows.join(rest))
         see_floats(message)[blocks.heads_at] = torch.where(torch.isfinite(scale), scale, torch.nan)
-        at, inside = find_places(blocks.bodies_at, self._body_bytes(blocks.lengths))
-        message[at[inside]] = self._pack(steps.nan_to_num_(0.0).to(torch.int8))[inside]
+        bodies = self._bodies(blocks)
+        message[bodies.at] = bodies.join(self._pack(steps.nan_to_num_(0.0).to(torch.int8)))
 
     def decode_reference(
         self, messages: Tensor, blocks: Blocks, out: Tensor, *, copies: int = 1, stride: int = 0, scale: float = 1
     ) -> None:
         """`decode` in plain torch, on any device."""
-        rows = Rows.of(blocks)
-        at, inside = find_places(blocks.bodies_at, self._body_bytes(blocks.lengths))
-        total = out.new_zeros(rows.inside.shape)
+        rows, bodies = Rows.of(blocks.starts, counts_of(blocks, "values")), self._bodies(blocks)
+        total = out.new_zeros(len(blocks.lengths), rows.counts.most)
         for copy in range(copies):
-            body = torch.zeros(at.shape, dtype=torch.uint8, device=out.device)
-            body[inside] = messages[at[inside] + copy * stride]
+            body = bodies.spread(messages[bodies.at + copy * stride])
             head = see_floats(messages)[blocks.heads_at + copy * stride // 4].to(out.dtype)
             total += self._unpack(body)[:, : total.shape[1]] * head.unsqueeze(1)
         out.copy_(rows.join(total.mul_(scale)))
 
-    def _body_bytes(self, lengths: Tensor) -> Tensor:
-        return lengths
+    def _bodies(self, blocks: Blocks) -> Rows:
+        return Rows.of(blocks.bodies_at, counts_of(blocks, "values"))
 
     def _pack(self, steps: Tensor) -> Tensor:
         return steps.view(torch.uint8)
@@ -114,8 +112,8 @@ class Int4(Int8):
     largest = 7
     pairs = True
 
-    def _body_bytes(self, lengths: Tensor) -> Tensor:
-        return (lengths + 1) // 2
+    def _bodies(self, blocks: Blocks) -> Rows:
+        return Rows.of(blocks.bodies_at, counts_of(blocks, "pairs", lambda lengths: (lengths + 1) // 2))
 
     def _pack(self, steps: Tensor) -> Tensor:
         filled = torch.nn.functional.pad(steps + 8, (0, steps.shape[1] % 2)).view(torch.uint8)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from bigstep.exchange.codecs import Blocks, see_floats
-from bigstep.exchange.codecs.rows import Rows, find_places
+from bigstep.exchange.codecs.rows import Counts, Rows, counts_of
 from bigstep.tables.codecs import count_largest, fill_settings
 
 __all__ = ["TopK"]
@@ -55,7 +55,7 @@ class TopK:
 
         starts, lengths, _, bodies_at = blocks.as_arrays()
         words, floats = message.view(torch.int32).numpy(), see_floats(message).numpy()
-        counts = self._count(blocks).numpy()
+        counts = self._sent(blocks).each.numpy()
         encode_blocks(values.numpy(), kept.numpy(), starts, lengths, counts, bodies_at // 4, words, floats)
 
     def decode(
@@ -68,35 +68,39 @@ class TopK:
         from bigstep.exchange.codecs.topk_numba import decode_blocks
 
         starts, _, _, bodies_at = blocks.as_arrays()
-        words, counts = messages.view(torch.int32).numpy(), self._count(blocks).numpy()
+        words, counts = messages.view(torch.int32).numpy(), self._sent(blocks).each.numpy()
         decode_blocks(words, starts, counts, bodies_at // 4, out.numpy(), copies, stride // 4, float(scale))
 
     def encode_reference(self, values: Tensor, kept: Tensor, blocks: Blocks, message: Tensor) -> None:
         """`encode` in plain torch, on any device."""
-        rows = Rows.of(blocks)
+        rows = Rows.of(blocks.starts, counts_of(blocks, "values"))
         v = rows.spread(values + kept)
-        at, chosen = find_places(blocks.bodies_at // 4, self._count(blocks))
+        words = Rows.of(blocks.bodies_at // 4, self._sent(blocks))
         size = v.abs().masked_fill_(~rows.inside, -1.0)
-        places = size.topk(at.shape[1], dim=1).indices  # NaN counts as the largest
+        places = size.topk(words.counts.most, dim=1).indices  # NaN counts as the largest
         sent = v.gather(1, places).to(torch.bfloat16).float()
-        rest = v.scatter_add(1, places, -torch.where(chosen, sent, 0.0).to(v.dtype))
+        rest = v.scatter_add(1, places, -torch.where(words.inside, sent, 0.0).to(v.dtype))
         finite = torch.isfinite(rest).all(1, keepdim=True)
         kept.copy_(rows.join(torch.where(finite, rest, rows.spread(kept))))
-        message.view(torch.int32)[at[chosen]] = (sent.view(torch.int32) | places.int())[chosen]
+        message.view(torch.int32)[words.at] = words.join(sent.view(torch.int32) | places.int())
 
     def decode_reference(
         self, messages: Tensor, blocks: Blocks, out: Tensor, *, copies: int = 1, stride: int = 0, scale: float = 1
     ) -> None:
         """`decode` in plain torch, on any device."""
-        at, chosen = find_places(blocks.bodies_at // 4, self._count(blocks))
-        words, first = messages.view(torch.int32), blocks.starts.unsqueeze(1).expand_as(at)[chosen]
+        words = Rows.of(blocks.bodies_at // 4, self._sent(blocks))
+        first = torch.repeat_interleave(blocks.starts, words.counts.each, output_size=words.counts.total)
         out.zero_()
         for copy in range(copies):
-            word = words[at[chosen] + copy * stride // 4]
+            word = messages.view(torch.int32)[words.at + copy * stride // 4]
             out[first + (word & 0xFFFF)] += (word & -0x10000).view(torch.float32).to(out.dtype)
         out.mul_(scale)
 
-    def _count(self, blocks: Blocks) -> Tensor:
+    def _sent(self, blocks: Blocks) -> Counts:
         """How many values of each chunk are sent."""
-        counts = [count_largest(length, self._settings) for length in blocks.lengths.tolist()]
-        return torch.tensor(counts, dtype=torch.int64, device=blocks.lengths.device)
+
+        def count(lengths: Tensor) -> Tensor:
+            counts = [count_largest(length, self._settings) for length in lengths.tolist()]
+            return torch.tensor(counts, dtype=torch.int64, device=lengths.device)
+
+        return counts_of(blocks, ("sent", self._settings["keep"]), count)
