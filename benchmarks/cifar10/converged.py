@@ -5,11 +5,11 @@ Parts, behind those of `ours.py`, which tunes and shows `leap` and `muon`:
 `widen`      each system's rates at 14,720 and 2,048 on held-out images; three around its middle, then one more beyond
              whichever end is the best, until the best lies inside or seven were tried. 14,720 stands for 16,384: it
              takes the 45,000 images that are left in as many steps, as the search for `leap` and `muon` does
+`auto`       plan: auto against the fixed plans of `leap` and `sony`; few runs, so before the many
 `converged`  test images: all systems x batches x seeds, a whole seed before the next, with one rule for all: the rate
              of 2,048 by the square root below it, between the two batches their geometric mean in proportion, and the
              rate of 16,384 beyond
 `ablation`   what each technique buys at 16,384, 8,192 and 512, of `leap` and of `sony`
-`auto`       plan: auto against the fixed plans of `leap` and `sony`
 """
 
 from __future__ import annotations
@@ -157,4 +157,4 @@ def auto(rows: Rows) -> Lanes:
     )
 
 
-ORDER = {"widen": widen, "converged": converged, "ablation": ablation, "auto": auto}
+ORDER = {"widen": widen, "auto": auto, "converged": converged, "ablation": ablation}

@@ -3,7 +3,7 @@
     PYTHONPATH=src python benchmarks/cifar10/run.py --data FOLDER --seconds 560
 
 goes on with what is missing, the most wanted runs first: CIFAR-10 in seconds and our own systems (`ours.py`), then the
-finished search of the others, its table and the ablation (`converged.py`). `--processes 3` runs as many at once, except
+finished search of the others, plan: auto, its table and the ablation (`converged.py`). `--processes 3` runs as many at once, except
 where seconds count. `--rehearse` takes a second for each on a CPU, with a folder of a few images (`from_npm.py
 --keep 100`), into a book apart; with OMP_NUM_THREADS=1, since threads that wait for busy cores take a minute.
 
