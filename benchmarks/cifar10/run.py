@@ -3,9 +3,10 @@
     PYTHONPATH=src python benchmarks/cifar10/run.py --data FOLDER --seconds 560
 
 goes on with what is missing, the most wanted runs first: CIFAR-10 in seconds and our own systems (`ours.py`), then the
-finished search of the others, plan: auto, its table and the ablation (`converged.py`). `--processes 3` runs as many at once, except
-where seconds count. `--rehearse` takes a second for each on a CPU, with a folder of a few images (`from_npm.py
---keep 100`), into a book apart; with OMP_NUM_THREADS=1, since threads that wait for busy cores take a minute.
+finished search of the others, plan: auto, the table and the ablation (`converged.py`). `--processes 3` runs as many at
+once, except where seconds count. `--rehearse` takes a second for each on a CPU, with a folder of a few images
+(`from_npm.py --keep 100`), into a book apart; with OMP_NUM_THREADS=1, since threads that wait for busy cores take a
+minute.
 
 The parts that the presets came from: `search` and `tune` (settings, on held-out images), `table` (systems x batches),
 `spread` (more seeds of one cell), `norms`, `curves`, `law` (epochs against batch), `reach` and `speed` (94 % at 2,048).
