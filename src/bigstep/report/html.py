@@ -76,8 +76,8 @@ def render(study: Study) -> str:
         payload=pack(json.dumps(payload, allow_nan=False, separators=(",", ":")).encode()),
         plotly=packed_plotly(),
         unpack_script=unpack_script(),
-        css=(TEMPLATES / "report.css").read_text(),
-        javascript=(TEMPLATES / "report.js").read_text(),
+        css=(TEMPLATES / "report.css").read_text("utf-8"),
+        javascript=(TEMPLATES / "report.js").read_text("utf-8"),
         version=bigstep.__version__,
         written=time.strftime("%Y-%m-%d %H:%M"),
     )
