@@ -178,3 +178,13 @@ def test_a_name_is_not_broken_where_another_column_has_words_to_break(tmp_path: 
     print_summary(study(tmp_path), Console(file=stream, width=80))
     rows = [line.split() for line in stream.getvalue().splitlines()]
     assert any(row[:1] == ["hogwild"] and "seeds," in row for row in rows), stream.getvalue()
+
+
+def test_a_group_that_only_failed_makes_no_leader_unsure(tmp_path: Path) -> None:
+    for recipe, top in (("plain", 0.9), ("lars", 0.8)):
+        for seed in range(3):
+            write_run(tmp_path / f"{recipe}-{seed}", recipe=recipe, seed=seed, top=top + 0.002 * seed)
+    write_run(tmp_path / "broken", recipe="sony", top=0.3, diverged=True)
+    assert study(tmp_path).title == "plain leads with 90.20 %"
+    write_run(tmp_path / "whole", recipe="pfn", top=0.89)
+    assert study(tmp_path).title == "plain leads with 90.20 %, with too few seeds to be sure"

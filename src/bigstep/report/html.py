@@ -124,7 +124,7 @@ def _tiles(study: Study) -> list[Mapping[str, str]]:
             if study.target is not None and (s := g.seconds_to(study.target)) is not None
         ]
         quick = min(times, default=None)
-        level, unsure = len(study.peers("alike")), len(study.peers("too few"))
+        level, unsure = len(study.peers("alike")), len(study.unsure)
         tiles = [
             (f"best median {measure.name}", measure.cell(best.median), best.label),
             ("level with it", count(level), "groups that cannot be told apart from it")
