@@ -136,8 +136,8 @@ def _choices(rows: list[dict[str, Any]], width: int, *, with_gpus: bool) -> Any:
     for name in columns:
         left = name in ("collective", "codec", "waits for")
         table.add_column(name, justify="left" if left else "right", no_wrap=True)
-    for cells in zip(*columns.values(), strict=True):
-        table.add_row(*cells)
+    for line in zip(*columns.values(), strict=True):
+        table.add_row(*line)
     return table
 
 
