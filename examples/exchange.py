@@ -8,7 +8,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.nn.parallel import DistributedDataParallel
 
-from bigstep.comm import Exchange
+from bigstep import Exchange
 
 
 def train(rank: int, ranks: int, store: str) -> None:

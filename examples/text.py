@@ -14,10 +14,7 @@ TEXT = "The quick brown fox jumps over the lazy dog. How vexingly quick daft zeb
 with tempfile.TemporaryDirectory() as folder:
     book = Path(folder) / "book.txt"
     book.write_text(TEXT)
-    settings = [
-        "data.name=text", f"data.path={book}", "data.length=32", "model=lstm-mini", "workers.count=4",
-        "workers.local_batch=8", "lr.base=0.01",
-    ]  # fmt: skip
+    settings = ["data.name=text", f"data.path={book}", "data.length=32", "workers.local_batch=8"]
     config = apply_settings(recipes.load("adamw"), settings)
     result = bigstep.fit(config, out=Path(folder) / "run", max_steps=40, device="cpu")
     model = bigstep.load(Path(folder) / "run").model.eval()

@@ -108,11 +108,11 @@ def test_the_page_on_the_exchange(
 
 
 def test_the_page_on_kernels(run: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    from bigstep import kernels
+    from bigstep import gpu
     from bigstep.models import build_model
 
-    emulated = partial(kernels.GraphedStep, precision="float32", emulate=True)
-    monkeypatch.setattr(kernels, "GraphedStep", emulated)  # a graph needs a GPU; the tape that stands for it does not
+    emulated = partial(gpu.GraphedStep, precision="float32", emulate=True)
+    monkeypatch.setattr(gpu, "GraphedStep", emulated)  # a graph needs a GPU; the tape that stands for it does not
     model = build_model("small", classes=10, channels=1, image_size=28)
     batches = [(torch.randn(4, 1, 28, 28), torch.arange(4))] * 2
     names = {"model": model, "loss": nn.CrossEntropyLoss(), "optimizer": rate_sgd(model.parameters())}

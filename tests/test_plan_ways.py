@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -268,3 +269,15 @@ def test_islands_pay_up_to_the_rate_that_is_told() -> None:
         )
         assert (found.step_s * WORTH <= rival * 1.01) == pays
     assert islands_pay_below(GPT, SLOW, rank(GPT, SLOW, 8)[0], plan) is None, "nothing leaves the node"
+
+
+@pytest.mark.parametrize("more", [(), ("--sweep", "gpus=1..4096")])
+def test_a_narrow_terminal_loses_columns_and_no_digits(
+    bigstep: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    status, out, told = bigstep("plan", "--gpus", "2048", "--target", "75", *more)
+    assert status == 0, told
+    assert "…" not in out
+    assert "16,384" in out
+    assert "45.3 s" in out

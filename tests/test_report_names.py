@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
 
 from bigstep.errors import nearest
 from bigstep.records import read_run
 from bigstep.report.command import report_command
 from bigstep.report.study import study_of
 from bigstep.report.table import standings_of, to_markdown
+from bigstep.report.terminal import print_summary
 from test_report import study, text_of, write_run
 
 
@@ -165,3 +169,22 @@ def test_runs_that_need_not_be_equal_are_not_accused(tmp_path: Path) -> None:
     facts["versions"] = {**facts["versions"], "torch": "9.9"}
     (other / "run.json").write_text(json.dumps(facts))
     assert "every bit" not in text_of(study(tmp_path))
+
+
+def test_a_name_is_not_broken_where_another_column_has_words_to_break(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", recipe="plain", top=0.9)
+    write_run(tmp_path / "b", recipe="hogwild", top=0.8, finished=False)
+    stream = io.StringIO()
+    print_summary(study(tmp_path), Console(file=stream, width=80))
+    rows = [line.split() for line in stream.getvalue().splitlines()]
+    assert any(row[:1] == ["hogwild"] and "seeds," in row for row in rows), stream.getvalue()
+
+
+def test_a_group_that_only_failed_makes_no_leader_unsure(tmp_path: Path) -> None:
+    for recipe, top in (("plain", 0.9), ("lars", 0.8)):
+        for seed in range(3):
+            write_run(tmp_path / f"{recipe}-{seed}", recipe=recipe, seed=seed, top=top + 0.002 * seed)
+    write_run(tmp_path / "broken", recipe="sony", top=0.3, diverged=True)
+    assert study(tmp_path).title == "plain leads with 90.20 %"
+    write_run(tmp_path / "whole", recipe="pfn", top=0.89)
+    assert study(tmp_path).title == "plain leads with 90.20 %, with too few seeds to be sure"

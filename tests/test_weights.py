@@ -89,7 +89,10 @@ def test_tied_weights_are_written_under_each_name(tmp_path: Path) -> None:
 
 
 def test_a_run_without_weights_or_with_torn_ones_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="has no model.safetensors"):
+    with pytest.raises(DataError, match=r"has no model.safetensors.*give the folder of a run"):
+        bigstep.load(tmp_path)
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(DataError, match=r"finish it with `bigstep train --resume --out"):
         bigstep.load(tmp_path)
     (tmp_path / FILE).write_bytes(b"torn")
     with pytest.raises(DataError, match="cannot be read"):

@@ -78,7 +78,7 @@ class Report:
         count = {status: sum(row.status == status for row in self.rows) for status in _MARKS}
         world = "1 rank" if self.ranks == (1,) else f"{_listed(self.ranks)} ranks"
         cause = self.cause
-        verdict = f"{count['pass']} of {len(self.rows)} properties hold" if cause is None else f"{cause.name!r} fails"
+        verdict = f"all {count['pass']} properties that apply hold" if cause is None else f"{cause.name!r} fails"
         rest = [f"{count[s]} {_MARKS[s]}" for s in ("not applicable", "not run") if count[s]]
         others = f" ({', '.join(rest)})" if rest else ""
         return f"{self.title} on {world}: {verdict}{others}, {self.seconds:.0f} s."

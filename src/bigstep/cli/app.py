@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import io
 import os
 import re
 import signal
@@ -17,6 +16,7 @@ import typer
 import bigstep
 from bigstep.cli import bench, check, data, doctor, export, join, plan, probe, recipes, report, train
 from bigstep.cli.options import command_of
+from bigstep.cli.streams import fill_streams, folded_for
 from bigstep.errors import BigstepError
 
 __all__ = ["app", "main"]
@@ -83,7 +83,7 @@ def main() -> None:
     """Run the program, or one rank of it; every expected failure is one sentence on stderr."""
     from bigstep.engine.job import JOB_VARIABLE
 
-    _fill_streams()
+    fill_streams()
     try:
         # so that package.module:function finds the user's own; last, so that it hides nothing
         sys.path.append(os.getcwd())
@@ -118,20 +118,6 @@ def _as_rank(job: Path) -> None:
     sys.exit(0)
 
 
-def _fill_streams() -> None:
-    """Open what was closed before the start: else the first file of a run would get the number of standard output.
-
-    What cannot be encoded is printed as it is on standard error, escaped: a name of a file may be no UTF-8.
-    """
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        if getattr(sys, name) is None:
-            opened = os.open(os.devnull, os.O_RDWR)  # not within the assert, which python -O leaves out
-            assert opened == number, "the lowest number is free"
-            setattr(sys, name, open(number, "w" if number else "r"))  # noqa: SIM115 - open as long as the process
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
-
-
 def _told_here(mistake: str) -> str:
     """What this rank says: all of them make the same mistake and one tells, but each machine may have its own."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
@@ -145,5 +131,5 @@ def _told_here(mistake: str) -> str:
 def _end(sentence: str, status: int) -> NoReturn:
     if sentence:
         readable = re.sub(r"\S{200,}", lambda word: f"{word[0][:80]}…", sentence)  # a name of 5,000 characters
-        print(f"bigstep: {readable}", file=sys.stderr)
+        print(folded_for(sys.stderr, f"bigstep: {readable}"), file=sys.stderr)
     sys.exit(status)

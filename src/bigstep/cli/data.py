@@ -39,7 +39,7 @@ def data(
     given = words or ["embedded"]
     if given[0] == "pack":
         if len(given) != 3:
-            raise ConfigError(f"bigstep data pack takes what to pack and where to: 2 paths, not {len(given) - 1}.")
+            raise ConfigError(f"`data pack` takes 2 paths, what to pack and where to, not {len(given) - 1}.")
         packing = Packing(out=Path(given[2]), side=side, raw=raw, say=lambda line: typer.echo(line, err=True))
         try:
             packed = pack_command(given[1], packing, vocabulary=vocabulary)

@@ -31,9 +31,21 @@ def probe(
     require_device(device, "cpu", "cuda")
     from bigstep.lab.probe import probe as measure
 
-    result = measure(out, model=model, ranks=ranks, batch=batch, image_size=image_size, length=length, device=device)
+    def tell(line: str) -> None:
+        typer.echo(f"probe  {line}", err=True)
+
+    result = measure(
+        out, model=model, ranks=ranks, batch=batch, image_size=image_size, length=length, device=device, tell=tell
+    )
     if as_json:
         print_json(result)
         return
+    found = result["cluster"]["device"]
+    typer.echo(
+        f"{found['name']}: {found['memory_bandwidth_gbyte_s']:,.1f} GB/s of memory, "
+        f"{1e3 * found['sustained_tflop_s']:,.1f} GFLOP/s in a convolution."
+    )
     for path in result["files"]:
         typer.echo(f"Written: {path}")
+    machine, *measured = result["files"]
+    typer.echo(f"Next: bigstep plan --cluster {machine}{f' --model {measured[0]}' if measured else ''}")

@@ -104,7 +104,9 @@ def weights_of(run: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
     path = run / FILE
     if not path.is_file():
-        raise DataError(f"{run} has no {FILE}: give the folder of a run that has finished.")
+        begun = (Path(run) / "run.json").is_file()
+        cure = f"finish it with `bigstep train --resume --out {run}`" if begun else "give the folder of a run"
+        raise DataError(f"{run} has no {FILE}, which a run writes when it ends: {cure}.")
     try:
         with safe_open(path, "pt") as file:
             tensors, about = {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ def probe(
     vocabulary: int = 256,
     device: str = "cpu",
     repeats: int = 5,
+    tell: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """Measure this machine; write `machine.yaml`, and `MODEL.yaml` where a model is given, into `out`.
 
@@ -53,6 +55,7 @@ def probe(
         vocabulary: Different tokens.
         device: cpu or cuda.
         repeats: Each figure is the median of this many.
+        tell: Called with what is measured next, since it takes half a minute and a large model much longer.
 
     Returns:
         The cluster as plain dicts, and the files written.
@@ -68,8 +71,7 @@ def probe(
         raise ConfigError(
             f"The folder {out} cannot be written ({error.strerror}); choose another with --out."
         ) from None
-    of_tokens = bool(model) and find_model(model).input == "tokens"  # told before minutes of measuring
-    cluster = _measure_machine(ranks, torch.device(device), repeats)
+    cluster = _measure_machine(ranks, torch.device(device), repeats, tell)
     files = [out / "machine.yaml"]
     write_atomically(files[0], yaml.safe_dump(cluster, sort_keys=False, allow_unicode=True, width=120).encode())
     if model:
@@ -79,6 +81,7 @@ def probe(
         else:
             network = build_model(model, classes=classes, channels=channels, image_size=image_size).to(device)
             sample = torch.randn(batch, channels, image_size, image_size, device=device)
+        tell(f"{model}, layer by layer")
         safe = model.replace(":", "-").replace("/", "-")
         workload = measure_workload(network, sample, name=safe, repeats=repeats)
         workload = replace(workload, tokens=length if of_tokens else 0)
@@ -87,11 +90,14 @@ def probe(
     return {"kind": "probe", "cluster": cluster, "files": [str(path) for path in files]}
 
 
-def _measure_machine(ranks: int, device: torch.device, repeats: int) -> dict[str, Any]:
+def _measure_machine(ranks: int, device: torch.device, repeats: int, tell: Callable[[str], None]) -> dict[str, Any]:
+    tell("codecs")
     codecs = measure_codecs(repeats=repeats)
+    tell(f"collectives among {ranks} ranks")
     points = measure_collectives(ranks, repeats=repeats)
     points["gather"] = without_codec(points["gather"], codecs["onebit"])
     collectives = {name: _rounded(fit_cost(name, points[name], ranks)) for name in points}
+    tell("memory and arithmetic")
     facts = describe_machine()
     when = time.strftime("%Y-%m-%d")
     measured = f"measured on this machine, {when}, {ranks} ranks over loopback"

@@ -29,8 +29,6 @@ def render(result: dict[str, Any]) -> None:
 
 
 def _render_plan(result: dict[str, Any], console: Console) -> None:
-    from rich.table import Table
-
     best = result["best"]
     grid = f" {best['grid'][0]}x{best['grid'][1]}" if best["grid"] else ""
     goal = spoken_goal(result) or "by samples a second"
@@ -42,7 +40,7 @@ def _render_plan(result: dict[str, Any], console: Console) -> None:
         f"{best['step_ms']:.2f} ms a step, {best['samples_per_s']:,.0f} samples/s, {tokens}"
         f"efficiency {100 * best['efficiency']:.1f} %"
     )
-    _set_apart(console, _choices(Table(box=None, pad_edge=False), result["ranking"][:BEST], with_gpus=False))
+    _set_apart(console, _choices(result["ranking"][:BEST], console.width, with_gpus=False))
     for sentence in result["why"]:
         console.print(sentence)
     console.print(asks_sentence(result["asks"]))
@@ -60,7 +58,7 @@ def _render_plan(result: dict[str, Any], console: Console) -> None:
     for warning in result["warnings"]:
         console.print(f"[yellow]Note: {warning}.[/yellow]")
     if result["sweep"]:
-        console.print(_choices(Table(box=None, pad_edge=False, title="sweep"), result["sweep"], with_gpus=True))
+        console.print(_choices(result["sweep"], console.width, with_gpus=True))
 
 
 def asks_sentence(asks: dict[str, Any]) -> str:
@@ -109,26 +107,37 @@ def _render_ways(result: dict[str, Any], console: Console) -> None:
         )
 
 
-def _choices(table: Any, rows: list[dict[str, Any]], *, with_gpus: bool) -> Any:
-    for name in (["gpus"] if with_gpus else []) + ["collective", "codec"]:
-        table.add_column(name, no_wrap=True, justify="right" if name == "gpus" else "left")
-    for name in ("batch", "ms/step", "k/s", "eff.", "epochs", "time"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("waits for", no_wrap=True)
+def _choices(rows: list[dict[str, Any]], width: int, *, with_gpus: bool) -> Any:
+    """The ways of a ranking; columns that explain least are left out until the rest fits."""
+    from rich.table import Table
+
+    columns: dict[str, list[str]] = {}
     for row in rows:
         grid = f" {row['grid'][0]}x{row['grid'][1]}" if row["grid"] else ""
-        table.add_row(
-            *([f"{row['gpus']:,}"] if with_gpus else []),
-            row["collective"] + grid,
-            row["codec"],
-            f"{row['batch']:,}",
-            f"{row['step_ms']:.2f}",
-            f"{row['samples_per_s'] / 1e3:,.1f}",
-            f"{100 * row['efficiency']:.0f} %",
-            f"{row['epochs']:.0f}" if row["epochs"] else "-",
-            spoken_minutes(row["minutes"]) if row["minutes"] else "-",
-            row["bottleneck"],
-        )
+        cells = {
+            **({"gpus": f"{row['gpus']:,}"} if with_gpus else {}),
+            "collective": row["collective"] + grid,
+            "codec": row["codec"],
+            "batch": f"{row['batch']:,}",
+            "ms/step": f"{row['step_ms']:.2f}",
+            "k/s": f"{row['samples_per_s'] / 1e3:,.1f}",
+            "eff.": f"{100 * row['efficiency']:.0f} %",
+            "epochs": f"{row['epochs']:.0f}" if row["epochs"] else "-",
+            "time": spoken_minutes(row["minutes"]) if row["minutes"] else "-",
+            "waits for": row["bottleneck"],
+        }
+        for name, cell in cells.items():
+            columns.setdefault(name, []).append(cell)
+    for name in ("k/s", "waits for", "epochs", "eff."):
+        if sum(max(map(len, (name, *cells))) + 2 for name, cells in columns.items()) - 2 <= width:
+            break
+        columns.pop(name, None)
+    table = Table(box=None, pad_edge=False, title="sweep" if with_gpus else None)
+    for name in columns:
+        left = name in ("collective", "codec", "waits for")
+        table.add_column(name, justify="left" if left else "right", no_wrap=True)
+    for line in zip(*columns.values(), strict=True):
+        table.add_row(*line)
     return table
 
 

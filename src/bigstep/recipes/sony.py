@@ -77,7 +77,7 @@ PUBLISHED = Published(
     batch="55,296",
     accuracy=0.7529,
     seconds=122.0,
-    note="Version 1: 2176 V100, 34,816 -> 69,632, 75.03 % in 224 s.",
+    note="The first version of the paper: 75.03 % in 224 s on 2176 V100, with a batch of 34,816 -> 69,632.",
 )
 
 

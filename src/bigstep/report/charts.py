@@ -108,7 +108,8 @@ def _curves(
     if y in ("batch", "lr"):
         made.update_yaxes(rangemode="tozero")
     if y in ("noise_scale", "perplexity"):
-        made.update_yaxes(type="log")  # they change by orders of magnitude
+        # they change by orders of magnitude; with more ticks a level line has digits without their zeros beside it
+        made.update_yaxes(type="log", nticks=5, tickformat="~s")
     return Chart(key, title, caption, made.to_plotly_json())
 
 

@@ -50,7 +50,7 @@ def groups_grid(study: Study) -> dict[str, Any]:
                 _cell(count(group.median_of("noise_scale")), group.median_of("noise_scale")),
             ]
         )
-    return {"key": "groups", "title": "Groups, best first", "columns": columns, "rows": rows}
+    return _grid("groups", "Groups, best first", columns, rows)
 
 
 def effects_grid(study: Study) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def effects_grid(study: Study) -> dict[str, Any]:
         system, technique, brings, sure, costs = effect.words
         failed = _cell(count(effect.failures), effect.failures)
         rows.append([system, technique, _cell(brings, effect.brings), sure, _cell(costs, effect.costs), failed])
-    return {"key": "effects", "title": "What each technique brings", "columns": columns, "rows": rows}
+    return _grid("effects", "What each technique brings", columns, rows)
 
 
 def runs_grid(study: Study) -> dict[str, Any]:
@@ -103,7 +103,13 @@ def runs_grid(study: Study) -> dict[str, Any]:
         for index, group in enumerate(study.groups)
         for run in group.outcomes
     ]
-    return {"key": "runs", "title": "All runs", "columns": columns, "rows": rows}
+    return _grid("runs", "All runs", columns, rows)
+
+
+def _grid(key: str, title: str, columns: list[dict[str, Any]], rows: list[list[Any]]) -> dict[str, Any]:
+    names = (row[0] if isinstance(row[0], str) else row[0][0] for row in rows)
+    widest = max(map(len, names), default=0)  # long names are broken, short ones leave their room to the figures
+    return {"key": key, "title": title, "columns": columns, "rows": rows, "widest": widest}
 
 
 def _column(name: str, numeric: bool = False) -> dict[str, Any]:

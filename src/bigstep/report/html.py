@@ -76,8 +76,8 @@ def render(study: Study) -> str:
         payload=pack(json.dumps(payload, allow_nan=False, separators=(",", ":")).encode()),
         plotly=packed_plotly(),
         unpack_script=unpack_script(),
-        css=(TEMPLATES / "report.css").read_text(),
-        javascript=(TEMPLATES / "report.js").read_text(),
+        css=(TEMPLATES / "report.css").read_text("utf-8"),
+        javascript=(TEMPLATES / "report.js").read_text("utf-8"),
         version=bigstep.__version__,
         written=time.strftime("%Y-%m-%d %H:%M"),
     )
@@ -124,7 +124,7 @@ def _tiles(study: Study) -> list[Mapping[str, str]]:
             if study.target is not None and (s := g.seconds_to(study.target)) is not None
         ]
         quick = min(times, default=None)
-        level, unsure = len(study.peers("alike")), len(study.peers("too few"))
+        level, unsure = len(study.peers("alike")), len(study.unsure)
         tiles = [
             (f"best median {measure.name}", measure.cell(best.median), best.label),
             ("level with it", count(level), "groups that cannot be told apart from it")

@@ -7,7 +7,6 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from bigstep.report.figures import cut
 from bigstep.report.words import duration, percent, plural
 
 if TYPE_CHECKING:
@@ -17,8 +16,12 @@ __all__ = ["folded", "print_recipe", "print_recipes"]
 
 _BATCH = re.compile(r"any$|[\d,.]+($|K| M| ->| to)")
 """What a paper reports as its batch, where it is one: asynchronous systems and islands report other things."""
-_KEPT = re.compile(r"\||bigstep |torchrun |\w+: |- ")
-"""Begins a line of its own: of a table, a command, a preset, a list."""
+_KEPT = re.compile(r"\||bigstep |torchrun |- ")
+"""Begins a line of its own: of a table, a command, a list."""
+_WHOLE = re.compile(r"\||bigstep |torchrun ")
+"""Begins a line with which no other goes on."""
+_PRESET = re.compile(r"(\w+, )*\w+: ")
+"""Begins a line of its own behind a sentence that has ended."""
 
 
 class Described(Protocol):
@@ -51,14 +54,17 @@ def print_recipes(recipes: Sequence[Described]) -> None:
         published = recipe.published
         table.add_row(recipe.name, Text(recipe.summary))
         figures = (
-            cut(f"batch {published.batch}" if _BATCH.match(published.batch) else published.batch, 46),
+            f"batch {published.batch}" if _BATCH.match(published.batch) else published.batch,
             None if published.seconds is None else duration(published.seconds),
             None if published.accuracy is None else f"{percent(published.accuracy)} top-1",
         )
         table.add_row("", Text(" · ".join(figure for figure in figures if figure), style="dim"))
     console = Console()
     console.print(table)
-    console.print("\nBatch, time and top-1 are the papers' own, on their hardware and ImageNet.", style="dim")
+    console.print(
+        "\nBatch, time and top-1 are the papers' own, on their hardware and data, mostly ImageNet.",
+        style="dim",
+    )
     console.print("bigstep recipes NAME explains one; bigstep train NAME runs it on embedded data.", style="dim")
 
 
@@ -68,7 +74,7 @@ def print_recipe(recipe: Described, config: Mapping[str, Any]) -> None:
     from rich.text import Text
 
     console = Console()
-    console.print(Text(recipe.name, style="bold"), Text(f"· {recipe.summary}"))
+    console.print(Text.assemble((recipe.name, "bold"), f" · {recipe.summary}"))
     console.print(Text(f"techniques: {', '.join(recipe.techniques)}", style="cyan"))
     console.print(Text(f"presets:    {', '.join(recipe.presets)}", style="cyan"))
     workers = config["workers"]
@@ -77,34 +83,80 @@ def print_recipe(recipe: Described, config: Mapping[str, Any]) -> None:
     shown = f"{config['model']} on {config['data']['name']}, {share} = {batch:,}"
     console.print(Text(f"{config['preset']:<11} {shown}, {plural(config['epochs'], 'epoch')}", style="cyan"))
     console.print()
-    console.print(Text(folded(recipe.docstring, console.width)), soft_wrap=True)  # its tables must not be broken
+    console.print(Text(folded(recipe.docstring, console.width)), soft_wrap=True)
 
 
 def folded(evidence: str, width: int) -> str:
-    r"""Return a recipe's evidence with its sentences broken at `width`; tables and commands stay as they are.
+    r"""Return a recipe's evidence with its lines broken at `width`: sentences between words, commands as a shell reads.
+
+    A table that is too wide becomes a list of its rows.
 
     >>> print(folded("Batch\n    mini: one two three\n    four\n    paper: five", 20))
     Batch
         mini: one two
         three four
         paper: five
+    >>> print(folded("    | run | time |\n    |-----|------|\n    | first | long ago |\n    bigstep train --lr 1", 18))
+        - run: first ·
+          time: long
+          ago
+        bigstep train \
+          --lr 1
     """
+    return "\n".join(_filled(each, width) for each in _paragraphs(_without_wide_tables(evidence, width)))
+
+
+def _paragraphs(evidence: str) -> list[str]:
+    """The lines, those that go on with a sentence joined to it."""
     paragraphs: list[str] = []
     for line in evidence.splitlines():
         before = paragraphs[-1] if paragraphs else ""
         indent = line[: len(line) - len(line.lstrip())]
         goes_on = line.strip() and before.strip() and before.startswith(indent) and before[len(indent)] != " "
-        if goes_on and indent and not _KEPT.match(line.strip()) and not before.strip().startswith("|"):
+        own = _KEPT.match(line.strip()) or _PRESET.match(line.strip()) and before.rstrip()[-1:] in ".:;)"
+        if goes_on and indent and not own and not _WHOLE.match(before.strip()):
             paragraphs[-1] = f"{before} {line.strip()}"
         else:
             paragraphs.append(line)
-    return "\n".join(_filled(each, width) for each in paragraphs)
+    return paragraphs
+
+
+def _without_wide_tables(evidence: str, width: int) -> str:
+    """Each row of a table that does not fit told cell by cell, with the names of the columns."""
+
+    def told(table: re.Match[str]) -> str:
+        if max(map(len, table[0].splitlines())) <= width:
+            return table[0]
+        indent = " " * (len(table[0]) - len(table[0].lstrip()))
+        names, _, *rows = (
+            [cell.strip() for cell in row.strip().strip("|").split("|")] for row in table[0].splitlines()
+        )
+        cells = ([f"{name}: {cell}" for name, cell in zip(names, row, strict=True) if cell not in "–"] for row in rows)
+        return "".join(f"{indent}- {' · '.join(row)}\n" for row in cells)
+
+    return re.sub(r"(?:^ *\|.*\n)+", told, evidence, flags=re.M)
 
 
 def _filled(paragraph: str, width: int) -> str:
+    """One paragraph, broken: a command before its options, so that it can still be copied."""
     indent = paragraph[: len(paragraph) - len(paragraph.lstrip())]
-    if re.match(r"\||bigstep |torchrun ", paragraph.strip()):
+    if paragraph.strip().startswith("|"):
         return paragraph
+    if _WHOLE.match(paragraph.strip()):
+        lines = [""]
+        for word in re.split(r" (?=--\w)", re.sub(r" +#", "  #", paragraph)):
+            longer = f"{lines[-1]} {word}" if lines[-1] else word
+            if len(longer) <= width - 2 or not lines[-1]:
+                lines[-1] = longer
+            else:
+                lines.append(f"{indent}  {word}")
+        return " \\\n".join(lines)
+    hanging = f"{indent}  " if paragraph.strip().startswith("- ") else indent
     return textwrap.fill(
-        paragraph, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False, drop_whitespace=True
+        paragraph,
+        width,
+        subsequent_indent=hanging,
+        break_long_words=False,
+        break_on_hyphens=False,
+        drop_whitespace=True,
     )

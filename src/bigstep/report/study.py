@@ -55,7 +55,7 @@ class Study:
             return f"{len(self.groups)} ways to train that cannot be told apart"
         if alike:
             return f"{best.label} leads with {self.measure.text(best.median)}, not clearly ahead of {listing(alike, 2)}"
-        unsure = ", with too few seeds to be sure" if self.peers("too few") else ""
+        unsure = ", with too few seeds to be sure" if self.unsure else ""
         return f"{best.label} leads with {self.measure.text(best.median)}{unsure}"
 
     @property
@@ -107,6 +107,12 @@ class Study:
             place = "best"
         troubles = ((group.failures, "failed"), (group.stopped, "stopped"))
         return ", ".join([place, *(f"{count(number)} {what}" for number, what in troubles if number)])
+
+    @property
+    def unsure(self) -> list[str]:
+        """Names of the groups that more seeds could still put beside the first; one that only failed is no rival."""
+        failed = {group.label for group in self.groups if group.failures == len(group.outcomes)}
+        return [label for label in self.peers("too few") if label not in failed]
 
     @cached_property
     def effects(self) -> list[Effect]:

@@ -95,8 +95,8 @@ def _groups(study: Study, width: int) -> Table:
         del columns[name]
     table = Table(box=box.SIMPLE_HEAD, caption=_rest(study), caption_justify="left")
     for name in columns:
-        left = name in ("group", "standing")
-        table.add_column(Text(name), justify="left" if left else "right", no_wrap=name != "group", overflow="fold")
+        words = name in ("group", "standing")
+        table.add_column(Text(name), justify="left" if words else "right", no_wrap=not words, overflow="fold")
     for position, row in enumerate(zip(*columns.values(), strict=True)):
         style = (
             "bold green"

@@ -1,0 +1,72 @@
+"""What is printed can be read: in a locale of few characters, in pages written there, on a narrow terminal."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from bigstep import recipes
+from bigstep.cli.streams import fill_streams
+from bigstep.engine.launch import program
+from bigstep.report.recipes import folded
+from test_report import write_run
+
+ASCII_ONLY = {**os.environ, "LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+
+def test_a_page_is_the_same_whatever_the_locale(tmp_path: Path) -> None:
+    write_run(tmp_path / "a")
+    for page, environment in (("utf.html", {**os.environ, "PYTHONUTF8": "1"}), ("ascii.html", ASCII_ONLY)):
+        words = program("report", "a", "--html", page)
+        done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    assert (tmp_path / "ascii.html").read_bytes() == (tmp_path / "utf.html").read_bytes()
+
+
+def test_a_locale_of_few_characters_is_given_plain_ones(tmp_path: Path) -> None:
+    write_run(tmp_path / "a")
+    done = subprocess.run(program("report", "a"), cwd=tmp_path, env=ASCII_ONLY, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert b"\\u" not in done.stdout
+    assert b"\\x" not in done.stdout
+    assert b"|" in done.stdout
+    assert b"'" in done.stdout, "the curve"
+
+
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_what_has_no_plain_character_is_escaped_and_ends_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(f"sys.{name}", stream)
+    fill_streams()
+    stream.write("1,024 × 2 → “ends” – µ\u2801\u28ff\u2840 \udce9 中")
+    stream.flush()
+    assert stream.buffer.getvalue() == b'1,024 x 2 -> "ends" - u\':. \\udce9 \\u4e2d'  # type: ignore[attr-defined]
+
+
+def test_a_mistake_is_broken_between_words_on_a_terminal(tmp_path: Path) -> None:
+    reader, writer = pty.openpty()
+    environment = {**os.environ, "COLUMNS": "40"}
+    with subprocess.Popen(program("train", "sonny"), cwd=tmp_path, env=environment, stderr=writer) as process:
+        assert process.wait() == 2
+    os.close(writer)
+    with open(reader, "rb", buffering=0) as terminal:
+        told = terminal.read(4_096).decode()
+    assert told.splitlines() == ["bigstep: Unknown recipe 'sonny': did you", "mean 'sony'?"]
+
+
+@pytest.mark.parametrize("name", recipes.NAMES)
+@pytest.mark.parametrize("width", [80, 60])
+def test_the_evidence_of_a_recipe_fits_a_terminal_and_loses_no_word(name: str, width: int) -> None:
+    evidence = recipes.describe(name).docstring
+    shown = folded(evidence, width)
+    assert max(map(len, shown.splitlines())) <= width
+
+    def words(text: str) -> set[str]:
+        return {word.strip("|-·:\\") for word in text.split() if word != "–"}
+
+    assert words(evidence) <= words(shown)
