@@ -81,7 +81,8 @@ def _kind(path: Path, current: str) -> str:
         return "packed"
     if (path / PLAN).is_file() and not (path / "train").exists():
         raise DataError(f"{path} is not packed to its end; run the same `bigstep data pack` again, and it goes on.")
-    if _has(path / "train", TEXT_SUFFIXES) or (_has(path, TEXT_SUFFIXES) and not _has_class(path / "train")):
+    is_text = _has(path / "train", TEXT_SUFFIXES) or _has(path, TEXT_SUFFIXES)
+    if is_text and not _has_class(path / "train"):
         return "text"
     if (path / "train").is_dir():
         return "imagenet" if current == "imagenet" else "folder"
