@@ -15,7 +15,7 @@ from PIL import Image
 from bigstep.data.catalog import open_data
 from bigstep.data.decode import centre_box, cut, cut_fast, open_image
 from bigstep.data.rectangles import rectangle_of, rectangular_batches
-from bigstep.data.sources import coded
+from bigstep.data.sources import coded, folder
 from bigstep.data.sources.folder import open_folder, scan_folder
 from bigstep.data.view import View
 from bigstep.errors import DataError
@@ -118,6 +118,18 @@ def test_the_fast_cut_moves_a_box_by_less_than_a_pixel_and_keeps_it_inside(tmp_p
         with open_image(tmp_path / "x.png") as image:
             found = cut_fast(image, box, (whole[2] - whole[0], whole[3] - whole[1]))
         assert np.array_equal(found.numpy(), np.asarray(picture.crop(whole)))
+
+
+def test_a_plain_file_is_opened_once_for_its_size_and_its_pixels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its header is read by hand for the size; opening it for that would take a tenth of the time."""
+    train, _ = open_folder(make_folder(tmp_path))
+    expected, opened = train.load_crops([0, 1, 2], 16), []
+    opens = folder.open_image
+    monkeypatch.setattr(folder, "open_image", lambda path, content: (opened.append(path), opens(path, content))[1])
+    assert torch.equal(train.load_crops([0, 1, 2], 16), expected)
+    assert opened == [train.path(index) for index in range(3)]
 
 
 def test_orientation_tags_are_ignored(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from bigstep.data.decode import image_sizes, open_image
 from bigstep.data.decoders.base import Buffer
+from bigstep.data.decoders.plain import plain_size
 from bigstep.data.names import IMAGE_SUFFIXES
 from bigstep.data.sources.base import digest, spread
 from bigstep.data.sources.coded import CodedImages
@@ -98,6 +99,8 @@ class FolderImages(CodedImages):
 
     def size(self, index: int, content: Buffer | None = None) -> tuple[int, int]:
         """Read width and height from the header of a file."""
+        if content is not None and (known := plain_size(content)) is not None:  # most have been read by now
+            return known
         with self.open(index, content) as image:
             return image.size
 
