@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 import struct
 import zlib
 from pathlib import Path
@@ -67,6 +68,21 @@ def test_holding_out_works_on_folders(tmp_path: Path) -> None:
     assert pair.test.labels.tolist() == [0, 1]
     assert len(pair.train) == 4
     assert pair.test.root.name == "train"
+    shutil.rmtree(tmp_path / "val")
+    assert open_data("folder", str(tmp_path), holdout=0.34).fingerprint() == pair.fingerprint()
+    with pytest.raises(DataError, match=r"has no val beside train.*data\.holdout"):
+        open_data("folder", str(tmp_path))
+
+
+def test_a_class_that_is_a_link_to_nowhere_is_named(tmp_path: Path) -> None:
+    """A disk that is not there must not leave a class out in silence."""
+    make_folder(tmp_path)
+    for part in ("train", "val"):
+        (tmp_path / part / "cow").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(DataError, match="train/cow is a link to nowhere"):
+        open_folder(tmp_path)
+    shutil.copytree(tmp_path / "train" / "ant", tmp_path / "elsewhere")
+    assert open_folder(tmp_path)[0].classes == ("ant", "bee", "cow")
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])

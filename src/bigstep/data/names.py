@@ -36,6 +36,8 @@ class Wanted:
     path: str = ""
     length: int = 128
     vocabulary: str = "bytes"
+    alone: bool = False
+    """Whether a training set will do without a test set, since some of it is held out."""
     progress: Progress | None = None
 
 

@@ -124,7 +124,13 @@ class FolderImages(CodedImages):
 
 def open_folder(path: Path) -> tuple[FolderImages, FolderImages]:
     """Open PATH/train and PATH/val, whose class folders must have the same names."""
-    train, test = scan_folder(path / "train"), scan_folder(path / "val")
+    train = scan_folder(path / "train")
+    if not (path / "val").exists():
+        raise DataError(
+            f"{path} has no val beside train, to be evaluated on; add val/CLASS/IMAGE.JPEG (a link will do), or train "
+            "with data.holdout, the fraction of train that is held out for it."
+        )
+    test = scan_folder(path / "val")
     if train.classes != test.classes:
         extra = sorted(set(train.classes) ^ set(test.classes))
         here, there = (train.root, test.root) if extra[0] in train.classes else (test.root, train.root)
@@ -167,6 +173,12 @@ def scan_folder(root: Path) -> FolderImages:
 def _entries(folder: Path, *, folders: bool) -> list[str]:
     try:
         with os.scandir(folder) as entries:
-            return sorted(e.name for e in entries if not e.name.startswith(".") and e.is_dir() == folders)
+            shown = [entry for entry in entries if not entry.name.startswith(".")]
+            for entry in shown if folders else ():
+                if entry.is_symlink() and not os.path.exists(
+                    entry.path
+                ):  # a class, perhaps, on a disk that is not there
+                    raise DataError(f"{entry.path} is a link to nowhere; mend or remove it.")
+            return sorted(entry.name for entry in shown if entry.is_dir() == folders)
     except OSError as error:
         raise DataError(f"{folder} cannot be read: {error.strerror}.") from None
