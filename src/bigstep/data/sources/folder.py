@@ -64,7 +64,7 @@ class FolderImages(CodedImages):
     @cached_property
     def sizes(self) -> Tensor:
         """Width and height of each image in pixels, (N, 2), read from the files' headers."""
-        return image_sizes([self.path(index) for index in range(len(self))])
+        return image_sizes(self.path(index) for index in range(len(self)))
 
     def path(self, index: int) -> Path:
         """Return the file of a sample."""
