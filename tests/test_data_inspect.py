@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,8 @@ from PIL import Image
 from bigstep.cli import main
 from bigstep.data.catalog import open_data
 from bigstep.data.inspect import contact_sheet, describe
+from bigstep.data.sources.folder import FolderImages, open_folder
+from bigstep.described import usable_cores
 from bigstep.errors import ConfigError, DataError
 from test_data_files import cifar_arrays, write_cifar
 from test_data_folder import make_folder
@@ -96,3 +99,16 @@ def test_what_is_no_set_is_refused(tmp_path: Path) -> None:
         describe("/nowhere/at/all")
     with pytest.raises(DataError, match="is no data set"):
         describe(str(tmp_path))
+
+
+def test_verification_begins_with_few_images_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a million files, what is kept for each that waits would fill gigabytes."""
+    train, _ = open_folder(make_folder(tmp_path, per_class=600))
+    train.path(0).write_bytes(b"damaged")
+    begun, told = [], []
+    submit = ThreadPoolExecutor.submit
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", lambda *given: (begun.append(1), submit(*given))[1])
+    monkeypatch.setattr(FolderImages, "where", lambda self, index: (told.append(len(begun)), str(self.path(index)))[1])
+    assert train.describe(verify=True)["checked"] == 1200
+    assert len(told) == 1  # of the first image, which is damaged
+    assert told[0] <= 8 * (usable_cores() + 4)

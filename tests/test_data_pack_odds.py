@@ -215,6 +215,8 @@ def test_a_readme_beside_images_makes_no_text_of_them(tmp_path: Path) -> None:
     (folder / "README.md").write_text("photographs of insects")
     assert name_of_set(str(folder))[0] == "folder"
     assert packed(folder, tmp_path / "out")["images"] == 12
+    (folder / "train" / "boxes.txt").write_text("0 0 64 64")  # beside the folders of classes
+    assert name_of_set(str(folder))[0] == "folder"
     for part in ("train", "val"):
         (tmp_path / "books" / part / "plays").mkdir(parents=True)
         (tmp_path / "books" / part / "plays" / "hamlet.txt").write_text("to be or not to be")

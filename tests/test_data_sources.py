@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from bigstep.data import DataPair, Source, TensorImages, as_pair, as_source, ope
 from bigstep.data.feed import Feed, Request
 from bigstep.data.sources.folder import open_folder
 from bigstep.data.sources.own import TensorItems
-from bigstep.errors import ConfigError, DataError
+from bigstep.errors import ConfigError, DataError, RunError
 from bigstep.tables.datasets import DATASETS
 from bigstep.train import fit
 from test_data_folder import make_folder
@@ -186,7 +187,7 @@ def test_sequences_tell_vocabulary_length_and_how_many_targets_each_has() -> Non
     assert tensor_images().targets(torch.tensor([0])) is None
 
 
-X, Y = np.zeros((6, 3), np.float32), np.arange(6)
+X, Y = np.arange(18, dtype=np.float32).reshape(6, 3), np.arange(6)
 GIVEN_WRONGLY = {
     "arrays without a test set": ((X, Y), "training set alone.*data.holdout"),
     "one data set": (TensorDataset(torch.zeros(4, 2), torch.zeros(4)), r"two data sets, \(train, test\).*data.holdout"),
@@ -198,6 +199,9 @@ GIVEN_WRONGLY = {
     "arrays of two lengths": (((X, Y[:4]), (X, Y)), "one y for each x"),
     "a generator": (((n for n in range(3)), [(1, 0)]), "generator, which has no length.*map-style"),
     "nothing in it": (([], [(1, 0)]), "empty"),
+    "words": (((X, np.array(["cat", "dog"] * 3)), (X, Y)), "array of <U3.*give numbers"),
+    "objects": (((np.full(6, None), Y), (X, Y)), "array of object.*give numbers"),
+    "a sparse tensor": (((torch.ones(6, 3).to_sparse(), Y), (X, Y)), r"sparse_coo; give a dense one"),
 }
 
 
@@ -207,6 +211,68 @@ def test_what_cannot_be_a_pair_of_sets_is_told_rightly(case: str) -> None:
     with pytest.raises(DataError, match=sentence) as caught:
         as_pair(given)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        (X.astype(">f4"), Y.astype(">i8")),
+        (np.ascontiguousarray(X[::-1])[::-1], np.ascontiguousarray(Y[::-1])[::-1]),
+        (torch.from_numpy(X).requires_grad_(), Y),
+        (X, Y.tolist()),
+        [X, Y],
+    ],
+    ids=["another order of bytes", "backwards", "with gradients", "labels in a list", "in a list"],
+)
+def test_numbers_are_taken_however_they_lie_in_memory(kept: Any) -> None:
+    pair = as_pair((kept, (X, Y)))
+    expected = as_pair(((X, Y), (X, Y)))
+    assert pair.fingerprint() == expected.fingerprint()
+    for mine, theirs in zip(batch_of(Feed(pair.train, train=False), [4, 1]), (X, Y), strict=True):
+        assert np.array_equal(mine.numpy(), theirs[[4, 1]])
+
+
+def test_a_mapped_file_is_taken_without_a_warning(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    np.save(tmp_path / "x.npy", X)
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    source = as_source((mapped, Y))
+    assert isinstance(source, TensorItems)
+    assert source.x.data_ptr() == mapped.ctypes.data  # not copied: it may be larger than memory
+    assert not [warning for warning in recwarn if "writable" in str(warning.message)]
+
+
+def test_complex_numbers_are_neither_tokens_nor_classes() -> None:
+    waves = as_source((np.ones((6, 3), np.complex64), np.ones((6, 2), np.complex64)))
+    assert waves.inputs(0) == {"channels": 3, "image_size": 3}
+    assert waves.targets(torch.arange(6)) is None
+    with pytest.raises(DataError, match="no numbers of classes"):
+        _ = waves.num_classes
+
+
+@pytest.mark.parametrize("x", [pictures(8), torch.zeros(8, 5), torch.zeros(8, 28, 28), torch.zeros(8, 32, 32, 3)])
+def test_a_network_by_name_is_given_images_or_the_run_is_refused(x: Tensor) -> None:
+    data = TensorDataset(x, torch.arange(8) % 2)
+    item = re.escape(f"{x.dtype} of {tuple(x.shape[1:])};")
+    with pytest.raises(ConfigError, match=f"small takes images of floating numbers.* is {item}"):
+        fit(tiny_config(), None, (data, data), device="cpu")
+
+
+class Faulty(Items):
+    """Raises an error of its own at an item that no fingerprint looks at."""
+
+    classes = ("a", "b")
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        if index == 5:
+            raise ValueError("the fifth is odd")
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("loaders", [0, 1])
+def test_an_error_of_ones_own_is_told_wherever_it_is_raised(loaders: int) -> None:
+    train, test = (kind(torch.zeros(16, 3), torch.zeros(16, dtype=torch.int64)) for kind in (Faulty, Items))
+    with pytest.raises(RunError, match=r"Rank 0 failed at step 0 in .*: ValueError: the fifth is odd$"):
+        fit(tiny_config(data=DataConfig(loaders=loaders)), nn.Linear(3, 2), (train, test), device="cpu")
 
 
 def test_a_training_set_alone_will_do_where_some_is_held_out() -> None:

@@ -13,7 +13,7 @@ from bigstep.data.download import Remote, cache_folder, download, locked, unpack
 from bigstep.data.idx import find_idx, open_idx
 from bigstep.data.names import Progress, Wanted
 from bigstep.data.pair import DataPair, hold_out
-from bigstep.data.sources.folder import open_folder
+from bigstep.data.sources.folder import open_folder, scan_folder
 from bigstep.data.sources.given import as_pair
 from bigstep.errors import DataError, nearest
 from bigstep.tables import load
@@ -83,7 +83,7 @@ def open_data(
     >>> len(pair.train), len(pair.test), pair.train.image_size
     (9000, 3000, 28)
     """
-    wanted = Wanted(name=name, path=path, length=length, vocabulary=vocabulary, progress=progress)
+    wanted = Wanted(name=name, path=path, length=length, vocabulary=vocabulary, alone=holdout > 0, progress=progress)
     return _open(wanted, holdout, seed)
 
 
@@ -108,7 +108,11 @@ def open_folder_set(wanted: Wanted) -> DataPair:
         raise DataError(
             f"{wanted.name} needs data.path, the folder that holds train/CLASS/*.JPEG and val/CLASS/*.JPEG."
         )
-    return DataPair(*open_folder(Path(wanted.path)))
+    path = Path(wanted.path)
+    if wanted.alone and not (path / "val").exists():
+        train = scan_folder(path / "train")
+        return DataPair(train, train)  # whoever asks for it alone divides it
+    return DataPair(*open_folder(path))
 
 
 def open_idx_set(wanted: Wanted) -> DataPair:

@@ -6,8 +6,7 @@ Orientation tags (EXIF) are ignored, as the published ImageNet pipelines ignore 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from bigstep.data.background import in_threads
 from bigstep.errors import DataError
 
 __all__ = ["centre_box", "cut", "cut_fast", "image_sizes", "open_image", "snap", "snap_all", "whole_box"]
@@ -145,12 +145,12 @@ def whole_box(width: int, height: int, shape: tuple[int, int]) -> Box:
     return (width - w) / 2, (height - h) / 2, (width + w) / 2, (height + h) / 2
 
 
-def image_sizes(paths: list[Path]) -> Tensor:
+def image_sizes(paths: Iterable[Path]) -> Tensor:
     """Read width and height of each file from its header, (N, 2)."""
 
     def size(path: Path) -> tuple[int, int]:
         with open_image(path) as image:
             return image.size
 
-    with ThreadPoolExecutor(8) as pool:  # waiting for a disk or a file server, not computing
-        return torch.tensor(list(pool.map(size, paths)), dtype=torch.int64).view(-1, 2)
+    found = in_threads(size, paths, threads=8, ahead=64)  # they wait for a disk or a file server, and do not compute
+    return torch.tensor(list(found), dtype=torch.int64).view(-1, 2)

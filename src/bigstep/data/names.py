@@ -36,6 +36,8 @@ class Wanted:
     path: str = ""
     length: int = 128
     vocabulary: str = "bytes"
+    alone: bool = False
+    """Whether a training set will do without a test set, since some of it is held out."""
     progress: Progress | None = None
 
 
@@ -81,7 +83,8 @@ def _kind(path: Path, current: str) -> str:
         return "packed"
     if (path / PLAN).is_file() and not (path / "train").exists():
         raise DataError(f"{path} is not packed to its end; run the same `bigstep data pack` again, and it goes on.")
-    if _has(path / "train", TEXT_SUFFIXES) or (_has(path, TEXT_SUFFIXES) and not _has_class(path / "train")):
+    is_text = _has(path / "train", TEXT_SUFFIXES) or _has(path, TEXT_SUFFIXES)
+    if is_text and not _has_class(path / "train"):
         return "text"
     if (path / "train").is_dir():
         return "imagenet" if current == "imagenet" else "folder"

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, cast
 from bigstep.data.names import TEXT_SUFFIXES, Packing, Wanted
 from bigstep.data.pair import DataPair
 from bigstep.data.sources.text import TokenWindows
+from bigstep.data.text_parts import character_at
 from bigstep.data.tokens import read_tokens, write_tokens
 from bigstep.data.vocabulary import Numbers, Tokens, Vocabulary, make_vocabulary, restore_vocabulary
 from bigstep.errors import ConfigError, DataError
@@ -110,9 +111,7 @@ def divide(documents: list[bytes]) -> tuple[bytes, bytes]:
         kept = [document for place, document in enumerate(documents) if place % _HELD_OUT != _HELD_OUT - 1]
         return b"".join(kept), b"".join(held)
     text = b"".join(documents)
-    cut = len(text) * (_HELD_OUT - 1) // _HELD_OUT
-    begins = (place for place in range(cut, max(cut - 4, 0), -1) if text[place] & 0xC0 != 0x80)
-    cut = next(begins, cut)  # not within a character of UTF-8; where none begins nearby, it is no UTF-8
+    cut = character_at(text, len(text) * (_HELD_OUT - 1) // _HELD_OUT)  # not within a character
     return text[:cut], text[cut:]
 
 

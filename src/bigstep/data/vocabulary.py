@@ -6,17 +6,17 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 import sys
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bigstep.data.text_parts import characters, pieces_of, whole_text
 from bigstep.errors import ConfigError, DataError, nearest
 from bigstep.records import write_atomically
 from bigstep.tables import load
@@ -26,7 +26,6 @@ __all__ = ["Vocabulary", "load_vocabulary", "make_vocabulary", "restore_vocabula
 
 FILE = "vocabulary.json"
 _WORDS = 8192
-_PIECES = re.compile(rb" ?\w+| ?[^\w\s]+|\s+")  # every byte belongs to one piece; a space to the word behind it
 
 Tokens = NDArray[np.unsignedinteger[Any]]
 
@@ -97,15 +96,18 @@ class Chars(Vocabulary):
 
     def encode(self, text: bytes, where: str) -> Tokens:
         """Return the place of each character."""
-        points = np.frombuffer(_text(text, where).encode("utf-32-le"), dtype="<u4")
         last = int(self._points[-1]) + 1  # stands for all that lie behind the last character
         places: Tokens = np.full(last + 1, self.size, dtype=np.min_scalar_type(self.size))
         places[self._points] = np.arange(self.size)
-        tokens: Tokens = places[np.minimum(points, last)]
-        if tokens.size and tokens.max() == self.size:
-            strange = chr(points[tokens.argmax()])
-            raise DataError(f"{where} holds {strange!r}, a character that the vocabulary of this run lacks.")
-        return cast(Tokens, tokens.astype(self.dtype))
+        found = [np.empty(0, dtype=self.dtype)]
+        for part in characters(text, where):
+            points = np.frombuffer(part.encode("utf-32-le"), dtype="<u4")
+            tokens: Tokens = places[np.minimum(points, last)]
+            if tokens.max() == self.size:
+                strange = chr(points[tokens.argmax()])
+                raise DataError(f"{where} holds {strange!r}, a character that the vocabulary of this run lacks.")
+            found.append(tokens.astype(self.dtype))
+        return np.concatenate(found)
 
     def decode(self, tokens: Sequence[int]) -> bytes:
         """Join the characters."""
@@ -132,11 +134,12 @@ class Words(Vocabulary):
 
     def encode(self, text: bytes, where: str) -> Tokens:
         """Return the token of each word, or its bytes."""
-        _refuse_binary(text, where)
-        pieces = _PIECES.findall(text)
-        # iterating over the bytes of a word that has no token gives their numbers, which are their tokens
-        spelled = itertools.chain.from_iterable(self._tokens.get(piece, piece) for piece in pieces)
-        return np.fromiter(spelled, dtype=self.dtype)
+        found = [np.empty(0, dtype=self.dtype)]
+        for pieces in pieces_of(text, where):
+            # iterating over the bytes of a word that has no token gives their numbers, which are their tokens
+            spelled = itertools.chain.from_iterable(self._tokens.get(piece, piece) for piece in pieces)
+            found.append(np.fromiter(spelled, dtype=self.dtype))
+        return np.concatenate(found)
 
     def decode(self, tokens: Sequence[int]) -> bytes:
         """Join bytes and words."""
@@ -156,7 +159,7 @@ class Tiktoken(Vocabulary):
 
     def encode(self, text: bytes, where: str) -> Tokens:
         """Let tiktoken divide the text; special tokens are ordinary text here."""
-        return np.array(self._encoding.encode_ordinary(_text(text, where)), dtype=self.dtype)
+        return np.array(self._encoding.encode_ordinary(whole_text(text, where)), dtype=self.dtype)
 
     def decode(self, tokens: Sequence[int]) -> bytes:
         """Join the bytes of the tokens."""
@@ -179,7 +182,7 @@ class Tokenizers(Vocabulary):
 
     def encode(self, text: bytes, where: str) -> Tokens:
         """Let the tokenizer divide the text."""
-        return np.array(self._tokenizer.encode(_text(text, where), add_special_tokens=False).ids, dtype=self.dtype)
+        return np.array(self._tokenizer.encode(whole_text(text, where), add_special_tokens=False).ids, dtype=self.dtype)
 
     def decode(self, tokens: Sequence[int]) -> bytes:
         """Let the tokenizer join the tokens."""
@@ -262,15 +265,20 @@ def make_bytes(rest: str, train: bytes, test: bytes = b"") -> Vocabulary:
 
 def make_chars(rest: str, train: bytes, test: bytes = b"") -> Vocabulary:
     """Collect the characters of a text."""
-    return Chars(sorted(map(ord, set(_text(train, "The text")) | set(_text(test, "The text")))))
+    seen: set[str] = set()
+    for text in (train, test):
+        for part in characters(text, "The text"):
+            seen.update(part)
+    return Chars(sorted(map(ord, seen)))
 
 
 def make_words(rest: str, train: bytes, test: bytes = b"") -> Vocabulary:
     """Collect the most frequent words of a text; equal counts in the order of their bytes."""
     if rest and not (rest.isascii() and rest.isdigit() and 256 < int(rest) <= 2**20):
         raise ConfigError(f"data.vocabulary is words:{rest}, but the size must be a number from 257 to 1048576.")
-    _refuse_binary(train, "The text")
-    counts = Counter(piece for piece in _PIECES.findall(train) if len(piece) > 1)
+    counts = Counter[bytes]()
+    for pieces in pieces_of(train, "The text"):
+        counts.update(piece for piece in pieces if len(piece) > 1)
     order = sorted(counts, key=lambda piece: (-counts[piece], piece))
     return Words(order[: int(rest or _WORDS) - 256])
 
@@ -300,18 +308,3 @@ def make_tokenizers(rest: str, train: bytes, test: bytes = b"") -> Vocabulary:
         return Tokenizers(rest, tokenizers.Tokenizer.from_file(rest))
     except Exception as error:  # the package raises plain Exception
         raise DataError(f"{rest} is no tokenizer.json that the package tokenizers can read: {error}.") from None
-
-
-def _text(text: bytes, where: str) -> str:
-    _refuse_binary(text, where)
-    try:
-        return text.decode()
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{where} is no text in UTF-8 (byte {error.start:,} is wrong); set data.vocabulary=bytes, or convert it."
-        ) from None
-
-
-def _refuse_binary(text: bytes, where: str) -> None:
-    if b"\0" in text:
-        raise DataError(f"{where} is no text (it holds bytes of value 0); set data.vocabulary=bytes.")

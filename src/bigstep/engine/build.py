@@ -38,6 +38,7 @@ from bigstep.norm import WorkerStatistics, ghost_batch_norm, zero_gamma
 from bigstep.optim import parameter_groups
 from bigstep.schedules import BatchPlan
 from bigstep.tables import load, load_own
+from bigstep.tables.models import find_model
 
 __all__ = ["Emulation", "Own", "Run", "build"]
 
@@ -224,6 +225,8 @@ def _model(config: RunConfig, ranks: Ranks, precision: Precision, own: Own, feed
     torch.manual_seed(config.seed)
     model = own.model
     if model is None:
+        if find_model(config.model).input == "images":
+            feed.source.check_images(config.model)
         model = build_model(config.model, **feed.shape)
     if own.change is not None:
         model = own.change(model)

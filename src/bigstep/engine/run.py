@@ -113,12 +113,23 @@ def run(order: Order, ranks: Ranks, observers: Iterable[Observer] = (), own: Own
         except Exception as error:
             # the traceback is for whoever wrote the model; the sentence is for whoever runs it
             _leave_details(order.folder, ranks, traceback.format_exc())
-            reason = (str(error).strip().splitlines() or [""])[0]
             sentence = f"Rank {ranks.rank} failed at step {heartbeat.step} in {heartbeat.doing}"
             missing = heartbeat.missing()
-            raise RunError(
-                f"{sentence}: {type(error).__name__}: {reason}{'; ' + missing if missing else ''}"
-            ) from error
+            raise RunError(f"{sentence}: {_reason(error)}{'; ' + missing if missing else ''}") from error
+
+
+def _reason(error: Exception) -> str:
+    """Return the kind of an error and the first line of what it says.
+
+    >>> _reason(ValueError("it is odd" + chr(10) + "and more"))
+    'ValueError: it is odd'
+    """
+    lines = str(error).strip().splitlines() or [""]
+    if lines[0].startswith("Caught ") and "DataLoader worker" in lines[0]:  # what was raised there stands behind it
+        traced = max((place for place, line in enumerate(lines) if "Traceback (most recent" in line), default=0)
+        raised = [line for line in lines[traced + 1 :] if line.strip() and not line.startswith(" ")]
+        return (raised or lines)[0]
+    return f"{type(error).__name__}: {lines[0]}"
 
 
 def _noise_watch(config: RunConfig) -> NoiseWatch:

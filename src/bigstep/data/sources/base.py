@@ -93,6 +93,9 @@ class Source(ABC):
     def check(self) -> None:  # noqa: B027 - most sources are checked as they are opened
         """Refuse samples that no model can take; reads all of them."""
 
+    def check_images(self, model: str) -> None:  # noqa: B027 - most sources show images as every network takes them
+        """Refuse samples that no network takes which is for images."""
+
     def keep(self, folder: Path) -> None:  # noqa: B027 - most sources have nothing to keep
         """Write into a run folder what it takes to read samples as this run does."""
 

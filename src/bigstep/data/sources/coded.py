@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -15,6 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from bigstep.data.augment import Augment, resized_crop_boxes
+from bigstep.data.background import in_threads
 from bigstep.data.decode import centre_box, cut, whole_box
 from bigstep.data.decoders import nvjpeg, pillow
 from bigstep.data.decoders.base import Buffer, Crops, Decoder, Draw, Mixed
@@ -24,6 +24,7 @@ from bigstep.data.pixels import count_values, moments
 from bigstep.data.rectangles import rectangle_of, rectangular_batches
 from bigstep.data.sources.base import Source, spread
 from bigstep.data.view import Request, View, Way
+from bigstep.described import usable_cores
 from bigstep.errors import ConfigError, DataError
 from bigstep.tables import load
 from bigstep.tables.decoders import DECODERS
@@ -32,6 +33,7 @@ __all__ = ["CodedImages", "Look"]
 
 _SAMPLE = 500  # images that are decoded for statistics unless all are asked for
 _STATISTICS_SIZE = 64  # side at which they are decoded, in pixels
+_READING = 4  # threads that examine images beside those that keep the cores busy: some wait for a disk
 _EVALUATED_AT_ONCE = 512  # on a GPU: two groups of those that it decodes at once, so that the next are not long behind
 
 
@@ -121,13 +123,14 @@ class CodedImages(Source):
         """Count classes, decode some files, or all of them, and describe their pixels."""
         chosen = spread(len(self), len(self) if verify else _SAMPLE).tolist()  # evenly over the classes
         sizes, corrupt, histogram = [], [], torch.zeros(3, 256, dtype=torch.int64)
-        with ThreadPoolExecutor() as pool:  # decoding releases the interpreter's lock
-            for index, seen in zip(chosen, pool.map(lambda index: self._examine(index, verify), chosen), strict=True):
-                if isinstance(seen, str):
-                    corrupt.append({"file": self.where(index), "reason": seen})
-                else:
-                    sizes.append(seen[0])
-                    histogram += seen[1]
+        threads = usable_cores() + _READING  # decoding releases the interpreter's lock
+        examined = in_threads(lambda index: self._examine(index, verify), chosen, threads=threads, ahead=8 * threads)
+        for index, seen in zip(chosen, examined, strict=True):
+            if isinstance(seen, str):
+                corrupt.append({"file": self.where(index), "reason": seen})
+            else:
+                sizes.append(seen[0])
+                histogram += seen[1]
         counts = self.labels.bincount(minlength=len(self.classes)).tolist()
         facts: dict[str, Any] = {"per_class": dict(zip(self.classes, counts, strict=True))}
         if sizes:

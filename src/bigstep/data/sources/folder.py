@@ -20,6 +20,7 @@ from torch import Tensor
 
 from bigstep.data.decode import image_sizes, open_image
 from bigstep.data.decoders.base import Buffer
+from bigstep.data.decoders.plain import plain_size
 from bigstep.data.names import IMAGE_SUFFIXES
 from bigstep.data.sources.base import digest, spread
 from bigstep.data.sources.coded import CodedImages
@@ -63,7 +64,7 @@ class FolderImages(CodedImages):
     @cached_property
     def sizes(self) -> Tensor:
         """Width and height of each image in pixels, (N, 2), read from the files' headers."""
-        return image_sizes([self.path(index) for index in range(len(self))])
+        return image_sizes(self.path(index) for index in range(len(self)))
 
     def path(self, index: int) -> Path:
         """Return the file of a sample."""
@@ -98,6 +99,8 @@ class FolderImages(CodedImages):
 
     def size(self, index: int, content: Buffer | None = None) -> tuple[int, int]:
         """Read width and height from the header of a file."""
+        if content is not None and (known := plain_size(content)) is not None:  # most have been read by now
+            return known
         with self.open(index, content) as image:
             return image.size
 
@@ -121,7 +124,13 @@ class FolderImages(CodedImages):
 
 def open_folder(path: Path) -> tuple[FolderImages, FolderImages]:
     """Open PATH/train and PATH/val, whose class folders must have the same names."""
-    train, test = scan_folder(path / "train"), scan_folder(path / "val")
+    train = scan_folder(path / "train")
+    if not (path / "val").exists():
+        raise DataError(
+            f"{path} has no val beside train, to be evaluated on; add val/CLASS/IMAGE.JPEG (a link will do), or train "
+            "with data.holdout, the fraction of train that is held out for it."
+        )
+    test = scan_folder(path / "val")
     if train.classes != test.classes:
         extra = sorted(set(train.classes) ^ set(test.classes))
         here, there = (train.root, test.root) if extra[0] in train.classes else (test.root, train.root)
@@ -164,6 +173,12 @@ def scan_folder(root: Path) -> FolderImages:
 def _entries(folder: Path, *, folders: bool) -> list[str]:
     try:
         with os.scandir(folder) as entries:
-            return sorted(e.name for e in entries if not e.name.startswith(".") and e.is_dir() == folders)
+            shown = [entry for entry in entries if not entry.name.startswith(".")]
+            for entry in shown if folders else ():
+                if entry.is_symlink() and not os.path.exists(
+                    entry.path
+                ):  # a class, perhaps, on a disk that is not there
+                    raise DataError(f"{entry.path} is a link to nowhere; mend or remove it.")
+            return sorted(entry.name for entry in shown if entry.is_dir() == folders)
     except OSError as error:
         raise DataError(f"{folder} cannot be read: {error.strerror}.") from None

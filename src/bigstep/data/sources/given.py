@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ def as_source(given: Any, what: str = "data") -> Source:
 
     Args:
         given: a source (`TensorImages`, `FolderImages`, ...), any map-style data set of pairs (x, y), two arrays
-            (x, y) of one length, or a `Subset` of these.
+            (x, y) of one length, of which y may be a list of numbers, or a `Subset` of these.
         what: who gave it, for messages.
 
     >>> len(as_source((np.zeros((5, 3)), np.arange(5))))
@@ -43,8 +44,8 @@ def _source_of(given: Any, what: str) -> Source:
         return as_source(given.dataset, what).subset(torch.as_tensor(given.indices, dtype=torch.int64))
     if type(given) is TensorDataset and len(given.tensors) == 2:
         return TensorItems(given)
-    if isinstance(given, tuple) and len(given) == 2 and all(isinstance(part, _ARRAYS) for part in given):
-        x, y = map(torch.as_tensor, given)
+    if _is_x_and_y(given):
+        x, y = (_as_tensor(part, what) for part in given)
         if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
             raise DataError(f"{what} gave arrays x of {tuple(x.shape)} and y of {tuple(y.shape)}; one y for each x.")
         return TensorItems(TensorDataset(x, y))
@@ -61,6 +62,34 @@ def _source_of(given: Any, what: str) -> Source:
             "data set, whose items are pairs (x, y)."
         )
     return OwnItems(given)
+
+
+def _is_x_and_y(given: Any) -> bool:
+    """Whether this is (x, y) of all samples: two arrays, or an array and the labels in a list."""
+    if not isinstance(given, tuple | list) or len(given) != 2 or not isinstance(given[0], _ARRAYS):
+        return False
+    y = given[1]
+    return isinstance(y, _ARRAYS) or (isinstance(y, list) and len(y) > 0 and isinstance(y[0], int | float | np.number))
+
+
+def _as_tensor(given: Any, what: str) -> Tensor:
+    """Return numbers as a tensor, which shares their memory where torch can."""
+    if isinstance(given, Tensor):
+        if given.layout != torch.strided:
+            raise DataError(f"{what} gave a tensor of layout {given.layout}; give a dense one (x.to_dense()).")
+        return given.detach()
+    array = np.asarray(given)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*not writable.*")  # nobody writes to it
+            return torch.as_tensor(array)
+    except ValueError:  # another machine's order of bytes, or a view that runs backwards
+        return torch.as_tensor(np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("=")))
+    except TypeError:
+        raise DataError(
+            f"{what} gave an array of {array.dtype}, of which torch makes no tensor; give numbers, for words such as "
+            "numpy.unique(words, return_inverse=True)[1]."
+        ) from None
 
 
 def as_pair(given: Any, holdout: float = 0.0, seed: int = 0, what: str = "data") -> DataPair:
@@ -96,4 +125,4 @@ def _is_two_sets(given: Any) -> bool:
     """Whether this is (train, test) and not one set: the two arrays (x, y), or items in a list."""
     if not isinstance(given, tuple | list) or len(given) != 2:
         return False
-    return not all(isinstance(part, _ARRAYS) for part in given)
+    return not _is_x_and_y(given)

@@ -21,6 +21,7 @@ __all__ = ["MapStyle", "OwnItems", "TensorItems"]
 
 _OWN = 12  # stream of the seeds that items get
 _MOST_READ = 10_000  # items that are read to find out how many classes there are
+_MOST_CHANNELS = 4  # of a picture: what has more in front and no more behind was turned round
 _HASHED = 64  # samples whose content is part of a fingerprint
 
 
@@ -86,13 +87,13 @@ class OwnItems(Source):
     def is_tokens(self) -> bool:
         """Whether x is a sequence of whole numbers."""
         x, _ = self.first
-        return x.ndim == 1 and not x.is_floating_point()
+        return x.ndim == 1 and _is_whole(x)
 
     @property
     def has_many_targets(self) -> bool:
         """Whether y holds several whole numbers, as that of a language model does."""
         _, y = self.first
-        return y.ndim >= 1 and not y.is_floating_point()
+        return y.ndim >= 1 and _is_whole(y)
 
     def inputs(self, image_size: int) -> dict[str, int]:
         """Return the length of sequences of tokens; of all else the first dimension of x and the last."""
@@ -136,6 +137,15 @@ class OwnItems(Source):
             return view.augmentation()
         dtype = view.dtype
         return lambda x, indices, epoch: x.to(dtype) if x.is_floating_point() else x
+
+    def check_images(self, model: str) -> None:
+        """Refuse what is no image of floating numbers, or has its channels behind height and width."""
+        x, _ = self.first
+        if x.ndim != 3 or not x.is_floating_point() or x.shape[2] <= _MOST_CHANNELS < x.shape[0]:
+            raise ConfigError(
+                f"model: {model} takes images of floating numbers, (channels, height, width), but an item of "
+                f"{self.name} is {x.dtype} of {tuple(x.shape)}; convert x, or give a model of your own."
+            )
 
     def targets(self, indices: Tensor) -> Tensor | None:
         """Count the targets of each sequence that are not padding; reads each item once for it, unless it is told."""
@@ -195,12 +205,17 @@ class OwnItems(Source):
 
     def _count(self, values: Tensor) -> int:
         kept = values[values != PADDING]
-        if values.is_floating_point() or not len(kept) or int(kept.min()) < 0:
+        if not _is_whole(values) or not len(kept) or int(kept.min()) < 0:
             raise DataError(
                 f"The targets of {self.name} are no numbers of classes (whole, from 0 on), so a model by name cannot "
                 "be built for it; give a model of your own, or the data set an attribute `classes`."
             )
         return int(kept.max()) + 1
+
+
+def _is_whole(values: Tensor) -> bool:
+    """Whether these are whole numbers."""
+    return not (values.is_floating_point() or values.is_complex())
 
 
 class OwnJobs:
@@ -231,10 +246,31 @@ class OwnJobs:
         try:
             batch = default_collate(items)
         except (TypeError, RuntimeError, KeyError) as error:
-            return f"Items {job.indices[0]} to {job.indices[-1]} of {kind} do not form a batch: {error}."
+            return _why_no_batch(items, job.indices, kind, error)
         if not isinstance(batch, tuple | list) or len(batch) != 2 or not all(isinstance(x, Tensor) for x in batch):
             return f"Item {job.indices[0]} of {kind} must be a pair (x, y) of tensors or numbers."
         return batch[0], batch[1]
+
+
+def _why_no_batch(items: list[Any], indices: list[int], kind: str, error: Exception) -> str:
+    """Say which items do not go together; torch's words for it depend on where they are put together."""
+    kinds = [_kinds_of(item) for item in items]
+    for index, found in zip(indices, kinds, strict=True):
+        if found != kinds[0]:
+            return (
+                f"Items {indices[0]} and {index} of {kind} do not form a batch: {kinds[0]} and {found}; pad or cut "
+                "them to one shape."
+            )
+    return f"Items {indices[0]} to {indices[-1]} of {kind} do not form a batch: {error}."
+
+
+def _kinds_of(item: Any) -> str:
+    """Return what the parts of an item are, in a few words."""
+    parts = item if isinstance(item, tuple | list) else [item]
+    return ", ".join(
+        f"{part.dtype} of {tuple(part.shape)}" if isinstance(part, Tensor | np.ndarray) else type(part).__name__
+        for part in parts
+    )
 
 
 class TensorItems(OwnItems):
@@ -274,7 +310,7 @@ class TensorItems(OwnItems):
     @cached_property
     def _counts(self) -> Tensor | None:
         """The counts of all samples, on the host: tensors that a user has put on the device are looked at once."""
-        if self.y.is_floating_point():
+        if not _is_whole(self.y):
             return None
         counted = (self.y != PADDING).reshape(len(self.y), -1).sum(1).cpu()
         return counted if self.has_many_targets or bool((counted == 0).any()) else None
