@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import math
 import os
 import re
 import signal
@@ -15,7 +17,7 @@ import pytest
 
 from bigstep.asynchronous import join_downpour, serve_downpour, train_downpour
 from bigstep.asynchronous.gate import split_address
-from bigstep.asynchronous.store import connect_store, host_store
+from bigstep.asynchronous.store import StoreGoneError, connect_store, host_store
 from bigstep.config import LrConfig
 from bigstep.errors import ConfigError, RunError
 from bigstep.records import locked, read_run
@@ -136,6 +138,17 @@ def test_what_a_process_leaves_is_there_when_it_has_left() -> None:
     assert not store.check(["gone/7"])
     stranger.close()
     until(lambda: store.check(["gone/7"]))
+    store.close()
+
+
+@pytest.mark.parametrize("nonsense", [("add", "replicas", math.inf), ("leave", ["gone/8"])])
+def test_who_ends_in_nonsense_has_left_too(nonsense: tuple[Any, ...]) -> None:
+    store, where = host_store("127.0.0.1:0", alone=False)
+    with contextlib.closing(connect_store(where)) as stranger:
+        stranger.leave("gone/7")
+        with pytest.raises(StoreGoneError):
+            stranger._ask(type(None), *nonsense)
+        until(lambda: store.check(["gone/7"]))
     store.close()
 
 

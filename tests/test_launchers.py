@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from bigstep.engine.launchers import Place, adopt_launcher
+from bigstep.engine.ranks import joined_ranks
 from bigstep.errors import ConfigError
+from worlds import forked_context
 
 Bigstep = Callable[..., tuple[int, str, str]]
+PATIENCE_S = 50.0
 
 OMPI = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1",
         "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}  # fmt: skip
@@ -83,3 +90,36 @@ def test_a_mistake_is_told_once_a_machine(
     status, _, err = bigstep("train", "--data", "no/such/folder", "--out", "run")
     assert status == 2
     assert err.startswith(begins) if begins else not err
+
+
+JOINS = 10
+"""Ranks that found each other by what an earlier group had left failed in about one join of three."""
+
+
+def join_often(rank: int, port: int, told: Any) -> None:
+    """As a script under torchrun that trains again and again: the store is its agent's, and outlives every group."""
+    os.environ |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+    }
+    sums = []
+    for _ in range(JOINS):
+        with joined_ranks("cpu", PATIENCE_S) as ranks:
+            sums.append(float(ranks.sum_(torch.ones(1))))
+    told.put(sums)
+
+
+def test_ranks_that_have_parted_join_again_through_the_same_store() -> None:
+    context, store = forked_context(), dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    told = context.SimpleQueue()
+    ranks = [context.Process(target=join_often, args=(rank, store.port, told), daemon=True) for rank in range(2)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(PATIENCE_S)
+    assert [process.exitcode for process in ranks] == [0, 0]
+    assert [told.get() for _ in ranks] == [[2.0] * JOINS] * 2

@@ -6,6 +6,7 @@ import ast
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -59,18 +60,42 @@ def test_a_rank_takes_the_gpu_of_its_number_or_the_only_one_that_its_launcher_sh
         assert ranks_module._device("auto", local_rank, 4) == torch.device("cuda", place)
 
 
-def own_gpus(names: list[str]) -> str:
-    try:
-        ranks_module._require_own_gpus(Ranks(dist.get_rank(), dist.get_world_size()), names[dist.get_rank()])
-    except ConfigError as error:
-        return str(error)
-    return ""
+def pretend_gpus(local_sizes: list[int], gpus: list[str], file: str) -> tuple[str, dict[str, object]]:
+    """Join as ranks that see one GPU each, up to where NCCL would be asked; return a refusal, or what is asked."""
+    rank, asked = dist.get_rank(), dict[str, object]()
+
+    def ask(*words: object, **named: object) -> None:
+        asked.update(named, backend=words)
+        raise ConfigError("There is no NCCL here.")
+
+    places = {"RANK": rank, "WORLD_SIZE": len(gpus), "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": local_sizes[rank]}
+    with pytest.MonkeyPatch.context() as pretended:
+        for name, value in {**places, ranks_module.STORE_VARIABLE: file}.items():
+            pretended.setenv(name, str(value))
+        for name, answer in {"is_available": True, "device_count": 1, "set_device": None}.items():
+            pretended.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
+        pretended.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid=gpus[rank]))
+        pretended.setattr(dist, "is_initialized", lambda: False)
+        pretended.setattr(dist, "init_process_group", ask)
+        with pytest.raises(ConfigError) as refused, joined_ranks():
+            pass
+    return str(refused.value), {name: str(asked.get(name)) for name in ("backend", "device_id", "world_size")}
 
 
-def test_ranks_that_see_one_gpu_each_are_told_if_it_is_the_same(world: Callable[[int], World]) -> None:
-    assert world(3).run(own_gpus, ["a", "b", "c"]) == [""] * 3
-    (sentence,) = set(world(3).run(own_gpus, ["a", "b", "a"]))
+def test_ranks_that_see_one_gpu_each_join_alike_however_many_are_on_their_machines(
+    world: Callable[[int], World], tmp_path: Path
+) -> None:
+    # three tasks of Slurm on two nodes, with a GPU for each task
+    first, *others = world(3).run(pretend_gpus, [2, 2, 1], ["a", "b", "c"], str(tmp_path / "store"))
+    assert first == ("There is no NCCL here.", {"backend": "('nccl',)", "device_id": "cuda:0", "world_size": "3"})
+    assert others == [first, first]
+
+
+def test_ranks_that_see_one_gpu_each_are_told_if_it_is_the_same(world: Callable[[int], World], tmp_path: Path) -> None:
+    told = world(3).run(pretend_gpus, [3, 3, 3], ["a", "b", "a"], str(tmp_path / "store"))
+    ((sentence, asked),) = {(sentence, asked["backend"]) for sentence, asked in told}
     assert sentence.startswith("Ranks 0 and 2 were started on one GPU; start one rank a GPU")
+    assert asked == "None"
 
 
 @pytest.mark.parametrize(

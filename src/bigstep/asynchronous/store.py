@@ -119,12 +119,12 @@ class HostedStore:
 
     def _serve(self, line: socket.socket) -> None:
         """Answer one process until it leaves."""
-        left: list[str] = []
+        left: set[str] = set()
         operations: dict[str, Callable[..., Any]] = {
             "add": self.add, "set": self.set, "get": self.find, "check": self.check, "delete_key": self.delete_key,
-            "leave": left.append,
+            "leave": left.add,
         }  # fmt: skip
-        with line, contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        with line, contextlib.suppress(OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             while True:
                 operation, *arguments = json.loads(_read(line))
                 _write(line, operations[operation](*arguments))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import itertools
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from typing import Any, Literal, get_args
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from bigstep.described import usable_cores
 from bigstep.engine.launchers import LOOPBACK
@@ -33,6 +36,9 @@ DeviceChoice = Literal["auto", "cpu", "cuda", "shared"]
 """auto is cuda where torch sees a GPU; shared lets several ranks use one GPU, with Gloo and by way of the host."""
 
 _ONE_EACH = "start one rank a GPU (a rank hosts any number of workers), or use --device shared or cpu."
+
+_joins = itertools.count()
+"""How often this process has joined ranks: all of them as often."""
 
 
 class AgreedError(RunError):
@@ -145,17 +151,25 @@ def _device(choice: DeviceChoice, local_rank: int, local_size: int) -> torch.dev
     return torch.device("cuda", local_rank if seen > 1 else 0)  # one: perhaps a launcher shows each rank its own
 
 
-def _require_own_gpus(ranks: Ranks, gpu: str) -> None:
+def _require_own_gpus(store: Store, rank: int, size: int, gpu: str) -> None:
     """Refuse ranks that share a GPU, which NCCL does not allow; every rank must call this.
 
     Args:
-        ranks: All of them.
+        store: By which the ranks find each other, before any of them can send.
+        rank: This one.
+        size: How many there are.
         gpu: Names the GPU of this one, on whatever machine.
     """
-    gpus = ranks.gather(gpu)
-    if len(set(gpus)) < ranks.size:
+    store.set(f"gpu/{rank}", gpu)
+    if store.add(f"ranks on {gpu}", 1) > 1:
+        store.add("gpus shared", 1)
+    if store.add("ranks with gpus", 1) == size:
+        store.set("gpus are told", "")
+    store.wait(["gpus are told"])
+    if store.add("gpus shared", 0):
+        gpus = store.multi_get([f"gpu/{each}" for each in range(size)])
         shared = max(gpus, key=gpus.count)
-        who = " and ".join(str(rank) for rank, each in enumerate(gpus) if each == shared)
+        who = " and ".join(str(each) for each, its in enumerate(gpus) if its == shared)
         raise ConfigError(f"Ranks {who} were started on one GPU; {_ONE_EACH}")
 
 
@@ -188,23 +202,25 @@ def joined_ranks(device: DeviceChoice = "auto", timeout_s: float = 600) -> Itera
     if size == 1:
         yield Ranks(device=chosen)
         return
-    store = os.environ.get(STORE_VARIABLE)
-    if store:
+    file = os.environ.get(STORE_VARIABLE)
+    if file:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
-    own_gpu = chosen.type == "cuda" and device != "shared"  # NCCL refuses two ranks on one GPU
-    one_seen = own_gpu and torch.cuda.device_count() == 1 < local_size  # each rank's own, or the same one
+    timeout, own_gpu = datetime.timedelta(seconds=timeout_s), chosen.type == "cuda" and device != "shared"
+    meeting = rendezvous(f"file://{file}" if file else "env://", rank, size, timeout=timeout)
+    # torchrun's own store outlives a group: what an earlier one left there must not be taken for this one's
+    store = PrefixStore(f"bigstep/{next(_joins)}", next(meeting)[0])
+    store.set_timeout(timeout)
+    if own_gpu:
+        _require_own_gpus(store, rank, size, str(torch.cuda.get_device_properties(chosen).uuid))
     dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if one_seen else "nccl" if own_gpu else "gloo",
-        init_method=f"file://{store}" if store else "env://",
+        "nccl" if own_gpu else "gloo",
+        store=store,
         rank=rank,
         world_size=size,
-        timeout=datetime.timedelta(seconds=timeout_s),
-        device_id=chosen if own_gpu and not one_seen else None,
+        timeout=timeout,
+        device_id=chosen if own_gpu else None,
     )
-    ranks = Ranks(rank, size, chosen, timeout_s)
     try:
-        if one_seen:
-            _require_own_gpus(ranks, str(torch.cuda.get_device_properties(chosen).uuid))
-        yield ranks
+        yield Ranks(rank, size, chosen, timeout_s)
     finally:
         dist.destroy_process_group()
