@@ -104,7 +104,7 @@ def weights_of(run: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
     path = run / FILE
     if not path.is_file():
-        begun = (Path(run) / "run.json").is_file()
+        begun = (run / "run.json").is_file()
         cure = f"finish it with `bigstep train --resume --out {run}`" if begun else "give the folder of a run"
         raise DataError(f"{run} has no {FILE}, which a run writes when it ends: {cure}.")
     try:
