@@ -175,9 +175,7 @@ def _entries(folder: Path, *, folders: bool) -> list[str]:
         with os.scandir(folder) as entries:
             shown = [entry for entry in entries if not entry.name.startswith(".")]
             for entry in shown if folders else ():
-                if entry.is_symlink() and not os.path.exists(
-                    entry.path
-                ):  # a class, perhaps, on a disk that is not there
+                if entry.is_symlink() and not os.path.exists(entry.path):  # perhaps a class, whose disk is missing
                     raise DataError(f"{entry.path} is a link to nowhere; mend or remove it.")
             return sorted(entry.name for entry in shown if entry.is_dir() == folders)
     except OSError as error:
