@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -245,3 +246,23 @@ def test_ranks_that_are_left_do_not_take_the_grid_of_all(tmp_path: Path, monkeyp
     config = apply_settings(recipes.load("plain", "mini"), ["exchange.collective=torus", "exchange.grid=[3, 1]"])
     assert elastic.launch_elastic(3, Job(config=config, folder=tmp_path)) == 0
     assert starts == [(3, (3, 1)), (2, "auto")]
+
+
+def test_the_launcher_looks_for_meetings_while_a_rank_removes_their_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, removed = tmp_path / "meetings" / "0-1", tmp_path / "meetings" / "1-2"
+    for place in (kept, removed):
+        place.mkdir(parents=True)
+    (kept / "step-000000007.ckpt").touch()
+    look = os.scandir
+
+    def look_too_late(path: Any = ".") -> Any:
+        if Path(path) == removed and removed.exists():
+            forget_meetings(tmp_path, behind=7)
+            assert not removed.exists()
+        return look(path)
+
+    monkeypatch.setattr(os, "scandir", look_too_late)
+    assert _newest(tmp_path) == "step-000000007.ckpt"
+    assert not removed.exists()

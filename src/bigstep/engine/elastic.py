@@ -10,9 +10,11 @@ it is saved and goes on with all ranks again. Islands of the other ranks stay wh
 from __future__ import annotations
 
 import dataclasses
+import os
 import signal
 import sys
 from collections.abc import Sequence
+from glob import iglob
 from pathlib import Path
 
 from bigstep.engine.islands_of import APART, fitting_ranks, islands_of_rank
@@ -99,5 +101,6 @@ def _say(sentence: str) -> None:
 def _newest(folder: Path, *places: str) -> str:
     """The name of the newest checkpoint, or of what islands kept of a meeting; names sort by step."""
     places = places or ("checkpoints/step-*.ckpt", "meetings/*/step-*.ckpt")
-    kept = (path for place in places for path in folder.glob(place))
-    return max((path.name for path in kept), default="")
+    # not Path.glob: it raises if a rank removes a folder of meetings while it looks
+    kept = (path for place in places for path in iglob(place, root_dir=folder))
+    return max(map(os.path.basename, kept), default="")
