@@ -6,7 +6,7 @@ import errno
 import os
 import signal
 import subprocess
-import time
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -82,17 +82,16 @@ def looks_of_fingerprint() -> int:
 
 
 def wait_for_checkpoint(folder: Path, step: int) -> None:
-    """Return once a thread of the run has written the checkpoint of a step and removed those that it does not keep.
+    """Return once the thread that writes the checkpoint of a step, and then removes older ones, has ended.
 
-    The disk must not be filled between the two: what is removed afterwards would make room for another checkpoint.
+    The disk must not be filled before: what is removed afterwards would make room. A file that is gone from its folder
+    may still hold its room, so the folder does not tell.
     """
-    deadline = time.monotonic() + 30
-    while True:
-        steps = sorted(int(path.stem.split("-")[-1]) for path in folder.rglob("*.ckpt"))
-        if step in steps and len(steps) <= CheckpointConfig().keep:
-            return
-        assert time.monotonic() < deadline, f"no checkpoint of step {step} after 30 s, or older ones beside it: {steps}"
-        time.sleep(0.001)  # watching files that another thread writes
+    for writer in [thread for thread in threading.enumerate() if thread.name == "checkpoint"]:
+        writer.join(timeout=30)
+    steps = sorted(int(path.stem.split("-")[-1]) for path in folder.rglob("*.ckpt"))
+    assert step in steps, f"no checkpoint of step {step}: {steps}"
+    assert len(steps) <= CheckpointConfig().keep, f"older ones beside it: {steps}"
 
 
 def fill(folder: Path) -> None:
