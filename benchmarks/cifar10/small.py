@@ -121,11 +121,11 @@ def auto(rows: Rows) -> Lanes:
 PARTS = {"search": search, "table": table, "ablation": ablation, "auto": auto}
 
 
-def _percent(values: Sequence[float], digits: int = 1) -> str:
+def _percent(values: Sequence[float]) -> str:
     if not values:
         return ""
-    half = (max(values) - min(values)) / 2
-    return f"{statistics.mean(values):.{digits}f} ± {half:.{digits}f} (n={len(values)})"
+    spread = f" ± {(max(values) - min(values)) / 2:.1f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.1f}{spread} (n={len(values)})"
 
 
 def _of(rows: Rows, name: str) -> dict[int, Mapping[str, Any]]:
