@@ -301,6 +301,14 @@ def test_rates_on_cifar10_grow_with_the_batch_until_they_saturate() -> None:
     assert [learning_rate(later, batch)(0, batch) for batch in (1024, 4096, 8192)] == pytest.approx([0.8, 1.6, 1.6])
 
 
+def test_a_rate_may_change_by_another_power_beyond_the_batch_at_which_it_saturates() -> None:
+    halved = LrConfig(base=1.6, base_batch=2048, scaling="sqrt", saturation=2048, beyond=-1 / 3)
+    rates = [learning_rate(halved, batch)(0.0, batch) for batch in (512, 2048, 16384)]
+    assert rates == pytest.approx([0.8, 1.6, 0.8])
+    with pytest.raises(ConfigError, match="lr.beyond is 1, which begins at lr.saturation"):
+        LrConfig(base=1.6, beyond=1.0)
+
+
 def test_the_presets_take_the_steps_of_the_runs_in_the_table_of_cifar10() -> None:
     book = Path(__file__).parent.parent / "benchmarks/cifar10/results/runs.jsonl"
     rows = [json.loads(line) for line in book.read_text().splitlines() if '"table ' in line]

@@ -4,25 +4,33 @@ Parts, behind those of `ours.py`, which tunes and shows `leap` and `muon`:
 
 `widen`      each system's rates at 14,720 and 2,048 on held-out images; three around its middle, then one more beyond
              whichever end is the best, until the best lies inside or seven were tried. 14,720 stands for 16,384: it
-             takes the 45,000 images that are left in as many steps, as the search for `leap` and `muon` does
-`auto`       plan: auto against the fixed plans of `leap` and `sony`; few runs, so before the many
-`converged`  test images: all systems x batches x seeds, a whole seed before the next, with one rule for all: the rate
-             of 2,048 by the square root below it, between the two batches their geometric mean in proportion, and the
-             rate of 16,384 beyond
-`ablation`   what each technique buys at 16,384, 8,192 and 512, of `leap` and of `sony`
+             takes the 45,000 images that are left in as many steps, as the search for `leap` and `muon` does. `fair`,
+             `pfn` and `onebit` have the second look at other settings first that the others had
+`rounds`     test images, a whole seed before the next: `converged` at 8,192 and more, `auto`, `ablation` at 16,384 and
+             8,192, `converged` at 2,048 and 512, `ablation` at 512
+
+`converged`  all systems x batches, with one rule for all: the rate of 2,048 by the square root below it, and beyond it
+             by the power of the batch that brings it to the rate of 16,384. Where that is what the preset has, the
+             preset's own rule stays, and what the first table has is not run again
+`auto`       plan: auto against the fixed plans of `leap` and `sony`
+`ablation`   what each technique buys, of `leap` and of `sony`
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sys
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ours
+from first import second_look
 from lanes import Lanes, singles
-from runs import LOCAL, VALIDATION, Planned
+from runs import LOCAL, VALIDATION, Planned, config_of
+
+from bigstep.engine.rates import learning_rate
 
 sys.path.append(str(Path(__file__).parent.parent / "huge"))
 from grid import widening  # noqa: E402
@@ -34,47 +42,81 @@ SEARCHED = {16384: ours.THREE_STEPS, 2048: 2048}
 BATCHES = (16384, 8192, 25000, 2048, 512)
 """The ones that say most for their seconds first: 512 takes `leap` five times as long as 16,384 on a shared GPU."""
 MIDDLES = {
-    "sony": 3.0, "plain": 1.6, "fujitsu": 3.0, "google": 0.8, "fastai": 0.4, "lars": 3.0, "pfn": 0.8, "fair": 0.8,
-    "onebit": 0.06,
+    "sony": (6.0, 3.0), "plain": (0.8, 1.6), "fujitsu": (6.0, 6.0), "google": (1.6, 0.8), "fastai": (0.8, 0.8),
+    "lars": (6.0, 6.0), "pfn": (1.6, 1.6), "fair": (0.4, 0.8), "onebit": (0.03, 0.03),
 }  # fmt: skip
-"""The middle of each system's rates, most wanted first; `tencent` is `lars` on one rank."""
+"""The middle of each system's rates at both batches, which the first search found, most wanted first; `tencent` is
+`lars` on one rank."""
 CHANGED = ("sony", "google")
 """Their batches grew otherwise in the first search, by workers and at other epochs: its runs do not count for them."""
+LOOKED_AGAIN = ("fair", "pfn", "onebit")
+"""They had no second look at settings other than the rate."""
+OURS_AND_BEST = ("leap", "sony")
 
 Rows = Mapping[str, Mapping[str, Any]]
 
 
+class Best(NamedTuple):
+    """What the search of a system found."""
+
+    kept: tuple[str, ...]
+    """Settings of the second look that helped."""
+    large: float
+    """Rate at 16,384."""
+    small: float
+    """Rate at 2,048."""
+
+
+Search = Generator[Planned, Mapping[str, Any], Best]
+
+
+def search_of(recipe: str) -> Search:
+    """The whole search of a system, run after run."""
+    kept = (yield from second_look(recipe)) if recipe in LOOKED_AGAIN else ()
+    large = yield from widen_one(recipe, 16384, kept)
+    small = yield from widen_one(recipe, 2048, kept)
+    return Best(kept, large, small)
+
+
 def widen(rows: Rows, systems: Sequence[str] = tuple(MIDDLES)) -> Lanes:
-    """Rates for every system at both batches; each is a lane."""
-    return (widen_one(recipe, batch) for batch in SEARCHED for recipe in systems)
+    """Rates for every system at both batches; those with a second look, which take longest, begin."""
+    for recipe in systems:
+        if recipe in LOOKED_AGAIN:
+            yield search_of(recipe)  # type: ignore[misc]  # what a search returns is read from the book
+    for batch in SEARCHED:
+        for recipe in systems:
+            if recipe not in LOOKED_AGAIN:
+                yield widen_one(recipe, batch)  # type: ignore[misc]  # as above
 
 
-def widen_one(recipe: str, batch: int) -> Generator[Planned, Mapping[str, Any], float]:
+def widen_one(recipe: str, batch: int, kept: tuple[str, ...] = ()) -> Generator[Planned, Mapping[str, Any], float]:
     """Rates of a system for a batch; returns the best."""
-    trials = widening(MIDDLES[recipe])
+    trials = widening(MIDDLES[recipe][tuple(SEARCHED).index(batch)])
     rate = next(trials)
     while True:
-        row = yield _searched(recipe, batch, rate)
+        settings = ("lr.scaling=none", "lr.beyond=0", f"lr.base={rate:g}", *kept)
+        name = f"{_called(recipe, batch, kept)}{rate:g}"
+        row = yield Planned(name, recipe, SEARCHED[batch], settings, holdout=VALIDATION)
         try:
             rate = trials.send(row["accuracy"])
         except StopIteration as end:
             return float(end.value)
 
 
-def _searched(recipe: str, batch: int, rate: float) -> Planned:
-    settings = ("lr.scaling=none", f"lr.base={rate:g}")
-    return Planned(f"{_called(recipe, batch)}{rate:g}", recipe, SEARCHED[batch], settings, holdout=VALIDATION)
-
-
-def _called(recipe: str, batch: int) -> str:
+def _called(recipe: str, batch: int, kept: tuple[str, ...]) -> str:
     """How the names of a search begin; those of the first one are taken up where nothing has changed since."""
-    again = " again" if recipe in CHANGED and batch == SEARCHED[batch] else ""
+    again = " changed" if kept else " again" if recipe in CHANGED and batch == SEARCHED[batch] else ""
     return f"search{again} {recipe} {SEARCHED[batch]} rate "
+
+
+def kept_of(rows: Rows, recipe: str) -> tuple[str, ...]:
+    """What the second look at a system kept, as far as it went."""
+    return (ours.result_of(second_look(recipe), rows) or ()) if recipe in LOOKED_AGAIN else ()
 
 
 def found(rows: Rows, recipe: str, batch: int) -> dict[float, float]:
     """Held-out accuracy by rate, as far as it was searched."""
-    prefix = _called(recipe, batch)
+    prefix = _called(recipe, batch, kept_of(rows, recipe))
     named = {name.removeprefix(prefix): row for name, row in rows.items() if name.startswith(prefix)}
     return {float(name.split()[0]): row["accuracy"] or 0.0 for name, row in named.items()}
 
@@ -84,40 +126,77 @@ def is_inside(rates: Mapping[float, float]) -> bool:
     return bool(rates) and min(rates) < max(rates, key=rates.__getitem__) < max(rates)
 
 
-def rate_of(rows: Rows, recipe: str, batch: int) -> float | None:
-    """The rate of a batch by the rule of two searches; None as long as one of them is not over."""
-    (most, large), (least, small) = ((size, ours.result_of(widen_one(recipe, size), rows)) for size in SEARCHED)
-    if large is None or small is None:
+def base_rate(recipe: str, batch: int, settings: tuple[str, ...] = ()) -> float:
+    """The rate of a system at a batch, that of its largest stage, before its schedule."""
+    config = config_of(recipe, batch, settings)
+    return learning_rate(dataclasses.replace(config.lr, schedule=()), config.batch)(0.0, config.batch)
+
+
+def rule_of(rows: Rows, recipe: str) -> tuple[str, ...] | None:
+    """The settings of a system at any batch; None as long as its search is not over, nothing where the preset's stay.
+
+    A rule of the batch: the rates that were found at 2,048 and 16,384, as a square root up to the first and a power
+    beyond it. The batch of a rule is that of the first stage.
+    """
+    best = ours.result_of(search_of(recipe), rows)
+    if best is None:
         return None
-    if batch <= least:
-        return small * math.sqrt(batch / least)
-    share = min(1.0, math.log(batch / least) / math.log(most / least))
-    return float(small ** (1 - share) * large**share)
+    found_at = {2048: best.small, 16384: best.large}
+    if not best.kept and all(math.isclose(base_rate(recipe, b), rate, rel_tol=0.02) for b, rate in found_at.items()):
+        return ()
+    power = math.log(best.large / best.small) / math.log(max(found_at) / min(found_at))
+    first = config_of(recipe, 2048).batch
+    rule = (f"lr.base_batch={first}", f"lr.saturation={first}", f"lr.base={best.small:g}", f"lr.beyond={power:.3f}")
+    return (*best.kept, "lr.scaling=sqrt", *rule)
 
 
-def _rated(rows: Rows, recipe: str, batch: int) -> tuple[str, ...]:
-    """Settings of a system at a batch: what was tuned of ours, the rate by the rule of two searches of the others."""
+def _settings(rows: Rows, recipe: str, batch: int) -> tuple[str, ...] | None:
+    """Settings of a system at a batch: what was tuned of ours, the rule of two searches of the others."""
     if recipe in ours.TRIALS:
         return ours.at_batch(ours.settings_of(rows, recipe), batch)
-    rate = rate_of(rows, recipe, batch)
-    return () if rate is None else ("lr.scaling=none", f"lr.base={rate:.4g}")
+    return rule_of(rows, recipe)
 
 
-def converged(rows: Rows, systems: Sequence[str] = tuple(MIDDLES)) -> Lanes:
+def name_of(rows: Rows, recipe: str, batch: int) -> str:
+    """What the runs of a cell are called: those of the first table where the preset's rule was found again."""
+    first = recipe not in ours.TRIALS and rule_of(rows, recipe) == ()
+    return f"{'table' if first else 'converged'} {recipe} {batch}"
+
+
+def converged(
+    rows: Rows, seeds: Sequence[int] = range(SEEDS), batches: Sequence[int] = BATCHES,
+    systems: Sequence[str] = (*ours.TRIALS, *MIDDLES),
+) -> Lanes:  # fmt: skip
     """The table on test images; a system whose search is not over is left out."""
+    rules = {(recipe, batch): _settings(rows, recipe, batch) for recipe in systems for batch in batches}
     return singles(
-        Planned(f"converged {recipe} {batch}", recipe, batch, settings, seed=seed)
-        for seed in range(SEEDS)
-        for batch in BATCHES
+        Planned(name_of(rows, recipe, batch), recipe, batch, settings, seed=seed)
+        for seed in seeds
+        for batch in batches
         for recipe in systems
-        if (settings := _rated(rows, recipe, batch))
+        if (settings := rules[recipe, batch]) is not None
     )
 
 
 def left_out(recipe: str, batch: int, rows: Rows) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Settings that leave one technique out of a system, each by itself."""
     constant = (f"workers.count={batch // LOCAL}", f"workers.local_batch={LOCAL}")
-    return without(recipe, "cifar10", constant, lambda other: _rated(rows, other, batch))
+    return without(recipe, "cifar10", constant, lambda other: _rate_alone(rows, other, batch))
+
+
+def _rate_alone(rows: Rows, recipe: str, batch: int) -> tuple[str, ...]:
+    """The rate of a system at a batch as a number, for another that takes its optimizer."""
+    settings = _settings(rows, recipe, batch)
+    if settings is None:
+        return ()
+    return "lr.scaling=none", "lr.beyond=0", f"lr.base={base_rate(recipe, batch, settings):.4g}"
+
+
+def _whole(rows: Rows, recipe: str, batch: int) -> tuple[str, ...]:
+    """A system before something is left out; its rate is a number, which another plan of batches does not change."""
+    if recipe in ours.TRIALS:
+        return ours.at_batch(ours.settings_of(rows, recipe), batch)
+    return (*kept_of(rows, recipe), *_rate_alone(rows, recipe, batch))
 
 
 def _changed(tuned: tuple[str, ...], settings: tuple[str, ...]) -> tuple[str, ...]:
@@ -127,34 +206,49 @@ def _changed(tuned: tuple[str, ...], settings: tuple[str, ...]) -> tuple[str, ..
     return (*tuned, *settings)
 
 
-def ablation(rows: Rows) -> Lanes:
+def ablation(rows: Rows, seeds: Sequence[int] = range(SEEDS), batches: Sequence[int] = (16384, 8192, 512)) -> Lanes:
     """What each technique buys; whole systems are in the table."""
     return singles(
         Planned(
             f"ablation {recipe} {batch} without {name}", recipe, batch,
-            _changed(_rated(rows, recipe, batch), settings), seed=seed,
+            _changed(_whole(rows, recipe, batch), settings), seed=seed,
         )
-        for seed in range(SEEDS)
-        for recipe in ("leap", "sony")
-        for batch in (16384, 8192, 512)
+        for seed in seeds
+        for batch in batches
+        for recipe in OURS_AND_BEST
+        if _settings(rows, recipe, batch) is not None
         for name, settings in left_out(recipe, batch, rows)
     )  # fmt: skip
 
 
-def auto(rows: Rows) -> Lanes:
+def auto(rows: Rows, seeds: Sequence[int] = range(SEEDS)) -> Lanes:
     """From a sixteenth of the batch on, doubled as the noise scale allows; the fixed plans are in the table."""
     growing = ("plan=auto", "growth.most=16", "growth.every=1", "growth.measured=5")
 
     def chosen(recipe: str, batch: int) -> tuple[str, ...]:
-        tuned = tuple(each for each in _rated(rows, recipe, batch // 4) if not each.startswith("plan="))
-        return (f"workers.count={batch // LOCAL // 16}", f"workers.local_batch={LOCAL}", *growing, *tuned)
+        first = (f"workers.count={batch // LOCAL // 16}", f"workers.local_batch={LOCAL}", *growing)
+        if recipe not in ours.TRIALS:
+            return (*first, *_rate_alone(rows, recipe, batch // 4))
+        return (*first, *(each for each in ours.settings_of(rows, recipe) if not each.startswith(ours.GROWS)))
 
     return singles(
         Planned(f"auto {recipe} {batch}", recipe, batch, chosen(recipe, batch), seed=seed)
-        for seed in range(SEEDS)
-        for recipe in ("leap", "sony")
+        for seed in seeds
+        for recipe in OURS_AND_BEST
+        if recipe in ours.TRIALS or rule_of(rows, recipe) is not None
         for batch in (16384, 8192)
     )
 
 
-ORDER = {"widen": widen, "auto": auto, "converged": converged, "ablation": ablation}
+def rounds(rows: Rows) -> Lanes:
+    """All that is shown on test images, so that a series cut short holds whole tables of fewer seeds."""
+    for seed in range(SEEDS):
+        yield from converged(rows, (seed,), (16384, 8192, 25000))
+        yield from auto(rows, (seed,))
+        yield from ablation(rows, (seed,), (16384, 8192))
+        yield from converged(rows, (seed,), (2048, 512))
+        yield from ablation(rows, (seed,), (512,))
+
+
+ORDER = {"widen": widen, "rounds": rounds}
+ALSO = {"converged": converged, "auto": auto, "ablation": ablation}

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from converged import BATCHES, MIDDLES, SEARCHED, found, is_inside, rate_of
+from converged import BATCHES, MIDDLES, SEARCHED, base_rate, found, is_inside, name_of, rule_of
 from ours import TRIALS, result_of, search_of
 
 Row = dict[str, Any]
@@ -93,14 +93,17 @@ def _cell(values: Sequence[float]) -> str:
 def _converged(book: dict[str, Row]) -> list[str]:
     batches, lines = sorted(BATCHES), []
     for recipe in (*TRIALS, *MIDDLES):
-        cells = [_cell(_of(book, f"converged {recipe} {batch}")) for batch in batches]
+        rule = rule_of(book, recipe) if recipe in MIDDLES else ()
+        if rule is None:  # its search is not over
+            continue
+        cells = [_cell(_of(book, name_of(book, recipe, batch))) for batch in batches]
         if any(cells):
-            rates = [rate_of(book, recipe, batch) if recipe in MIDDLES else None for batch in batches]
-            told = [
-                f"{cell}, rate {rate:.3g}" if cell and rate else cell for cell, rate in zip(cells, rates, strict=True)
-            ]
-            lines.append(f"| {recipe} | {' | '.join(told)} |")
-    heading = ["| system | " + " | ".join(f"{batch:,}" for batch in batches) + " |", "|---" * (len(batches) + 1) + "|"]
+            rates = [base_rate(recipe, batch, rule) for batch in batches]
+            told = [f"{cell}, rate {rate:.3g}" if cell else "" for cell, rate in zip(cells, rates, strict=True)]
+            changed = "as it was" if rule == () else " ".join(rule)
+            lines.append(f"| {recipe} | {' | '.join(told)} | {'' if recipe in TRIALS else changed} |")
+    named = " | ".join(f"{batch:,}" for batch in batches)
+    heading = [f"| system | {named} | rule of the preset |", "|---" * (len(batches) + 2) + "|"]
     return [*heading, *lines] if lines else []
 
 
@@ -120,7 +123,7 @@ def _ablation(book: dict[str, Row]) -> list[str]:
                 100 * ((book[whole]["accuracy"] or 0.0) - (row["accuracy"] or 0.0))
                 for name, row in book.items()
                 if name.startswith(f"ablation {recipe} {batch} without {technique} seed ")
-                and (whole := f"converged {recipe} {batch} seed {row['seed']}") in book
+                and (whole := f"{name_of(book, recipe, batch)} seed {row['seed']}") in book
             ]
             cells.append(_cell(losses))
         lines.append(f"| {recipe} | {technique} | {' | '.join(cells)} |")
@@ -133,12 +136,13 @@ def _auto(book: dict[str, Row]) -> list[str]:
     for name in dict.fromkeys(key.rsplit(" seed ", 1)[0] for key in book if key.startswith("auto ")):
         recipe, batch = name.split()[1:3]
         runs = [row for key, row in book.items() if key.rsplit(" seed ", 1)[0] == name]
-        fixed = [row for key, row in book.items() if key.rsplit(" seed ", 1)[0] == f"converged {recipe} {batch}"]
+        whole = name_of(book, recipe, int(batch))
+        fixed = [row for key, row in book.items() if key.rsplit(" seed ", 1)[0] == whole]
         steps = [_steps(each) for each in (runs, fixed)]
         plan = " → ".join(f"{s['count'] * s['local_batch']:,} at {s['epoch']:g}" for s in runs[0].get("plan", []))
         lines.append(
             f"| {recipe} | {int(batch):,} | {_cell(_of(book, name))} | {steps[0]} | "
-            f"{_cell(_of(book, f'converged {recipe} {batch}'))} | {steps[1]} | {plan} |"
+            f"{_cell(_of(book, whole))} | {steps[1]} | {plan} |"
         )
     heading = [
         "| system | largest | auto | steps | fixed plan | steps | stages of the first seed |",

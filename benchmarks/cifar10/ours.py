@@ -2,7 +2,7 @@
 
 `tuned`   on held-out images, four lanes: a few settings of `muon --preset sprint` one after the other, then its fewest
           epochs that reach the goal (three seeds); `leap` and `muon` at three steps an epoch of 45,000 images, as
-          16,384 has of 50,000: rate, momentum, growth; the rates of `sony` for 16,384
+          16,384 has of 50,000: rate, momentum, growth
 `timed`   twenty seeds of `sprint` on test images, with one view and with six; one at a time, so that seconds count
 `proof`   test images, three seeds, a whole seed before the next: `leap` at 16,384, 8,192, 25,000 and 512, `muon` with a
           constant batch; what was tuned once goes for every batch, by the presets' rule
@@ -175,13 +175,10 @@ def timed(rows: Rows) -> Lanes:
 
 
 def tuned(rows: Rows) -> Lanes:
-    """The fast preset, both of ours, and the rates of the best published system beside them."""
-    from converged import widen_one
-
+    """The fast preset and both of ours."""
     yield sprint()
     yield search_of("leap")  # type: ignore[misc]  # what a search returns is read from the book
     yield search_of("muon")  # type: ignore[misc]  # as above
-    yield widen_one("sony", 16384)  # type: ignore[misc]  # as above
 
 
 PROOF = (

@@ -155,6 +155,7 @@ def train(
     began = time.perf_counter()
     run_limited(command, limit_s, cores)
     found = read_run(out)
+    shutil.copy(out / "metrics.jsonl", out.with_suffix(".metrics.jsonl"))
     elapsed, rows = between_flushes(found.train, sizes.warm)
     images = sum(row["batch"] for row in rows)
     evaluation_s = found.evaluations[-1]["seconds"] - rows[-1]["seconds"] if found.evaluations else None
@@ -164,6 +165,23 @@ def train(
         "evaluation_images_per_s": sizes.files * sizes.val_names / evaluation_s if evaluation_s else None,
         "wall_s": time.perf_counter() - began, "profile": json.loads(profile.read_text()), "notes": found.notes,
     }  # fmt: skip
+
+
+def profile(folder: Path, out: Path, sizes: Sizes, cores: int, kept: Path, limit_s: float) -> dict[str, Any]:
+    """A short run whose kernels are kept, in every stream: those of the step, of the decoders and of the crops."""
+    settings = [
+        *sizes.settings, f"workers.local_batch={sizes.batch}", f"data.loaders={cores}", "evaluate_every=1000",
+        f"data.image_size={sizes.image_size}", "lr.base=0.1", "checkpoint.every=0",
+    ]  # fmt: skip
+    command = [
+        sys.executable, "-m", "bigstep", "train", "fujitsu", "--preset", "paper", "--data", str(folder),
+        "--workers", "1", "--steps", str(min(60, sizes.steps)), "--out", str(out), "--no-report", "--json",
+        "--profile", "5", *(word for setting in settings for word in ("--set", setting)),
+    ]  # fmt: skip
+    run_limited(command, limit_s, cores)
+    for name in ("trace.json.gz", "profile.md"):
+        shutil.copy(out / name, kept / name)
+    return {"kept": sorted(path.name for path in out.iterdir())}
 
 
 def run_limited(command: list[str], limit_s: float, cores: int = 0) -> str:
@@ -249,12 +267,14 @@ def main() -> None:
         plan: list[tuple[str, float, Any]] = [
             ("files", 0, lambda limit_s: make_files(root, sizes)),
             ("model", 20, lambda limit_s: part("model", folder, sizes, cores, limit_s)),
+            ("algorithms", 25, lambda limit_s: part("algorithms", folder, sizes, cores, limit_s)),
             ("folder, auto", 40, end_to_end(folder, "auto", cores)),
             ("folder, nvjpeg", 40, end_to_end(folder, "nvjpeg", cores)),
             ("feed", 20, lambda limit_s: part("feed", folder, sizes, cores, limit_s)),
             ("library", 80, lambda limit_s: library(folder, args.tiny, limit_s)),
             ("pack", 20, lambda limit_s: make_packed(root, sizes, limit_s)),
             ("packed, auto", 35, end_to_end(packed, "auto", cores)),
+            ("profile", 30, lambda limit_s: profile(folder, root / "profiled", sizes, cores, args.out, limit_s)),
             ("compare", 25, lambda limit_s: part("compare", folder, sizes, cores, min(limit_s, 60), args.photos)),
             ("kernel", 20, lambda limit_s: part("kernel", folder, sizes, cores, limit_s)),
             ("loop", 40, lambda limit_s: part("loop", folder, sizes, cores, limit_s)),
@@ -270,6 +290,8 @@ def main() -> None:
         for name, needs_s, work in plan:
             if args.only is None or name in args.only or name == "files":
                 book.run(name, needs_s / 20 if args.tiny else needs_s, work)
+        for path in root.glob("*.metrics.jsonl"):
+            shutil.copy(path, args.out)
         shutil.rmtree(root / "set", ignore_errors=True)
     (args.out / "gpu.md").write_text(markdown(book.result))
     print(markdown(book.result))

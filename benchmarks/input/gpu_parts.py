@@ -28,6 +28,14 @@ def model(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
     return {"images_per_s": rate, "what": what, "forward only, images/s": _forward_rate(device)}
 
 
+def algorithms(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+    """The same where cuDNN times every algorithm of a convolution that it has, and not the ten it thinks best of."""
+    torch.backends.cudnn.benchmark_limit = 0
+    began = time.perf_counter()
+    rate, what = model_rate(device, args.batch, 6.0 if device.type == "cuda" else 1.0)
+    return {"images_per_s": rate, "what": f"{what}, every algorithm", "seconds": time.perf_counter() - began}
+
+
 @torch.no_grad()
 def _forward_rate(device: torch.device) -> float:
     """What an evaluation could reach: forward in batches of 2,000."""
@@ -251,7 +259,7 @@ def _seconds(work: Any, device: torch.device) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("part", choices=["model", "loop", "compare", "kernel", "feed"])
+    parser.add_argument("part", choices=["model", "algorithms", "loop", "compare", "kernel", "feed"])
     parser.add_argument("--photos", type=Path)
     parser.add_argument("--folder", type=Path, required=True)
     for name, default in (("batch", 256), ("size", 224), ("count", 10_000), ("cores", 1), ("warm", 25)):

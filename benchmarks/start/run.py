@@ -32,15 +32,32 @@ from bigstep.__main__ import program
 program()
 """
 
+PROFILED = """
+import cProfile, os, sys
+from bigstep.__main__ import program
+profiler, path, leave = cProfile.Profile(), sys.argv.pop(1), os._exit
+def told(code):
+    profiler.disable()
+    profiler.dump_stats(path)
+    leave(code)
+os._exit = told  # the command leaves without waiting for what an interpreter cleans up
+profiler.enable()
+program()
+"""
 
-def train(arguments: list[str], cache: Path, limit: int) -> dict[str, Any]:
-    """One run from the shell: wall seconds, those of training, and when its first step was ready."""
+
+def train(arguments: list[str], cache: Path, limit: int, profile: Path | None = None) -> dict[str, Any]:
+    """One run from the shell: wall seconds, those of training, and when its first step was ready.
+
+    `profile` is where Python's profiler writes what each function took, which slows the run down.
+    """
     known = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
     environment = {key: value for key, value in os.environ.items() if key not in known}
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as out:
         arguments = [*arguments, "--out", f"{out}/run", "--json", "--no-report"]
         own = ["-m", "bigstep"] if limit == DEFAULT else ["-c", TRAIN, str(limit)]
+        own = own if profile is None else ["-c", PROFILED, str(profile)]
         command = [sys.executable, *own, "train", *arguments]
         done = subprocess.run(command, env={**environment, "BIGSTEP_DATA": str(cache)}, capture_output=True, text=True)
         wall_s = time.perf_counter() - begin
@@ -65,6 +82,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--limits", type=int, nargs="*", default=[DEFAULT], help="the first is used for cold and warm")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "start.json")
+    parser.add_argument("--profile", type=Path, help="a file for one more warm run under Python's profiler")
     options = parser.parse_args()
     arguments = [options.recipe, "--preset", options.preset, "--data", options.data]
     for name in ("workers", "epochs"):
@@ -79,6 +97,8 @@ def main() -> None:
             print(row, flush=True)
             options.out.parent.mkdir(parents=True, exist_ok=True)
             options.out.write_text(json.dumps(rows, indent=1) + "\n")
+        if options.profile is not None:
+            print({"kind": "profiled", **train(arguments, Path(cache), DEFAULT, options.profile)}, flush=True)
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ def _plans(trial: Trial) -> tuple[Trial, Trial]:
 def rate_follows_batch(lab: Laboratory) -> Verdict:
     """Twice the global batch has twice the rate under the linear rule, the square root of it, or the same."""
     # where the rate saturates or the warm-up gets longer is no part of the rule
-    lr = replace(lab.synchronous.config.lr, saturation=0, warmup_batch=0)
+    lr = replace(lab.synchronous.config.lr, saturation=0, beyond=0.0, warmup_batch=0)
     trial = replace(lab.synchronous, config=replace(lab.synchronous.config, lr=lr))
     double = with_batch(trial, local_batch=2)
     one, two = (dict(lab.see(rates, each, 1)[0]) for each in (trial, double))

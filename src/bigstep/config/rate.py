@@ -73,6 +73,8 @@ class LrConfig:
     """The batch that `base` is meant for."""
     saturation: WholeNotNegative = 0
     """The batch beyond which the rate no longer grows; 0 for none."""
+    beyond: float = 0.0
+    """Power of the batch by which the rate changes beyond `saturation` instead: -0.33 halves it at eight times."""
     warmup_batch: WholeNotNegative = 0
     """Beyond this batch a first warm-up lasts batch / warmup_batch times as long, up to half the schedule; 0: never."""
     schedule: tuple[Piece, ...] = ()
@@ -84,6 +86,10 @@ class LrConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self, "lr")
+        require(
+            self.beyond == 0 or self.saturation > 0,
+            f"lr.beyond is {self.beyond:g}, which begins at lr.saturation, but that is 0: set the batch it begins at.",
+        )
         ends = [piece.until for piece in self.schedule]
         require(
             ends == sorted(set(ends)),

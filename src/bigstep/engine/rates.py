@@ -70,7 +70,8 @@ def learning_rate(
 
     def scaled(batch: int) -> float:
         grown = min(batch, config.saturation or batch)
-        return scale_lr(config.base, grown, base_batch=config.base_batch, rule=config.scaling)
+        changed = (batch / grown) ** config.beyond
+        return changed * scale_lr(config.base, grown, base_batch=config.base_batch, rule=config.scaling)
 
     def of_stage(epoch: float) -> float:
         return next((stage.rate for stage in reversed(stages) if stage.epoch <= epoch), 1.0)

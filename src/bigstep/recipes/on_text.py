@@ -50,7 +50,7 @@ def on_text(config: RunConfig, model: str) -> RunConfig:
         lr=replace(
             shrunk.lr,
             base_batch=max(1, round(rate.base_batch * ratio)),
-            saturation=round(rate.saturation * ratio),
+            saturation=max(1, round(rate.saturation * ratio)) if rate.saturation else 0,
             warmup_batch=round(rate.warmup_batch * ratio),
         ),
         evaluate_every=text.evaluate_every,
