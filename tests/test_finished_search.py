@@ -43,49 +43,73 @@ def finish(lanes: Any, score: Any) -> list[Any]:
 
 
 def rate_in(planned: Any) -> float:
-    return float(planned.settings[1].removeprefix("lr.base="))
+    (rate,) = (each for each in planned.settings if each.startswith("lr.base="))
+    return float(rate.removeprefix("lr.base="))
 
 
 def test_every_grid_grows_until_its_best_is_inside_and_no_budget_is_larger(converged: ModuleType) -> None:
     best = {14720: 16.0, 2048: 1e-9}  # times the middle: three doublings away, and out of reach
 
     def score(planned: Any) -> float:
-        middle = converged.MIDDLES[planned.recipe]
-        return -abs(rate_in(planned) / middle - best[planned.batch])
+        if planned.name.startswith("tune "):  # a second look that finds nothing
+            return 0.5
+        middles = dict(zip(best, converged.MIDDLES[planned.recipe], strict=True))
+        return -abs(rate_in(planned) / middles[planned.batch] - best[planned.batch])
 
-    planned = finish(converged.widen({}), score)
+    planned = [*finish(converged.widen({}), score), *finish(converged.look({}), score)]
     rows = {f"{each.name} seed 0": {"accuracy": score(each)} for each in planned}
-    for recipe, middle in converged.MIDDLES.items():
+    for recipe, (middle, _) in converged.MIDDLES.items():
         inside, outside = (converged.found(rows, recipe, batch) for batch in (16384, 2048))
         assert sorted(inside) == pytest.approx([middle * 2.0**k for k in range(-1, 6)])
         assert converged.is_inside(inside)
         assert len(outside) == 7
         assert not converged.is_inside(outside), "the budget is spent, and the table says that it is open"
     assert all(each.holdout == 0.1 for each in planned), "no search sees the test images"
+    looked = [each.recipe for each in planned if each.name.startswith("tune ")]
+    assert {recipe: looked.count(recipe) for recipe in looked} == dict.fromkeys(converged.LOOKED_AGAIN, 4)
     steps = {batch: (50_000 // batch, 45_000 // standing) for batch, standing in converged.SEARCHED.items()}
     assert steps[16384] == (3, 3), "a rate is searched in as many steps as it is used in"
 
 
-def searched(converged: ModuleType, best: dict[int, float], systems: tuple[str, ...]) -> dict[str, Any]:
-    """The book of searches that found these rates, by batch."""
-    rows: dict[str, Any] = {}
-    for batch, rate in best.items():
-        lanes = (converged.widen_one(recipe, batch) for recipe in systems)
-        for planned in finish(lanes, lambda each, rate=rate: 1 - abs(math.log(rate_in(each) / rate))):
-            rows[planned.called] = {"accuracy": 1 - abs(math.log(rate_in(planned) / rate))}
-    return rows
+def searched(converged: ModuleType, recipe: str, best: dict[int, float], helps: str = "") -> dict[str, Any]:
+    """The book of a whole search that found these rates, by batch; `helps`: what a second look kept."""
+    batches = {converged.SEARCHED[batch]: rate for batch, rate in best.items()}
+
+    def score(planned: Any) -> float:
+        if planned.name.startswith("tune "):
+            return 0.9 if helps and planned.name.endswith(helps) else 0.5
+        return 1 - abs(math.log(rate_in(planned) / batches[planned.batch]))
+
+    return {each.called: {"accuracy": score(each)} for each in finish([converged.search_of(recipe)], score)}
 
 
 def test_the_rule_goes_through_both_searches_once_they_are_over(converged: ModuleType) -> None:
-    rows = searched(converged, {2048: 3.0, 16384: 12.0}, ("sony",))
-    rates = [converged.rate_of(rows, "sony", batch) for batch in (512, 2048, 8192, 16384, 25000)]
-    assert rates == pytest.approx([1.5, 3.0, 3 ** (1 / 3) * 12 ** (2 / 3), 12.0, 12.0])
-    assert converged.rate_of(rows, "lars", 512) is None
-    first = next(next(converged.converged(rows)))
-    assert (first.recipe, first.batch, first.settings[1]) == ("sony", 16384, "lr.base=12")
+    rows = searched(converged, "sony", {16384: 12.0, 2048: 3.0})
+    rule = converged.rule_of(rows, "sony")
+    rates = [converged.base_rate("sony", batch, rule) for batch in (512, 2048, 8192, 16384, 25000)]
+    beyond = [3.0 * (batch / 2048) ** (2 / 3) for batch in (8192, 16384, 25000)]
+    assert rates == pytest.approx([1.5, 3.0, *beyond], rel=2e-3)  # batches are of whole workers, powers of 3 digits
+    assert rates[3] == pytest.approx(12.0, rel=1e-3)
+    assert converged.rule_of(rows, "lars") is None
+    planned = {each.batch: each for lane in converged.converged(rows, (0,)) if (each := next(lane)).recipe == "sony"}
+    assert planned[16384].settings == rule
+    assert planned[16384].name == "converged sony 16384"
+    assert planned[512].name == "table sony 512", "the rate there is what it was, and so is the run"
     del rows["search sony 14720 rate 24 seed 0"]
-    assert converged.rate_of(rows, "sony", 16384) is None, "the best so far is at an end"
-    assert not list(converged.converged(rows)), "no test image is looked at before the rate is known"
+    assert converged.rule_of(rows, "sony") is None, "the best so far is at an end"
+    others = {next(lane).recipe for lane in converged.converged(rows, (0,))}
+    assert others == {"leap", "muon"}, "no test image is looked at before the rate is known"
+
+
+def test_what_a_second_look_kept_goes_with_every_batch_and_has_grids_of_its_own(converged: ModuleType) -> None:
+    rows = searched(converged, "fair", {16384: 0.4, 2048: 0.8}, helps="lighter")
+    kept = ("optimizer.weight_decay=0.0001",)
+    assert converged.kept_of(rows, "fair") == kept
+    assert converged.rule_of(rows, "fair")[:1] == kept
+    assert not any(converged.stays(rows, "fair", batch) for batch in converged.BATCHES)
+    assert converged.found({**rows, "search fair 2048 rate 9 seed 0": {"accuracy": 1.0}}, "fair", 2048).keys() == {
+        0.4, 0.8, 1.6,
+    }  # fmt: skip
 
 
 def test_runs_of_an_earlier_preset_do_not_count_in_a_search(converged: ModuleType) -> None:
@@ -101,8 +125,8 @@ def test_every_run_that_is_planned_can_be_configured(converged: ModuleType) -> N
 
     rows = {
         name: row
-        for recipe, middle in converged.MIDDLES.items()
-        for name, row in searched(converged, dict.fromkeys(converged.SEARCHED, middle), (recipe,)).items()
+        for recipe, middles in converged.MIDDLES.items()
+        for name, row in searched(converged, recipe, dict(zip(converged.SEARCHED, middles, strict=True))).items()
     }
     seen: dict[str, Any] = {}
 
@@ -110,7 +134,7 @@ def test_every_run_that_is_planned_can_be_configured(converged: ModuleType) -> N
         rows[planned.called] = {"accuracy": 0.9 + 1e-4 * len(rows)}
         return rows[planned.called]["accuracy"]
 
-    for part in (*ours.ORDER.values(), converged.converged, converged.ablation, converged.auto):
+    for part in (*ours.ORDER.values(), *converged.ORDER.values(), *converged.ALSO.values()):
         for planned in finish(part(rows), better_and_better):
             if planned.seed == 0:
                 config = config_of(planned.recipe, planned.batch, planned.settings, planned.epochs, planned.preset)

@@ -4,14 +4,15 @@ Parts, behind those of `ours.py`, which tunes and shows `leap` and `muon`:
 
 `widen`      each system's rates at 14,720 and 2,048 on held-out images; three around its middle, then one more beyond
              whichever end is the best, until the best lies inside or seven were tried. 14,720 stands for 16,384: it
-             takes the 45,000 images that are left in as many steps, as the search for `leap` and `muon` does. `fair`,
-             `pfn` and `onebit` have the second look at other settings first that the others had
+             takes the 45,000 images that are left in as many steps, as the search for `leap` and `muon` does
+`first`      the first seed of `rounds` at 8,192 and more, of the systems whose search is over
+`look`       `fair`, `pfn` and `onebit`: the second look at other settings that the others had, then their rates
 `rounds`     test images, a whole seed before the next: `converged` at 8,192 and more, `auto`, `ablation` at 16,384 and
              8,192, `converged` at 2,048 and 512, `ablation` at 512
 
 `converged`  all systems x batches, with one rule for all: the rate of 2,048 by the square root below it, and beyond it
-             by the power of the batch that brings it to the rate of 16,384. Where that is what the preset has, the
-             preset's own rule stays, and what the first table has is not run again
+             by the power of the batch that brings it to the rate of 16,384. A cell whose rate that leaves as it was
+             is that of the first table, and not run again
 `auto`       plan: auto against the fixed plans of `leap` and `sony`
 `ablation`   what each technique buys, of `leap` and of `sony`
 """
@@ -79,14 +80,16 @@ def search_of(recipe: str) -> Search:
 
 
 def widen(rows: Rows, systems: Sequence[str] = tuple(MIDDLES)) -> Lanes:
-    """Rates for every system at both batches; those with a second look, which take longest, begin."""
-    for recipe in systems:
-        if recipe in LOOKED_AGAIN:
-            yield search_of(recipe)  # type: ignore[misc]  # what a search returns is read from the book
+    """Rates at both batches for the systems that had their second look."""
     for batch in SEARCHED:
         for recipe in systems:
             if recipe not in LOOKED_AGAIN:
-                yield widen_one(recipe, batch)  # type: ignore[misc]  # as above
+                yield widen_one(recipe, batch)  # type: ignore[misc]  # what a search returns is read from the book
+
+
+def look(rows: Rows) -> Lanes:
+    """The whole search of the systems that had no second look."""
+    return (search_of(recipe) for recipe in LOOKED_AGAIN)  # type: ignore[misc]  # as above
 
 
 def widen_one(recipe: str, batch: int, kept: tuple[str, ...] = ()) -> Generator[Planned, Mapping[str, Any], float]:
@@ -133,7 +136,7 @@ def base_rate(recipe: str, batch: int, settings: tuple[str, ...] = ()) -> float:
 
 
 def rule_of(rows: Rows, recipe: str) -> tuple[str, ...] | None:
-    """The settings of a system at any batch; None as long as its search is not over, nothing where the preset's stay.
+    """The settings of a system at any batch; None as long as its search is not over.
 
     A rule of the batch: the rates that were found at 2,048 and 16,384, as a square root up to the first and a power
     beyond it. The batch of a rule is that of the first stage.
@@ -141,10 +144,7 @@ def rule_of(rows: Rows, recipe: str) -> tuple[str, ...] | None:
     best = ours.result_of(search_of(recipe), rows)
     if best is None:
         return None
-    found_at = {2048: best.small, 16384: best.large}
-    if not best.kept and all(math.isclose(base_rate(recipe, b), rate, rel_tol=0.02) for b, rate in found_at.items()):
-        return ()
-    power = math.log(best.large / best.small) / math.log(max(found_at) / min(found_at))
+    power = math.log(best.large / best.small) / math.log(max(SEARCHED) / min(SEARCHED))
     first = config_of(recipe, 2048).batch
     rule = (f"lr.base_batch={first}", f"lr.saturation={first}", f"lr.base={best.small:g}", f"lr.beyond={power:.3f}")
     return (*best.kept, "lr.scaling=sqrt", *rule)
@@ -158,9 +158,17 @@ def _settings(rows: Rows, recipe: str, batch: int) -> tuple[str, ...] | None:
 
 
 def name_of(rows: Rows, recipe: str, batch: int) -> str:
-    """What the runs of a cell are called: those of the first table where the preset's rule was found again."""
-    first = recipe not in ours.TRIALS and rule_of(rows, recipe) == ()
-    return f"{'table' if first else 'converged'} {recipe} {batch}"
+    """What the runs of a cell are called: those of the first table where they had the same settings."""
+    return f"{'table' if stays(rows, recipe, batch) else 'converged'} {recipe} {batch}"
+
+
+def stays(rows: Rows, recipe: str, batch: int) -> bool:
+    """Whether the search has left a system as the first table has it at a batch: what it kept, and the rate."""
+    best = None if recipe in ours.TRIALS else ours.result_of(search_of(recipe), rows)
+    if best is None or best.kept:
+        return False
+    rates = (base_rate(recipe, batch, settings) for settings in ((), rule_of(rows, recipe) or ()))
+    return math.isclose(*rates, rel_tol=0.02)
 
 
 def converged(
@@ -250,5 +258,14 @@ def rounds(rows: Rows) -> Lanes:
         yield from ablation(rows, (seed,), (512,))
 
 
-ORDER = {"widen": widen, "rounds": rounds}
+def first(rows: Rows) -> Lanes:
+    """What says most, soon: one seed where steps are few."""
+    yield from converged(rows, (0,), (16384,))
+    yield from auto(rows, (0,))
+    yield from ablation(rows, (0,), (16384,))
+    yield from converged(rows, (0,), (8192, 25000))
+    yield from ablation(rows, (0,), (8192,))
+
+
+ORDER = {"widen": widen, "first": first, "look": look, "rounds": rounds}
 ALSO = {"converged": converged, "auto": auto, "ablation": ablation}

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from converged import BATCHES, MIDDLES, SEARCHED, base_rate, found, is_inside, name_of, rule_of
+from converged import BATCHES, MIDDLES, SEARCHED, base_rate, found, is_inside, name_of, rule_of, stays
 from ours import TRIALS, result_of, search_of
 
 Row = dict[str, Any]
@@ -100,7 +100,7 @@ def _converged(book: dict[str, Row]) -> list[str]:
         if any(cells):
             rates = [base_rate(recipe, batch, rule) for batch in batches]
             told = [f"{cell}, rate {rate:.3g}" if cell else "" for cell, rate in zip(cells, rates, strict=True)]
-            changed = "as it was" if rule == () else " ".join(rule)
+            changed = "as it was" if all(stays(book, recipe, batch) for batch in batches) else " ".join(rule)
             lines.append(f"| {recipe} | {' | '.join(told)} | {'' if recipe in TRIALS else changed} |")
     named = " | ".join(f"{batch:,}" for batch in batches)
     heading = [f"| system | {named} | rule of the preset |", "|---" * (len(batches) + 2) + "|"]
