@@ -278,7 +278,7 @@ def main() -> None:
             ("compare", 25, lambda limit_s: part("compare", folder, sizes, cores, min(limit_s, 60), args.photos)),
             ("kernel", 20, lambda limit_s: part("kernel", folder, sizes, cores, limit_s)),
             ("loop", 40, lambda limit_s: part("loop", folder, sizes, cores, limit_s)),
-            *((f"folder, auto, {few} cores", 40, end_to_end(folder, "auto", few)) for few in (4, 2, 8) if few < cores),
+            *((f"folder, auto, {few} cores", 40, end_to_end(folder, "auto", few)) for few in (2, 4, 8) if few < cores),
             ("folder, pillow", 45, end_to_end(folder, "pillow", cores)),
             ("folder, torchvision", 40, end_to_end(folder, "torchvision", cores)),
             ("folder, both", 40, end_to_end(folder, "both", cores)),
