@@ -11,8 +11,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 from bigstep.config.text import apply_settings
+from bigstep.data.catalog import open_data
 
 
 @pytest.fixture(autouse=True)
@@ -231,6 +233,23 @@ def test_a_run_that_breaks_is_left_out_and_the_others_go_on(
     assert crew.carry_out(lanes.singles(Planned(f"a {n}", "leap", n) for n in (256, 512, 1024)), alone=alone)
     assert list(book.rows) == ["a 256 seed 0", "a 1024 seed 0"], "what broke is no result, and is tried again"
     assert "RuntimeError: out of memory" in capsys.readouterr().out
+
+
+def test_a_run_whose_batch_grows_by_itself_is_a_line_of_the_book(scripts: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its remarks carry noise scales, and no step."""
+    import runs
+
+    pair = open_data("embedded", "", 0.0, seed=0)
+    few = tuple(part.subset(torch.arange(600)) for part in (pair.train, pair.test))
+    monkeypatch.setattr(runs, "images", lambda folder, holdout: few)
+    settings = (
+        "plan=auto", "growth.most=4", "growth.every=0.25", "growth.scales=1e9", "workers.count=128",
+        "data.image_size=0", "data.augment=none", "data.drop_last=false",
+    )  # fmt: skip
+    row = runs.trained(runs.Planned("auto", "sony", 16384, settings), "folder", tiny=True)
+    assert "failure" not in row
+    assert row["plan"], "the batch has grown"
+    assert len(row["noise"]) > 2
 
 
 def test_what_was_run_stands_in_the_tables() -> None:

@@ -108,14 +108,14 @@ def trained(planned: Planned, folder: str, *, tiny: bool = False) -> dict[str, A
     try:
         with tempfile.TemporaryDirectory() as out:
             result = fit(config, data=images(folder, planned.holdout), out=out)
-            rows = read_run(Path(out)).rows
+            run = read_run(Path(out))
         row |= {"accuracy": result.accuracy, "loss": result.loss, "steps": result.steps, "seconds": result.seconds}
         if config.evaluate_every < config.epochs:
-            row["curve"] = [(each["epoch"], each["accuracy"]) for each in rows if each["kind"] == "eval"]
-            row["losses"] = [each["loss"] for each in rows if each["kind"] == "train"][::10]
-        row |= {key: result.facts[key] for key in ("noise_scale", "plan", "accuracy_views") if key in result.facts}
-        seen = [(each["step"], each["noise_scale"]) for each in rows if each.get("noise_scale") is not None]
+            row["curve"] = [(each["epoch"], each["accuracy"]) for each in run.evaluations]
+            row["losses"] = [each["loss"] for each in run.train][::10]
+        seen = [(each["step"], each["noise_scale"]) for each in run.train if each.get("noise_scale") is not None]
         row["noise"] = [(step, round(value)) for step, value in seen[:: max(1, len(seen) // 20)]]
+        row |= {key: result.facts[key] for key in ("noise_scale", "plan", "accuracy_views") if key in result.facts}
         row["images_per_s"] = result.facts["samples"] / result.seconds
         if not math.isfinite(result.loss):
             row["failure"] = "the loss is not finite"
