@@ -261,7 +261,7 @@ def main() -> None:
         folder, packed = root / "set", root / "packed"
 
         def end_to_end(where: Path, decoder: str, of: int, settled: str = "BIGSTEP_NVJPEG_DECODERS=2") -> Any:
-            out = root / f"run-{where.name}-{decoder}-{of}-{settled}"
+            out = root / f"run-{where.name}-{decoder}-{of}-{settled.replace('=', '-')}"
             return lambda limit_s: train(where, out, sizes, decoder, of, settled, limit_s)
 
         plan: list[tuple[str, float, Any]] = [
