@@ -70,7 +70,7 @@ def learning_rate(
 
     def scaled(batch: int) -> float:
         grown = min(batch, config.saturation or batch)
-        changed = (batch / grown) ** config.beyond
+        changed: float = (batch / grown) ** config.beyond
         return changed * scale_lr(config.base, grown, base_batch=config.base_batch, rule=config.scaling)
 
     def of_stage(epoch: float) -> float:
