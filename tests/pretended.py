@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -147,6 +147,21 @@ class Machine(TorchFunctionMode):
         return _moved(result.clone() if comes and result is moved else result)
 
 
+class Queue:
+    """A stream: all that it was given is done."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+
+    def synchronize(self) -> None:
+        """Wait for it."""
+        self._machine.wait("waits for its stream")
+
+    def record_event(self) -> SimpleNamespace:
+        """Mark what it was given so far."""
+        return SimpleNamespace(synchronize=lambda: self._machine.wait("waits for a step"))
+
+
 def _host_for(value: Any) -> Any:
     return HOST if value == DEVICE or (isinstance(value, (str, torch.device)) and str(value) == "cuda") else value
 
@@ -175,7 +190,9 @@ def pretended() -> Iterator[Machine]:
         "set_rng_state": nothing,
         "is_current_stream_capturing": lambda: False,  # torch's optimizers ask in each step; newer ones ask the stream
         "synchronize": lambda *_: machine.wait("waits for all streams"),
-        "current_stream": lambda *_: SimpleNamespace(synchronize=lambda: machine.wait("waits for its stream")),
+        "current_stream": lambda *_: Queue(machine),
+        "Stream": lambda *_, **__: Queue(machine),
+        "stream": lambda _: nullcontext(),
         "mem_get_info": lambda *_: (2**34, 2**34),
         "get_device_name": lambda *_: "no GPU",
         "get_device_capability": lambda *_: (9, 0),

@@ -313,7 +313,7 @@ def test_a_gpu_decodes_what_pillow_decodes_beside_work_of_its_own(
             assert difference.max() < GREY_LEVEL  # of any image: rounding, here and in the decoders
         feed.close()
         assert feed.waits is not None
-        assert len(feed.waits.take()) == len(wanted)
+        assert len(feed.waits.take(len(feed.waits))) == len(wanted)
 
 
 @pytest.mark.gpu

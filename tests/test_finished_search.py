@@ -235,7 +235,9 @@ def test_a_run_that_breaks_is_left_out_and_the_others_go_on(
     assert "RuntimeError: out of memory" in capsys.readouterr().out
 
 
-def test_a_run_whose_batch_grows_by_itself_is_a_line_of_the_book(scripts: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_whose_batch_grows_by_itself_is_a_line_of_the_book(
+    scripts: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its remarks carry noise scales, and no step."""
     import runs
 

@@ -7,7 +7,9 @@ run as on a GPU (`pretended`), and each step is held to what it is meant to wait
 from __future__ import annotations
 
 import contextlib
+import signal
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -18,7 +20,9 @@ from bigstep.config import IslandsConfig, RunConfig
 from bigstep.config.edit import stretch
 from bigstep.config.text import apply_settings
 from bigstep.data.sampler import Step
-from bigstep.engine import evaluate, meter
+from bigstep.engine import evaluate, meter, run
+from bigstep.engine.interruption import StoppedError, StopRequest
+from bigstep.engine.meter import Flush
 from bigstep.engine.methods.base import Note, Outcome
 from bigstep.engine.methods.meeting import Meeting
 from bigstep.engine.methods.rounds import Rounds
@@ -126,8 +130,54 @@ def test_a_step_that_is_to_be_skipped_waits_to_know_it() -> None:
 def test_what_other_streams_are_at_is_not_waited_for_where_losses_are_read() -> None:
     """Batches to come are on their way in one, a mean of islands in another."""
     steps = waits_of("plain", "kernels=plain")
-    assert "engine/meter.py, flush: waits for its stream" in steps[1]
+    assert "engine/meter.py, flush: waits for a step" in steps[1]
+    assert not [wait for step in steps for wait in step if "its stream" in wait]
     assert not [wait for step in steps for wait in step if "all streams" in wait]
+
+
+class Told(Observer):
+    """Notes the losses of each flush, and asks the run to stop behind a step."""
+
+    def __init__(self, stop: StopRequest, behind: int = 0) -> None:
+        self._stop, self._behind = stop, behind
+        self.losses = list[dict[int, float]]()
+
+    def stepped(self, step: Step, outcome: Outcome, *, pausing: bool) -> tuple[Note, ...]:
+        if step.position.step + 1 == self._behind:
+            self._stop.number = signal.SIGTERM
+        return ()
+
+    def flushed(self, flush: Flush) -> tuple[Note, ...]:
+        assert flush.rows[-1]["step"] == flush.step.position.step + 1
+        self.losses.append({row["step"]: row["loss"] for row in flush.rows})
+        return ()
+
+
+def told_on(device: str, monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[dict[int, float]]:
+    """The losses of each flush of a run, in which at most three steps gather."""
+    monkeypatch.setattr(meter, "_MOST_STEPS_BETWEEN_FLUSHES", 3)
+    config = apply_settings(stretch(load("plain"), 1.0), (*SMALL, "kernels=plain"))
+    told = Told(stop := StopRequest(), **options)
+    monkeypatch.setattr(run, "listening", lambda: contextlib.nullcontext(stop))
+    with pretended() if device == "cuda" else contextlib.nullcontext(), contextlib.suppress(StoppedError):
+        torch.manual_seed(0)
+        fit(config, network(), images(), observers=[told], device=device, progress=False)
+    return told.losses
+
+
+def test_a_gpu_that_is_alone_has_a_step_to_do_while_others_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_gpu, on_cpu = (told_on(device, monkeypatch) for device in ("cuda", "cpu"))
+    assert [list(each) for each in on_cpu] == [[1], [2, 3, 4], [5, 6, 7], [8]]
+    assert [list(each) for each in on_gpu] == [[1], [2, 3], [4, 5], [6, 7, 8]], "each step is told of once, in order"
+    assert dict(pair for each in on_gpu for pair in each.items()) == pytest.approx(
+        dict(pair for each in on_cpu for pair in each.items()), rel=1e-5
+    )  # in float32; a loss beside the wrong step would differ by a tenth
+
+
+def test_a_run_that_is_stopped_has_told_of_all_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state that is saved is behind the newest step, and whoever goes on from it tells of the next."""
+    on_gpu = told_on("cuda", monkeypatch, behind=3)
+    assert [list(each) for each in on_gpu] == [[1], [2, 3], [4]]
 
 
 def test_a_meeting_waits_for_what_its_islands_compute_and_not_for_another_that_is_on_its_way() -> None:

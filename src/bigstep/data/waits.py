@@ -49,7 +49,7 @@ class Waits:
         `batch` (of that, in `decode` for the device and in `launch` for the crops), and waited until it was `taken`."""
 
     def __len__(self) -> int:
-        """Count the batches that were handed out since the last `take`."""
+        """Count the batches that were handed out and not taken yet."""
         return len(self._handed)
 
     def asked(self) -> torch.cuda.Event | None:
@@ -89,9 +89,12 @@ class Waits:
         for name, amount in amounts.items():
             self.thread[name] = self.thread.get(name, 0.0) + amount
 
-    def take(self) -> list[float]:
-        """Return the seconds for which the device waited for each batch since the last call, once it has done them."""
-        handed, self._handed = self._handed, []
+    def take(self, count: int) -> list[float]:
+        """Return the seconds for which the device waited for each of the first batches not taken yet.
+
+        The device must have done them.
+        """
+        handed, self._handed = self._handed[:count], self._handed[count:]
         copies, self._copies = self._copies, []
         for begin, end in copies:
             if end.query():

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bigstep.engine.agenda import Agenda
+from bigstep.engine.agenda import Agenda, Due
 from bigstep.engine.build import Run
 from bigstep.engine.evaluate import Evaluation
 from bigstep.engine.heartbeat import Heartbeat
 from bigstep.engine.interruption import StoppedError, StopRequest
-from bigstep.engine.meter import Meter
+from bigstep.engine.meter import Flush, Meter
 from bigstep.engine.observers.base import Audience
 
 __all__ = ["Ending", "train"]
@@ -63,6 +63,11 @@ def train(
             state.seconds = meter.seconds
             save()
 
+    def hear(flush: Flush, due: Due) -> None:
+        audience.flushed(flush)
+        for note in agenda.heed(flush, due):
+            audience.noted(note.text, **note.facts)
+
     for steps in agenda.stretches(state.position):
         run.begin_epoch(steps[0].position.epoch)
         batches = audience.feed(iter(run.train_feed(method.requests(steps))))
@@ -73,18 +78,19 @@ def train(
             outcome = method.step(step, batches)
             state.position, due = sampler.after(step), agenda.after(step)
             where = {"step": state.position.step, **sampler.where(state.position)}
-            meter.add(outcome, **where, lr=lr, batch=step.size)
+            meter.add(step, outcome, **where, lr=lr, batch=step.size)
             with meter.pause():
                 audience.stepped(step, outcome, pausing=due.pausing)
             asked, late = 0, False
             if meter.due or due.pausing or outcome.keep:
                 heartbeat.at(state.position.step, "the sum of losses")
                 unsaved_s = meter.seconds - saved_at if run.ranks.first else 0.0  # rank 0's clock decides for all
-                flush = meter.flush(step, [*stop.votes(), unsaved_s], final=due.last)
-                audience.flushed(flush)
-                for note in agenda.heed(flush, due):
-                    audience.noted(note.text, **note.facts)
+                whole = due.pausing or outcome.keep
+                flush = meter.flush([*stop.votes(), unsaved_s], whole=whole, final=due.last)
+                hear(flush, due)
                 asked, late = stop.agree(flush.votes[:-1]), 0 < run.config.checkpoint.seconds < flush.votes[-1]
+                if (asked or late) and meter.left:  # whoever goes on finds the rows of all steps before
+                    hear(meter.flush([]), due)
             if due.stops:  # whoever goes on finds all as it would be there, not what ends this training
                 save_here()
             if due.last:
@@ -97,7 +103,7 @@ def train(
             if (due.save or late or asked) and not due.stops:
                 save_here()
                 saved_at = meter.seconds
-            if outcome.keep:  # behind the flush: whoever goes on from here finds the rows of all steps before
+            if outcome.keep:  # behind the flush, for the same reason
                 with meter.pause():
                     state.seconds = meter.seconds
                     keep()

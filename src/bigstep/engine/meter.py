@@ -2,16 +2,20 @@
 
 Losses stay on the device until a flush, which sums them over ranks in one small message together with each rank's
 times. The number of steps between flushes follows from those sums, so that all ranks flush at the same step.
+
+A GPU that is alone has work during a flush: the newest step, which is left for the next one. Else it would be idle from
+the end of that step until the host has told of it and launched another.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +25,7 @@ from bigstep.data.waits import Waits
 from bigstep.engine.methods.base import Outcome
 from bigstep.engine.ranks import Ranks
 
-__all__ = ["Flush", "Meter", "StepCost", "measured_on_device", "seen_by_device"]
+__all__ = ["Flush", "Meter", "StepCost", "measured_on_device"]
 
 _SECONDS_BETWEEN_FLUSHES = 0.5
 _MOST_STEPS_BETWEEN_FLUSHES = 20  # a straggler is named after two flushes, a signal heard after one
@@ -54,7 +58,7 @@ class Flush:
     elapsed_s: float
     """On this rank since the last flush, without pauses."""
     step: Step
-    """The last step."""
+    """The last of these steps."""
     final: bool
     """Whether the run ends with it."""
 
@@ -81,25 +85,18 @@ def measured_on_device(
     ]
 
 
-def seen_by_device(costs: list[StepCost], elapsed_s: float, backlog_s: float) -> list[StepCost]:
-    """Return the costs of some steps as a GPU saw them: the host runs ahead, and its waiting may have cost nothing.
+class _Taken(NamedTuple):
+    """A step that is not told yet."""
 
-    A step takes the device at most as long as the backlog that is left when the host is done with the last step, so it
-    was idle for at least elapsed - steps * backlog. Only so much of the wait for data counts.
-
-    Args:
-        costs: As the host measured them.
-        elapsed_s: What the steps took until the device was done.
-        backlog_s: How long the device still worked after the host had launched the last step.
-
-    >>> waited = [StepCost(0.03, 0.025, 0.0)] * 20  # the loaders need 25 ms for a batch
-    >>> [round(seen_by_device(waited, elapsed_s, backlog_s)[0].data_s, 3)
-    ...  for elapsed_s, backlog_s in ((0.60, 0.01), (0.82, 0.22))]  # a step takes the device 10 ms, or 40
-    [0.02, 0.0]
-    """
-    waited_s, idle_s = sum(cost.data_s for cost in costs), max(0.0, elapsed_s - len(costs) * backlog_s)
-    share = min(1.0, idle_s / waited_s) if waited_s else 0.0
-    return [StepCost(elapsed_s / len(costs), share * cost.data_s, cost.exchange_s) for cost in costs]
+    step: Step
+    row: dict[str, Any]
+    loss: Tensor
+    cost: StepCost
+    noise: Tensor | None
+    batches: int
+    """Handed out since the beginning, when it was done."""
+    end: torch.cuda.Event | None
+    """When the device has done it."""
 
 
 class Meter:
@@ -113,14 +110,17 @@ class Meter:
         waits: What a GPU measures of its waits for batches; None where nothing does.
         """
         self._tokens, self._waits = tokens, waits
-        self._batches: list[int] = []
+        self._batches = 0
+        """Those that were handed out before the steps at hand."""
         if waits is not None:
             waits.forget()
         self._ranks = ranks
-        self._losses: list[Tensor] = []
-        self._rows: list[dict[str, Any]] = []
-        self._costs: list[StepCost] = []
-        self._noise: dict[int, Tensor] = {}
+        self._cuda = ranks.device.type == "cuda"
+        self._beside: torch.cuda.Stream | None = None
+        """For what is read while the device works on; ranks that wait for each other's steps gain nothing by it."""
+        if self._cuda and ranks.size == 1:
+            self._beside = torch.cuda.Stream(ranks.device, priority=-1)  # type: ignore[no-untyped-call]  # untyped in torch
+        self._taken: list[_Taken] = []
         self._begun = self._started = self._flushed = time.perf_counter()
         self._seconds_before = seconds_before
         self._interval = 1
@@ -136,21 +136,24 @@ class Meter:
     @property
     def due(self) -> bool:
         """Whether enough steps have gathered; the same on all ranks."""
-        return len(self._rows) >= self._interval
+        return len(self._taken) >= self._interval
+
+    @property
+    def left(self) -> bool:
+        """Whether a flush has left a step for the next."""
+        return len(self._taken) > 0
 
     def begin(self) -> None:
         """Take note that a step begins."""
         self._begun = time.perf_counter()
 
-    def add(self, outcome: Outcome, **row: Any) -> None:
+    def add(self, step: Step, outcome: Outcome, /, **row: Any) -> None:
         """Note the step that was begun; `row` is what else belongs in the record."""
-        total_s = time.perf_counter() - self._begun
-        if outcome.noise is not None:
-            self._noise[len(self._rows)] = outcome.noise
-        self._losses.append(outcome.loss)
-        self._costs.append(StepCost(total_s, outcome.data_s, outcome.exchange_s))
-        self._batches.append(0 if self._waits is None else len(self._waits))
-        self._rows.append({"kind": "train", **row, "bytes_sent": outcome.bytes_sent})
+        cost = StepCost(time.perf_counter() - self._begun, outcome.data_s, outcome.exchange_s)
+        batches = 0 if self._waits is None else self._batches + len(self._waits)
+        end = torch.cuda.current_stream(self._ranks.device).record_event() if self._cuda else None
+        row = {"kind": "train", **row, "bytes_sent": outcome.bytes_sent}
+        self._taken.append(_Taken(step, row, outcome.loss, cost, outcome.noise, batches, end))
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
@@ -159,55 +162,69 @@ class Meter:
         yield
         self._paused_s += time.perf_counter() - paused
 
-    def flush(self, step: Step, votes: list[float], *, final: bool) -> Flush:
+    def flush(self, votes: list[float], *, whole: bool = True, final: bool = False) -> Flush:
         """Return the gathered rows with global losses; every rank must call this at the same step.
 
         Args:
-            step: The last step.
             votes: Numbers to sum over ranks in the same message, for decisions that all ranks must take alike.
+            whole: Tell of the newest step too, though a GPU be idle meanwhile.
             final: Whether the run ends with it.
         """
-        steps, size = len(self._rows), self._ranks.size
-        small = torch.zeros(2 * size + len(votes), dtype=torch.float64)
-        small[self._ranks.rank] = sum(cost.compute_s for cost in self._costs)  # the host's: no waiting for other ranks
-        if self._ranks.device.type == "cuda":
-            launched = time.perf_counter()
-            # for the steps alone: what is on its way in other streams, batches or a mean of islands, may go on
-            torch.cuda.current_stream(self._ranks.device).synchronize()
-            now = time.perf_counter()
-            elapsed_s = now - self._flushed - self._paused_s
-            if self._waits is None:
-                self._costs = seen_by_device(self._costs, elapsed_s, now - launched)
-            else:
-                self._costs = measured_on_device(self._costs, elapsed_s, self._waits.take(), self._batches)
-        small[size + self._ranks.rank] = sum(cost.data_s for cost in self._costs)
-        small[2 * size :] = torch.tensor(votes, dtype=torch.float64)
-        losses = torch.stack(self._losses)
-        message = torch.cat([losses, small.to(losses.device), *self._noise.values()])
-        sums = self._ranks.sum_(message).tolist()  # waits for the device
-        by_rank, rest = sums[steps : steps + 2 * size], sums[steps + 2 * size :]
-        compute_by_rank, data_by_rank = by_rank[:size], by_rank[size:]
-        agreed, pairs = rest[: len(votes)], rest[len(votes) :]
-        noise = {index: pairs[4 * i : 4 * i + 4] for i, index in enumerate(self._noise)}
-        elapsed_s = self._complete_rows(sums[:steps], compute_by_rank)
-        wanted = _SECONDS_BETWEEN_FLUSHES / max(sum(compute_by_rank) / (steps * size), 1e-9)
-        self._interval = int(min(max(wanted, 1), _MOST_STEPS_BETWEEN_FLUSHES))
-        rows, self._rows, self._losses, self._costs, self._noise = self._rows, [], [], [], {}
-        self._batches = []
-        self._flushed, self._paused_s = time.perf_counter(), 0.0
-        return Flush(rows, noise, compute_by_rank, data_by_rank, agreed, elapsed_s, step, final)
-
-    def _complete_rows(self, losses: list[float], compute_by_rank: list[float]) -> float:
-        """Put into the rows what is known now, and return the seconds since the last flush."""
+        count = len(self._taken)
+        if self._beside is not None and not whole and count > 1:
+            count -= 1
+        taken, self._taken = self._taken[:count], self._taken[count:]
+        if (end := taken[-1].end) is not None:
+            end.synchronize()  # for the steps alone: batches or a mean of islands may go on in other streams
         now = time.perf_counter()
-        elapsed = max(now - self._flushed - self._paused_s, 1e-9)
-        per_s = sum(row["batch"] for row in self._rows) / elapsed
+        elapsed_s = max(now - self._flushed - self._paused_s, 1e-9)
+        self._flushed, self._paused_s = now, 0.0
+        costs, size = self._costs(taken, elapsed_s), self._ranks.size
+        small = torch.zeros(2 * size + 1 + len(votes), dtype=torch.float64)
+        small[self._ranks.rank] = sum(each.cost.compute_s for each in taken)  # the host's: no waiting for other ranks
+        small[size + self._ranks.rank] = sum(cost.data_s for cost in costs)
+        small[2 * size :] = torch.tensor([elapsed_s, *votes], dtype=torch.float64)
+        noises = {index: each.noise for index, each in enumerate(taken) if each.noise is not None}
+        with contextlib.nullcontext() if self._beside is None else torch.cuda.stream(self._beside):
+            losses = torch.stack([each.loss for each in taken])
+            message = torch.cat([losses, small.to(losses.device), *noises.values()])
+            sums = iter(self._ranks.sum_(message).tolist())  # waits for the device
+        losses_of_all, compute_by_rank, data_by_rank, (elapsed_of_all,), agreed = (
+            list(itertools.islice(sums, length)) for length in (count, size, size, 1, len(votes))
+        )
+        noise = {index: list(itertools.islice(sums, 4)) for index in noises}
+        rows = [each.row for each in taken]
+        self._complete(rows, costs, losses_of_all, compute_by_rank, elapsed_s)
+        wanted = _SECONDS_BETWEEN_FLUSHES * count * size / elapsed_of_all
+        self._interval = int(min(max(wanted, 1), _MOST_STEPS_BETWEEN_FLUSHES))
+        return Flush(rows, noise, compute_by_rank, data_by_rank, agreed, elapsed_s, taken[-1].step, final)
+
+    def _costs(self, taken: list[_Taken], elapsed_s: float) -> list[StepCost]:
+        """Return what steps cost, on a GPU by its own clock; for what is in its memory already it does not wait."""
+        costs = [each.cost for each in taken]
+        if not self._cuda:
+            return costs
+        batches = [each.batches - self._batches for each in taken]
+        waits = [] if self._waits is None else self._waits.take(batches[-1])
+        self._batches += batches[-1]
+        return measured_on_device(costs, elapsed_s, waits, batches)
+
+    def _complete(
+        self,
+        rows: list[dict[str, Any]],
+        costs: list[StepCost],
+        losses: list[float],
+        compute_by_rank: list[float],
+        elapsed_s: float,
+    ) -> None:
+        """Put into the rows what is known now."""
+        per_s = sum(row["batch"] for row in rows) / elapsed_s
         slowest = max(range(self._ranks.size), key=compute_by_rank.__getitem__)
-        for row, loss, cost in zip(self._rows, losses, self._costs, strict=True):
+        for row, loss, cost in zip(rows, losses, costs, strict=True):
             row |= {
                 "loss": loss,
                 "images_per_s": per_s,
-                "seconds": self._seconds_before + now - self._started,
+                "seconds": self._seconds_before + self._flushed - self._started,
                 "compute_s": cost.compute_s,
                 "exchange_s": cost.exchange_s,
                 "data_s": cost.data_s,
@@ -218,4 +235,3 @@ class Meter:
                 row["slowest_rank"] = slowest
             if math.isfinite(loss):
                 self.loss = loss
-        return elapsed
