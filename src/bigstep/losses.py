@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bigstep.gpu.cross_entropy import IGNORED, kernels_work, row_costs, row_gradient
+from bigstep.gpu.cross_entropy import IGNORED, is_counted, kernels_work, row_costs, row_gradient
 
 __all__ = ["IGNORED", "CrossEntropy", "SampleCrossEntropy", "count_targets"]
 
@@ -32,7 +32,7 @@ def count_targets(target: Tensor) -> Tensor:
     >>> count_targets(torch.tensor([[3, 1], [2, IGNORED]])).item()
     3
     """
-    return (target != IGNORED).sum()
+    return is_counted(target).sum()
 
 
 class CrossEntropy(nn.Module):

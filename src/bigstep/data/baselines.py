@@ -7,7 +7,8 @@ from numpy.typing import NDArray
 
 from bigstep.data.feed import Feed, Request
 from bigstep.data.pair import DataPair
-from bigstep.data.sources.base import PADDING, Source
+from bigstep.data.sources.base import Source
+from bigstep.gpu.cross_entropy import is_counted
 
 __all__ = ["ngram_bits"]
 
@@ -57,7 +58,7 @@ def _read(source: Source) -> tuple[Numbers, Numbers, float]:
     parts = feed.evaluation_batches(_BATCH)[:most]
     before, after, in_bytes = [], [], 0.0
     for indices, (x, y) in zip(parts, feed(Request(0, part) for part in parts), strict=True):
-        kept = y != PADDING
+        kept = is_counted(y)
         before.append(x[kept].numpy())
         after.append(y[kept].numpy())
         counted = source.bytes(indices)

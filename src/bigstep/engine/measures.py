@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bigstep.losses import IGNORED
+from bigstep.gpu.cross_entropy import is_counted
 
 __all__ = ["RESERVED", "Evaluation", "Metric", "Totals", "count_targets", "on_grid"]
 
@@ -57,13 +57,13 @@ class Evaluation:
 def count_targets(target: Tensor) -> Tensor:
     """Count the targets of a batch that count, where they are: its samples, or its tokens or pixels but for padding.
 
-    >>> some = torch.tensor([3, 1]), torch.tensor([[3, 1, IGNORED]]), torch.ones(4, 2)
+    >>> some = torch.tensor([3, 1]), torch.tensor([[3, 1, -100]]), torch.ones(4, 2)
     >>> [int(count_targets(target)) for target in some]
     [2, 2, 4]
     """
     if target.is_floating_point():
         return torch.full((), len(target), device=target.device)  # written there: a copy would wait for the device
-    return (target != IGNORED).sum()
+    return is_counted(target).sum()
 
 
 def class_dimension(output: Any, target: Tensor, tokens: bool) -> int | None:
@@ -124,7 +124,7 @@ class Totals:
         if classes is None:
             return
         sums[3] += counted
-        sums[4] += ((output.argmax(classes) == target) & (target != IGNORED)).sum()
+        sums[4] += ((output.argmax(classes) == target) & is_counted(target)).sum()
         if target.ndim == 1 and output.shape[1] > _NEAREST:
             sums[5] += counted
             sums[6] += (output.topk(_NEAREST, dim=1).indices == target[:, None]).sum()

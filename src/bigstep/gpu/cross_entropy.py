@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from bigstep.gpu.backend import on_device_of, why_not_triton
 
-__all__ = ["IGNORED", "kernels_work", "row_costs", "row_gradient"]
+__all__ = ["IGNORED", "is_counted", "kernels_work", "row_costs", "row_gradient"]
 
 IGNORED = -100
 """The target that is not counted: the padding of a sequence."""
@@ -27,6 +27,15 @@ BLOCK, PER_WARP = 4096, 512
 """Logits of a row that a program holds at once, and those that a warp takes of them."""
 _TRIED: dict[tuple[torch.device, torch.dtype, int, bool], bool] = {}
 """Whether the kernels work, by what they are compiled for: device, precision, block, rows that begin at 16 bytes."""
+
+
+def is_counted(target: Tensor) -> Tensor:
+    """Say of each target whether it is counted; one without a sign is, since torch finds a byte of 156 equal to -100.
+
+    >>> is_counted(torch.tensor([3, IGNORED])).tolist(), is_counted(torch.tensor([3, 156], dtype=torch.uint8)).tolist()
+    ([True, False], [True, True])
+    """
+    return target != IGNORED if target.dtype.is_signed else torch.ones_like(target, dtype=torch.bool)
 
 
 def kernels_work(rows: Tensor) -> bool:

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from bigstep.data.pair import DataPair, hold_out
 from bigstep.data.sources.base import Source
-from bigstep.data.sources.own import OwnItems, TensorItems
+from bigstep.data.sources.own import OwnItems, TensorItems, widened
 from bigstep.errors import DataError
 
 __all__ = ["as_pair", "as_source"]
@@ -43,7 +43,7 @@ def _source_of(given: Any, what: str) -> Source:
     if type(given) is Subset:
         return as_source(given.dataset, what).subset(torch.as_tensor(given.indices, dtype=torch.int64))
     if type(given) is TensorDataset and len(given.tensors) == 2:
-        return TensorItems(given)
+        return TensorItems(TensorDataset(*(_as_tensor(part, what) for part in given.tensors)))
     if _is_x_and_y(given):
         x, y = (_as_tensor(part, what) for part in given)
         if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
@@ -73,18 +73,21 @@ def _is_x_and_y(given: Any) -> bool:
 
 
 def _as_tensor(given: Any, what: str) -> Tensor:
-    """Return numbers as a tensor, which shares their memory where torch can."""
+    """Return numbers as a tensor, which shares their memory where torch can compute with them as they are."""
     if isinstance(given, Tensor):
         if given.layout != torch.strided:
             raise DataError(f"{what} gave a tensor of layout {given.layout}; give a dense one (x.to_dense()).")
-        return given.detach()
-    array = np.asarray(given)
+        return widened(given.detach())
+    try:
+        array = np.asarray(given)
+    except ValueError:
+        raise DataError(f"{what} gave labels in a list, but some are no single numbers; give one for each x.") from None
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*not writable.*")  # nobody writes to it
-            return torch.as_tensor(array)
+            return widened(torch.as_tensor(array))
     except ValueError:  # another machine's order of bytes, or a view that runs backwards
-        return torch.as_tensor(np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("=")))
+        return widened(torch.as_tensor(np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))))
     except TypeError:
         raise DataError(
             f"{what} gave an array of {array.dtype}, of which torch makes no tensor; give numbers, for words such as "

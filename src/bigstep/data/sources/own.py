@@ -13,16 +13,18 @@ from torch.utils.data import TensorDataset, default_collate
 from bigstep.data.augment import sample_uniform
 from bigstep.data.device_memory import DeviceMemory, Take
 from bigstep.data.loaders import Chunk, Finish, Job, Loaders
-from bigstep.data.sources.base import PADDING, Source, digest, spread
+from bigstep.data.sources.base import Source, digest, spread
 from bigstep.data.view import Request, View, Way
 from bigstep.errors import ConfigError, DataError
+from bigstep.gpu.cross_entropy import is_counted
 
-__all__ = ["MapStyle", "OwnItems", "TensorItems"]
+__all__ = ["MapStyle", "OwnItems", "TensorItems", "widened"]
 
 _OWN = 12  # stream of the seeds that items get
 _MOST_READ = 10_000  # items that are read to find out how many classes there are
 _MOST_CHANNELS = 4  # of a picture: what has more in front and no more behind was turned round
 _HASHED = 64  # samples whose content is part of a fingerprint
+_WIDER = {torch.uint16: torch.int32, torch.uint32: torch.int64, torch.uint64: torch.int64}
 
 
 class MapStyle(Protocol):
@@ -154,7 +156,7 @@ class OwnItems(Source):
         missing = indices[self._counted[indices] < 0]
         if len(missing):
             _, y = self._read(missing.tolist())
-            self._counted[missing] = (y != PADDING).flatten(1).sum(1)
+            self._counted[missing] = is_counted(y).flatten(1).sum(1)
         return self._counted[indices]
 
     @cached_property
@@ -204,7 +206,7 @@ class OwnItems(Source):
         return OwnItems(self.items)._read(list(range(count)))
 
     def _count(self, values: Tensor) -> int:
-        kept = values[values != PADDING]
+        kept = values[is_counted(values)]
         if not _is_whole(values) or not len(kept) or int(kept.min()) < 0:
             raise DataError(
                 f"The targets of {self.name} are no numbers of classes (whole, from 0 on), so a model by name cannot "
@@ -216,6 +218,11 @@ class OwnItems(Source):
 def _is_whole(values: Tensor) -> bool:
     """Whether these are whole numbers."""
     return not (values.is_floating_point() or values.is_complex())
+
+
+def widened(values: Tensor) -> Tensor:
+    """Return numbers in a type that torch computes with: unsigned ones of more than a byte it holds, and no more."""
+    return values.to(_WIDER.get(values.dtype, values.dtype))
 
 
 class OwnJobs:
@@ -249,7 +256,7 @@ class OwnJobs:
             return _why_no_batch(items, job.indices, kind, error)
         if not isinstance(batch, tuple | list) or len(batch) != 2 or not all(isinstance(x, Tensor) for x in batch):
             return f"Item {job.indices[0]} of {kind} must be a pair (x, y) of tensors or numbers."
-        return batch[0], batch[1]
+        return widened(batch[0]), widened(batch[1])
 
 
 def _why_no_batch(items: list[Any], indices: list[int], kind: str, error: Exception) -> str:
@@ -312,7 +319,7 @@ class TensorItems(OwnItems):
         """The counts of all samples, on the host: tensors that a user has put on the device are looked at once."""
         if not _is_whole(self.y):
             return None
-        counted = (self.y != PADDING).reshape(len(self.y), -1).sum(1).cpu()
+        counted = is_counted(self.y).reshape(len(self.y), -1).sum(1).cpu()
         return counted if self.has_many_targets or bool((counted == 0).any()) else None
 
     def fingerprint(self) -> str:
