@@ -40,6 +40,16 @@ class MultiTensorOptimizer(Optimizer):
             del self.param_groups[-1]
             raise
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a saved state: settings that it lacks keep their values; one that does not fit is refused."""
+        saved = state_dict["param_groups"]
+        if len(saved) == len(self.param_groups):  # else torch says so
+            own = [{name: group[name] for name in self.defaults if name in group} for group in self.param_groups]
+            saved = [{**settings, **group} for settings, group in zip(own, saved, strict=True)]
+            for group, taken in zip(self.param_groups, saved, strict=True):
+                self._require({**taken, "params": group["params"]})
+        super().load_state_dict({**state_dict, "param_groups": saved})
+
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]  # one form
         """Take one step; `closure`, if given, computes the loss and the gradients first."""
