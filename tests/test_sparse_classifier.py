@@ -257,6 +257,8 @@ BAD_ROWS = {
     "negative": (([1.0, 1.0], [-1, 0], [0, 1, 2], 2), "index is -1, but there are 2 features"),
     "lengths": (([1.0], [0, 1], [0, 1, 2], 2), "do not fit together"),
     "indptr": (([1.0, 1.0], [0, 1], [0, 2, 1], 2), "never fall"),
+    "unsigned indptr": (([1.0, 1.0], [0, 1], np.array([0, 2, 1, 2], np.uint64), 2), "never fall"),
+    "indptr that is a number": (([1.0, 1.0], [0, 1], 2, 2), "flat"),
     "empty": (([], [], [0], 2), "0 sample"),
     "beyond 32 bits": (([1.0, 1.0], np.array([-(2**32), 1]), [0, 1, 2], 2), "index is -4294967296"),
     "indices with fractions": (([1.0, 1.0], [0.5, 1.7], [0, 1, 2], 2), "whole numbers"),

@@ -285,9 +285,12 @@ def _entries(X: Any, y: Any) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
         raise DataError("The values of the entries are missing (y is None); give one for each pair.")
     pairs = _pairs(X)
     try:
-        values = np.asarray(y, dtype=np.float64)
+        given = np.asarray(y)
+        values = given if np.iscomplexobj(given) else given.astype(np.float64)
     except (TypeError, ValueError) as error:
         raise DataError(f"The values of the entries must be numbers ({error}).") from None
+    if np.iscomplexobj(values):  # NumPy would drop what is imaginary
+        raise DataError("Complex data not supported: the entries have complex values; give real numbers.")
     if values.shape != (len(pairs),):
         raise DataError(f"There are {len(pairs)} pairs but values of shape {values.shape}; give one value a pair.")
     if not np.isfinite(values).all():

@@ -94,7 +94,7 @@ def as_rows(X: Any) -> Rows:
 
 def _checked(data: Any, indices: Any, indptr: Any, n_features: int) -> Rows:
     data, indices, indptr = np.asarray(data), np.asarray(indices), np.asarray(indptr)
-    if not data.ndim == indices.ndim == 1 or any(
+    if not data.ndim == indices.ndim == indptr.ndim == 1 or any(
         len(ints) and ints.dtype.kind not in "iu" for ints in (indices, indptr)
     ):
         raise DataError(
@@ -102,7 +102,7 @@ def _checked(data: Any, indices: Any, indptr: Any, n_features: int) -> Rows:
         )
     if np.iscomplexobj(data):
         raise DataError("Complex data not supported: the examples have complex values; give real numbers.")
-    if indptr.ndim != 1 or len(indptr) == 0 or indptr[0] != 0 or np.any(np.diff(indptr) < 0):
+    if len(indptr) == 0 or indptr[0] != 0 or np.any(indptr[1:] < indptr[:-1]):  # unsigned differences never are < 0
         raise DataError("The CSR row starts (indptr) must begin with 0 and never fall; build them with scipy.sparse.")
     if not len(data) == len(indices) == indptr[-1]:
         raise DataError(
