@@ -196,8 +196,10 @@ def test_packing_harms_nothing_that_is_there(tmp_path: Path) -> None:
         packed(folder, tmp_path / "out")
     assert content_of(tmp_path / "out") == before
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="cannot be written"):
+    with pytest.raises(DataError, match=r"out cannot be written: Not a directory; name another folder\.$"):
         packed(folder, tmp_path / "file" / "out")
+    with pytest.raises(DataError, match=r"file cannot be written: File exists; name another folder\.$"):
+        packed(folder, tmp_path / "file")
     with pytest.raises(ConfigError, match="--raw stores pixels, so it needs --side"):
         packed(folder, tmp_path / "other", raw=True)
     with pytest.raises(ConfigError, match="embedded cannot be packed"):

@@ -166,7 +166,7 @@ def _ablation(rows: Rows) -> list[str]:
         for name, _ in left_out(rows, system):
             without_it = _of(rows, f"ablation without {name} {system}")
             lost = [
-                100 * (whole[seed]["accuracy"] - (row["accuracy"] or 0.0))
+                100 * ((whole[seed]["accuracy"] or 0.0) - (row["accuracy"] or 0.0))
                 for seed, row in without_it.items()
                 if seed in whole
             ]

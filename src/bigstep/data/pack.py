@@ -86,6 +86,9 @@ def pack_folder(wanted: Wanted, packing: Packing) -> dict[str, Any]:
     }  # fmt: skip
     try:
         out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"{out} cannot be written: {error.strerror}; name another folder.") from None
+    try:
         _is_empty(out, plan)  # a folder of somebody else gets no lock
         with _alone(out):
             _begin(out, plan)
