@@ -48,6 +48,15 @@ def test_what_has_no_plain_character_is_escaped_and_ends_nothing(name: str, monk
     assert stream.buffer.getvalue() == b'1,024 x 2 -> "ends" - u\':. \\udce9 \\u4e2d'  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("words", [("recipes", "sony"), ("recipes", "sony", "--yaml"), ("--help",)])
+def test_output_that_goes_onto_a_full_disk_is_one_sentence(words: tuple[str, ...]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(program(*words), stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith("bigstep: What is written finds no room (No space left on device)")
+    assert done.stderr.count("\n") == 1
+
+
 def test_a_mistake_is_broken_between_words_on_a_terminal(tmp_path: Path) -> None:
     reader, writer = pty.openpty()
     environment = {**os.environ, "COLUMNS": "40"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import re
@@ -96,14 +97,22 @@ def main() -> None:
         # our own launcher keeps what its ranks say, and shows what is needed
         _end(str(error) if job or error.exit_status != 2 else _told_here(str(error)), error.exit_status)
     except BrokenPipeError:  # the reader of a pipe left, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _print_no_more()
         sys.exit(0)
     except OSError as error:
+        if error.filename is None and error.errno == errno.ENOSPC:
+            _print_no_more()
+            _end(f"What is written finds no room ({error.strerror}): make some, perhaps where the output goes.", 1)
         if error.filename is None:
             raise
         _end(f"{str(error.filename)[:120]!r} cannot be used ({error.strerror}).", 2)  # a path that was typed
     except KeyboardInterrupt:
         _end("interrupted; a run that was under way continues with --resume.", 130)
+
+
+def _print_no_more() -> None:
+    """Let nothing be in the way of what is still to be flushed, which would be told as a second failure."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _as_rank(job: Path) -> None:
