@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 from bigstep.errors import require
 from bigstep.tables.schedules import SHAPES
-from bigstep.validate import Count, Positive, Range, WholeNotNegative, check_ranges, require_name
+from bigstep.validate import Count, Positive, WholeNotNegative, check_ranges, require_name
 
 __all__ = ["LrConfig", "Piece", "RateGroup"]
-
-Power = Annotated[float, Range(lambda value: -10 <= value <= 10, "lie between -10 and 10")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +73,7 @@ class LrConfig:
     """The batch that `base` is meant for."""
     saturation: WholeNotNegative = 0
     """The batch beyond which the rate no longer grows; 0 for none."""
-    beyond: Power = 0.0
+    beyond: float = 0.0
     """Power of the batch by which the rate changes beyond `saturation` instead: -0.33 halves it at eight times."""
     warmup_batch: WholeNotNegative = 0
     """Beyond this batch a first warm-up lasts batch / warmup_batch times as long, up to half the schedule; 0: never."""
