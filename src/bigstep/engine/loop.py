@@ -63,11 +63,6 @@ def train(
             state.seconds = meter.seconds
             save()
 
-    def hear(flush: Flush, due: Due) -> None:
-        audience.flushed(flush)
-        for note in agenda.heed(flush, due):
-            audience.noted(note.text, **note.facts)
-
     for steps in agenda.stretches(state.position):
         run.begin_epoch(steps[0].position.epoch)
         batches = audience.feed(iter(run.train_feed(method.requests(steps))))
@@ -87,10 +82,10 @@ def train(
                 unsaved_s = meter.seconds - saved_at if run.ranks.first else 0.0  # rank 0's clock decides for all
                 whole = due.pausing or outcome.keep
                 flush = meter.flush([*stop.votes(), unsaved_s], whole=whole, final=due.last)
-                hear(flush, due)
+                _tell(flush, due, agenda, audience)
                 asked, late = stop.agree(flush.votes[:-1]), 0 < run.config.checkpoint.seconds < flush.votes[-1]
                 if (asked or late) and meter.left:  # whoever goes on finds the rows of all steps before
-                    hear(meter.flush([]), due)
+                    _tell(meter.flush([]), due, agenda, audience)
             if due.stops:  # whoever goes on finds all as it would be there, not what ends this training
                 save_here()
             if due.last:
@@ -113,3 +108,10 @@ def train(
         method.finish()
     state.seconds = meter.seconds
     return Ending(evaluation or run.evaluate(), meter.loss)
+
+
+def _tell(flush: Flush, due: Due, agenda: Agenda, audience: Audience) -> None:
+    """Let everybody hear what some steps gave, and what follows from it for those to come."""
+    audience.flushed(flush)
+    for note in agenda.heed(flush, due):
+        audience.noted(note.text, **note.facts)
