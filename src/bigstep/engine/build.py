@@ -25,7 +25,7 @@ from bigstep.engine.growth import Growth
 from bigstep.engine.learner import Learner, Loss, WorkerLoss
 from bigstep.engine.methods.base import Method
 from bigstep.engine.methods.build import Emulation, Setting, make_method
-from bigstep.engine.own import Own, named_loss, require_trainable
+from bigstep.engine.own import Own, named_loss, require_trainable, require_usable
 from bigstep.engine.precision import Precision
 from bigstep.engine.ranks import SAME_CODE, Ranks
 from bigstep.engine.rates import Rates, batch_plan, learning_rate
@@ -129,7 +129,6 @@ def build(
         f"larger than the training set of {len(train_feed)}; lower workers.count or workers.local_batch.",
     )
     model = _model(config, ranks, precision, own, train_feed)
-    require_trainable(model, own.loss)
     if isinstance(own.loss, nn.Module):  # it may hold weights of classes
         _place(own.loss, ranks, precision)
     samples_per_forward, kernels = _prepare_for_device(model, config, ranks, train_feed, own=own.model is not None)
@@ -216,6 +215,7 @@ def _model(config: RunConfig, ranks: Ranks, precision: Precision, own: Own, feed
         model = build_model(config.model, **feed.shape)
     if own.change is not None:
         model = own.change(model)
+    require_trainable(model, own.loss)
     if isinstance(model, SeesImages):
         if ranks.first:
             model.see(_some_images(config, feed))
@@ -314,12 +314,7 @@ def _learner(config: RunConfig, ranks: Ranks, model: nn.Module, own: Own, feed: 
         groups = [{**group, "weight_decay": 0.0} for group in groups]  # it has decayed before it scaled
     if own.optimizer is not None:
         optimizer = own.optimizer(model.parameters())
-        held = {parameter for group in optimizer.param_groups for parameter in group["params"]}
-        require(
-            not held.isdisjoint(model.parameters()),
-            f"The {type(optimizer).__name__} that fit was given holds no parameter of the model, which it would leave "
-            "as it is: make it of the parameters of the model that fit is given.",
-        )
+        require_usable(optimizer, model)
     else:
         on_gpu = ranks.device.type == "cuda"
         make = load_own(rule.home, "optimizer.name") if names_code(rule.name) else load(rule.home)
