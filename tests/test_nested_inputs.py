@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 from bigstep.config import DataConfig, LrConfig, RunConfig, WorkersConfig
 from bigstep.data.feed import Feed, Request
 from bigstep.errors import BigstepError, ConfigError, DataError
+from bigstep.gpu import GraphedStep
 from bigstep.train import fit
 from worlds import World
 
@@ -115,3 +116,22 @@ def test_a_run_is_not_resumed_with_other_parts(tmp_path: Path) -> None:
     with pytest.raises(BigstepError, match="data"):
         fit(CONFIG, OfParts(), (other, other), device="cpu", out=tmp_path, resume=True)
     assert fit(CONFIG, OfParts(), (data, data), device="cpu", out=tmp_path, resume=True).steps == 8
+
+
+def test_a_step_that_is_one_graph_takes_parts_as_it_takes_a_vector() -> None:
+    """On a tape in place of a CUDA graph; of the second shape it makes another."""
+    x = torch.randn(12, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    ends = []
+    for make in (in_parts_of_many, lambda x: x):
+        model = OfParts().double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        step = GraphedStep(model, nn.functional.cross_entropy, optimizer, precision="float64", emulate=True)
+        for some in (x[:4], x[4:8], x[8:10]):
+            step(make(some), some.argmax(1) % 3)
+        ends.append(model.net.weight.detach().clone())
+    assert torch.equal(*ends)
+    assert not torch.equal(ends[0], OfParts().double().net.weight)
+
+
+def in_parts_of_many(x: Tensor) -> dict[str, Any]:
+    return {"left": x[:, :3], "right": Pair(x[:, 3:5], x[:, 5])}

@@ -19,10 +19,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from bigstep.data.device_memory import move_indices
-from bigstep.data.nested import leaves, map_tensors
 from bigstep.data.view import Request, View
 from bigstep.data.waits import Spent, Waits
 from bigstep.errors import DataError, RunError
+from bigstep.nested import leaves, map_tensors
 
 __all__ = ["Batch", "Chunk", "Finish", "Job", "Jobs", "Loaded", "Loaders"]
 

@@ -49,11 +49,6 @@ class Source(ABC):
         """Count the samples."""
 
     @property
-    def has_several_inputs(self) -> bool:
-        """Whether the input of a sample is several tensors, in a dict or tuple."""
-        return False
-
-    @property
     def num_classes(self) -> int:
         """Count the classes, or the tokens of a vocabulary."""
         return len(self.classes)

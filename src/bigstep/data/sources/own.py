@@ -16,10 +16,10 @@ from torch.utils.data import TensorDataset, default_collate
 from bigstep.data.augment import sample_uniform
 from bigstep.data.device_memory import DeviceMemory, Take
 from bigstep.data.loaders import Chunk, Finish, Job, Loaders
-from bigstep.data.nested import is_input, kinds_of, leaves, map_tensors
 from bigstep.data.sources.base import PADDING, Source, digest, spread
 from bigstep.data.view import Request, View, Way
 from bigstep.errors import ConfigError, DataError
+from bigstep.nested import is_input, kinds_of, leaves, map_tensors
 
 __all__ = ["MapStyle", "OwnItems", "TensorItems"]
 

@@ -150,14 +150,14 @@ def _takes_graphs(setting: Setting, ranks: Ranks) -> bool:
     kernels = setting.kernels
     if kernels is None or why_open(setting.config, own=setting.own_model) is not None:
         return False
-    reason = _why_no_graphs(setting.config, ranks, setting.learner, setting.feed)
+    reason = _why_no_graphs(setting.config, ranks, setting.learner)
     kernels.graphs = reason is None
     if reason is not None and (said := f"no graphs, since {reason}") not in kernels.reasons:
         kernels.reasons.append(said)
     return kernels.graphs
 
 
-def _why_no_graphs(config: RunConfig, ranks: Ranks, learner: Learner, feed: Feed) -> str | None:
+def _why_no_graphs(config: RunConfig, ranks: Ranks, learner: Learner) -> str | None:
     if ranks.size > 1:
         return "several ranks exchange gradients within a step"
     if config.asynchronous.method != "none":
@@ -168,8 +168,6 @@ def _why_no_graphs(config: RunConfig, ranks: Ranks, learner: Learner, feed: Feed
         return "nonfinite=skip looks at every gradient"
     if learner.rank_adagrad is not None:
         return "something is done to gradients between backward and update"
-    if feed.source.has_several_inputs:
-        return "inputs are several tensors"
     return None
 
 
