@@ -138,11 +138,6 @@ class Meter:
         """Whether enough steps have gathered; the same on all ranks."""
         return len(self._taken) >= self._interval
 
-    @property
-    def left(self) -> bool:
-        """Whether a flush has left a step for the next."""
-        return len(self._taken) > 0
-
     def begin(self) -> None:
         """Take note that a step begins."""
         self._begun = time.perf_counter()
@@ -162,7 +157,7 @@ class Meter:
         yield
         self._paused_s += time.perf_counter() - paused
 
-    def flush(self, votes: list[float], *, whole: bool = True, final: bool = False) -> Flush:
+    def flush(self, votes: list[float], *, whole: bool, final: bool) -> Flush:
         """Return the gathered rows with global losses; every rank must call this at the same step.
 
         Args:
