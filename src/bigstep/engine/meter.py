@@ -80,9 +80,8 @@ def measured_on_device(
     """
     begins = [0, *batches[:-1]]
     waited = [sum(waits[begin:end]) for begin, end in zip(begins, batches, strict=True)]
-    return [
-        StepCost(elapsed_s / len(costs), data_s, cost.exchange_s) for cost, data_s in zip(costs, waited, strict=True)
-    ]
+    rest_s = max(0.0, elapsed_s - sum(waited)) / len(costs)  # what one has waited for is not what others have computed
+    return [StepCost(data_s + rest_s, data_s, cost.exchange_s) for cost, data_s in zip(costs, waited, strict=True)]
 
 
 class _Taken(NamedTuple):
