@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from types import FrameType
 
 from bigstep.engine.ranks import AgreedError
@@ -40,7 +40,7 @@ class StopRequest:
         return [float(self.number == number) for number in _SIGNALS]
 
     @staticmethod
-    def agree(votes: Sequence[float]) -> int:
+    def agree(votes: list[float]) -> int:
         """Return the signal that all ranks follow, out of the sum of their votes; 0 for none."""
         return next((int(number) for number, count in zip(_SIGNALS, votes, strict=True) if count), 0)
 

@@ -5,7 +5,7 @@ It knows no method, optimizer, codec or observer by name: a method takes the ste
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from bigstep.engine.agenda import Agenda
@@ -63,10 +63,6 @@ def train(
             state.seconds = meter.seconds
             save()
 
-    def wanted(votes: Sequence[float]) -> tuple[int, bool]:
-        """Return what the sum of votes asks for: to leave for a signal (0 for none), and a checkpoint by the clock."""
-        return stop.agree(votes[:-1]), 0 < run.config.checkpoint.seconds < votes[-1]
-
     for steps in agenda.stretches(state.position):
         run.begin_epoch(steps[0].position.epoch)
         batches = audience.feed(iter(run.train_feed(method.requests(steps))))
@@ -80,18 +76,19 @@ def train(
             meter.add(step, outcome, **where, lr=lr, batch=step.size)
             with meter.pause():
                 audience.stepped(step, outcome, pausing=due.pausing)
-            asked, late = 0, False
+            asked, late = 0, 0.0
             if meter.due or due.pausing or outcome.keep:
                 heartbeat.at(state.position.step, "the sum of losses")
                 unsaved_s = meter.seconds - saved_at if run.ranks.first else 0.0  # rank 0's clock decides for all
-                votes = [*stop.votes(), unsaved_s]
+                votes = [*stop.votes(), float(0 < run.config.checkpoint.seconds < unsaved_s)]
                 # whoever goes on finds the rows of all steps before; whoever could leave one out is alone, and decides
-                whole = due.pausing or outcome.keep or any(wanted(votes))
+                whole = due.pausing or outcome.keep or any(votes)
                 flush = meter.flush(votes, whole=whole, final=due.last)
                 audience.flushed(flush)
                 for note in agenda.heed(flush, due):
                     audience.noted(note.text, **note.facts)
-                asked, late = wanted(flush.votes)
+                *signals, late = flush.votes
+                asked = stop.agree(signals)
             if due.stops:  # whoever goes on finds all as it would be there, not what ends this training
                 save_here()
             if due.last:
