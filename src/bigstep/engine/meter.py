@@ -56,7 +56,7 @@ class Flush:
     data_by_rank: list[float]
     votes: list[float]
     elapsed_s: float
-    """On this rank since the last flush, without pauses."""
+    """On this rank, from the end of the last step before them to that of the last of them, without pauses."""
     step: Step
     """The last of these steps."""
     final: bool
