@@ -151,10 +151,12 @@ class Meter:
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """Leave out time between two flushes that no step used, such as an evaluation."""
+        """Leave out time between two flushes that no step used, such as an evaluation; a busy GPU has not paused."""
         paused = time.perf_counter()
         yield
-        self._paused_s += time.perf_counter() - paused
+        end = self._taken[-1].end if self._taken else None
+        if end is None or end.query():  # type: ignore[no-untyped-call]  # untyped in torch
+            self._paused_s += time.perf_counter() - paused
 
     def flush(self, votes: list[float], *, whole: bool, final: bool) -> Flush:
         """Return the gathered rows with global losses; every rank must call this at the same step.
