@@ -210,6 +210,12 @@ def test_a_recipe_or_a_file_by_name(tmp_path: Path) -> None:
         ({"model": Net}, "give a module, as in fit"),
         ({"model": "resnet18"}, "give a module, as in fit"),
         ({"device": "tpu"}, "one of auto, cpu, cuda, shared"),
+        ({"model": Net().requires_grad_(False)}, "Net has no parameter that can be trained"),
+        ({"model": nn.LazyLinear(1)}, "LazyLinear has parameters that have no shape yet"),
+        ({"optimizer": torch.optim.LBFGS}, "LBFGS asks for the loss several times in a step"),
+        ({"loss": nn.MSELoss(reduction="none")}, r"The loss gave a tensor of \(4, 1\), but it must give its mean"),
+        ({"loss": lambda output, target: 1.0}, "The loss gave a float, but it must give its mean"),
+        ({"loss": lambda output, target: (output.detach() - target).mean()}, "a number that no weight has a part in"),
     ],
 )
 def test_what_fit_cannot_use_is_named_before_anything_starts(given: dict[str, Any], words: str) -> None:
@@ -266,6 +272,48 @@ def test_every_name_of_a_row_or_result_is_reserved(tmp_path: Path) -> None:
     data, heard = samples(), Listener()
     result = fit(CONFIG, Net(), (data, data), nn.functional.mse_loss, observers=[heard], out=tmp_path, device="cpu")
     assert result.facts.keys() | heard.reached.keys() == (RESERVED | {"accuracy", "eval_loss"}) - {"plan"}
+
+
+class Margins(nn.Module):
+    """A loss with a layer of its own, as metric learning has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(self.layer(output), target)
+
+
+def classes() -> TensorDataset:
+    inputs = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
+    return TensorDataset(inputs, inputs.argmax(1))
+
+
+def test_a_loss_whose_parameters_would_stay_as_they_are_is_refused() -> None:
+    model, loss, data = nn.Linear(3, 3), Margins(), (classes(), classes())
+    with pytest.raises(ConfigError, match="The loss Margins has parameters that are not of the model"):
+        fit(CONFIG, model, data, loss, device="cpu")
+    fit(CONFIG, model, data, loss.requires_grad_(False), device="cpu")
+    model.layer = loss.requires_grad_(True).layer  # a tied layer is trained with the model
+    before = loss.layer.weight.clone()
+    fit(CONFIG, model, data, loss, device="cpu")
+    assert not torch.equal(loss.layer.weight, before)
+
+
+def test_a_loss_that_holds_weights_of_classes_follows_the_precision_of_the_run() -> None:
+    loss = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]))
+    fit(replace(CONFIG, precision="float64"), nn.Linear(3, 3), (classes(), classes()), loss, device="cpu")
+    assert loss.weight is not None
+    assert loss.weight.dtype == torch.float64
+
+
+def test_gradients_that_cannot_be_exchanged_are_refused_with_the_layer_that_makes_them() -> None:
+    words = torch.randint(9, (64, 2), generator=torch.Generator().manual_seed(0))
+    data = TensorDataset(words, words[:, 0])
+    model = nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Flatten(), nn.Linear(8, 9))
+    with pytest.raises(ConfigError, match=r"0 \(Embedding\) has sparse gradients.*sparse=False"):
+        fit(CONFIG, model, (data, data), nn.CrossEntropyLoss(), device="cpu")
 
 
 def test_an_optimizer_of_another_network_is_refused() -> None:

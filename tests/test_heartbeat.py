@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -88,3 +89,23 @@ def test_the_store_of_a_machine_does_not_grow_with_the_length_of_a_run(tmp_path:
     assert beats >= 50
     assert seen == [0], "the other rank has left no sign"
     assert grown == 0, "a file store appends whatever is set, and a run may take weeks"
+
+
+def test_a_disk_that_is_full_for_a_while_silences_nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A run goes on without the checkpoint that did not fit, and whoever is asked about later must be alive then."""
+    write, refused = heartbeat.write_atomically, list[Path]()
+
+    def once_there_is_room(path: Path, *arguments: Any, **options: Any) -> None:
+        if len(refused) < 3:
+            refused.append(path)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(path, *arguments, **options)
+
+    monkeypatch.setenv(STORE_VARIABLE, str(tmp_path / "store"))
+    monkeypatch.setattr(heartbeat, "_SECONDS_BETWEEN_BEATS", 0.01)
+    monkeypatch.setattr(heartbeat, "write_atomically", once_there_is_room)
+    deadline = time.monotonic() + 10
+    with beating(Ranks(0, 2)) as beats:
+        while not (seen := beats._read()) and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert seen[0]["beats"] > len(refused) == 3

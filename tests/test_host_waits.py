@@ -153,10 +153,10 @@ class Told(Observer):
         return ()
 
 
-def told_on(device: str, monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[dict[int, float]]:
+def told_on(device: str, monkeypatch: pytest.MonkeyPatch, *settings: str, **options: Any) -> list[dict[int, float]]:
     """The losses of each flush of a run, in which at most three steps gather."""
     monkeypatch.setattr(meter, "_MOST_STEPS_BETWEEN_FLUSHES", 3)
-    config = apply_settings(stretch(load("plain"), 1.0), (*SMALL, "kernels=plain"))
+    config = apply_settings(stretch(load("plain"), 1.0), (*SMALL, "kernels=plain", *settings))
     told = Told(stop := StopRequest(), **options)
     monkeypatch.setattr(run, "listening", lambda: contextlib.nullcontext(stop))
     with pretended() if device == "cuda" else contextlib.nullcontext(), contextlib.suppress(StoppedError):
@@ -174,10 +174,13 @@ def test_a_gpu_that_is_alone_has_a_step_to_do_while_others_are_told_of(monkeypat
     )  # in float32; a loss beside the wrong step would differ by a tenth
 
 
-def test_a_run_that_is_stopped_has_told_of_all_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The state that is saved is behind the newest step, and whoever goes on from it tells of the next."""
-    on_gpu = told_on("cuda", monkeypatch, behind=3)
-    assert [list(each) for each in on_gpu] == [[1], [2, 3], [4]]
+@pytest.mark.parametrize("way", ["stopped", "saved"])
+def test_all_steps_are_told_of_where_a_run_is_saved_on_the_way(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever goes on from there tells of the next. No step is told of by itself: its time would be the flush's."""
+    stopped = way == "stopped"
+    settings, options = ((), {"behind": 3}) if stopped else (("checkpoint.seconds=1e-6",), {})
+    on_gpu = told_on("cuda", monkeypatch, *settings, **options)
+    assert [list(each) for each in on_gpu] == [[1], [2, 3, 4], [5, 6, 7], [8]][: 2 if stopped else None]
 
 
 def test_a_meeting_waits_for_what_its_islands_compute_and_not_for_another_that_is_on_its_way() -> None:

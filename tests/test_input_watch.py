@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -11,11 +12,14 @@ from torch import Tensor
 
 from bigstep.config import DataConfig, LrConfig, RunConfig, WorkersConfig
 from bigstep.data.waits import Waits
-from bigstep.engine.meter import StepCost, measured_on_device
+from bigstep.engine.meter import Meter, StepCost, measured_on_device
+from bigstep.engine.methods.base import Outcome
 from bigstep.engine.observers import watches
 from bigstep.engine.observers.watches import InputWatch
+from bigstep.engine.ranks import Ranks
 from bigstep.records import read_run
 from bigstep.train import fit
+from pretended import pretended
 
 
 @pytest.mark.parametrize(
@@ -86,6 +90,34 @@ def test_waits_are_measured_on_the_device_also_where_the_host_runs_ahead(device_
     assert all(cost.data_s > 0.009 for cost in seen[1:]) == (device_ms <= 10.0)
     assert sum(cost.total_s for cost in seen) == pytest.approx(device / 1e3)
     assert (waits.copy_s, len(waits)) == (pytest.approx(0.004), 0)
+
+
+def test_what_a_step_has_waited_for_is_not_what_others_have_computed() -> None:
+    """Loaders start with an epoch: one step waits for them, and the others do not."""
+    costs, waits = [StepCost(0.0005, 0.0, 0.0)] * 10, [0.9, *[0.0] * 9]
+    seen = measured_on_device(costs, 1.0, waits, list(range(1, 11)))
+    assert [cost.compute_s for cost in seen] == pytest.approx([0.01] * 10)
+    assert sum(cost.compute_s + cost.data_s for cost in seen) == pytest.approx(1.0)
+
+
+def test_a_step_that_is_told_of_later_has_its_own_waits() -> None:
+    """Two batches a step; a flush leaves the newest step for the next one, with what it has waited for."""
+    waits = Waits(torch.device("cpu"))
+    step, told = mock.Mock(size=4), list[float]()
+    with pretended():
+        device = torch.device("cuda", 0)
+        meter = Meter(Ranks(device=device), waits=waits)
+        for number in range(1, 6):
+            meter.begin()
+            for _ in range(2):
+                waits.handed(Moment(0.0), Moment(float(number)))
+            meter.add(step, Outcome(torch.zeros((), dtype=torch.float64, device=device)), batch=4)
+            if number > 2:
+                flush = meter.flush([], whole=number == 5, final=False)
+                told += [round(1e3 * row["data_s"], 6) for row in flush.rows]
+                assert sum(flush.data_by_rank) == pytest.approx(sum(row["data_s"] for row in flush.rows))
+    assert told == [2.0, 4.0, 6.0, 8.0, 10.0]
+    assert len(waits) == 0
 
 
 def test_what_is_forgotten_is_kept_nowhere() -> None:

@@ -52,10 +52,10 @@ def fail(rank: int, folder: str, lost: int, in_meeting: tuple[int, ...], at: int
     """Train until the flush behind step `at`, where all ranks miss the lost one; some do so in the meeting before."""
     go_on, wait = Meter.flush, Meeting.wait
 
-    def flush(self: Meter, step: Any, *others: Any, **more: Any) -> Any:
-        if step.position.step + 1 == at:
+    def flush(self: Meter, *others: Any, **more: Any) -> Any:
+        if self._taken[-1].step.position.step + 1 == at:
             raise AgreedError("killed") if rank == lost else RuntimeError(GONE)
-        return go_on(self, step, *others, **more)
+        return go_on(self, *others, **more)
 
     def arrive(self: Meeting) -> Any:
         mean = wait(self)  # so that the others have theirs

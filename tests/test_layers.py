@@ -25,12 +25,13 @@ ALLOWED: dict[str, set[str]] = {
     "records": set(),
     # 1 mathematics: no process groups, no config
     "schedules": set(),
+    "nested": set(),
     "losses": {"gpu"},
-    "gpu": set(),
+    "gpu": {"nested"},
     "optim": {"gpu", "schedules"},
     "norm": {"gpu"},
     "models": {"norm", "gpu"},
-    "data": {"gpu", "schedules"},
+    "data": {"gpu", "nested", "schedules"},
     # 2 communication
     "exchange": {"gpu"},
     # 3 engines
@@ -41,7 +42,7 @@ ALLOWED: dict[str, set[str]] = {
     "report": set(),
     "plan": set(),
     "lab": {"exchange", "engine", "plan", "data", "models", "recipes"},
-    "check": {"schedules", "optim", "norm", "models", "data", "gpu", "exchange", "engine", "asynchronous"},
+    "check": {"schedules", "nested", "optim", "norm", "models", "data", "gpu", "exchange", "engine", "asynchronous"},
     "doctor": {"report"},
     "bench": {"engine", "asynchronous", "sparse", "lab", "plan", "report", "data", "recipes"},
     "testing": {"check", "engine", "recipes"},
@@ -53,7 +54,7 @@ ALLOWED: dict[str, set[str]] = {
     "recipes": set(),
 }
 FACTS = {"errors", "validate", "pages", "published", "tables", "described", "records", "config"}
-NO_CONFIG = {"schedules", "losses", "optim", "norm", "models", "data", "gpu", "exchange", "doctor"}
+NO_CONFIG = {"schedules", "nested", "losses", "optim", "norm", "models", "data", "gpu", "exchange", "doctor"}
 NO_TORCH = {
     "__init__", "errors", "validate", "pages", "published", "tables", "config", "described", "records", "plan",
     "report", "recipes",

@@ -56,6 +56,19 @@ def test_tokens_of_every_type_are_counted_but_for_padding(kind: str) -> None:
     assert as_source((tokens, padded)).targets(torch.arange(2)).tolist() == [2, 1]
 
 
+@pytest.mark.parametrize("kind", ["uint8", "uint16"])
+def test_classes_that_a_data_set_lists_may_be_of_any_type(kind: str) -> None:
+    class Listed(list):
+        targets = CLASSES.astype(kind)
+
+    assert as_source(Listed(in_list(X, CLASSES))).num_classes == 200
+
+
+def test_several_inputs_may_be_of_any_type() -> None:
+    source = as_source([({"age": np.array([70_000], np.uint32), "x": row}, 1) for row in X])
+    assert source.first[0]["age"].dtype == torch.int64
+
+
 def test_the_loss_of_bytes_is_that_of_whole_numbers() -> None:
     scores, target = torch.randn(4, 200), torch.tensor([156, 156, 3, 7])
     assert CrossEntropy()(scores, target.to(torch.uint8)) == CrossEntropy()(scores, target)

@@ -33,7 +33,7 @@ def figures(row: list[str]) -> list[str]:
 
 def test_the_readme_is_read_in_a_minute() -> None:
     assert len(ENGLISH.splitlines()) <= 115
-    assert ENGLISH.count("![") == 1, "one figure; the rest belongs into docs/"
+    assert ENGLISH.count("![") == 2, "the idea and what it led to; the rest belongs into docs/"
 
 
 def test_the_chinese_readme_has_the_same_commands_and_programs() -> None:

@@ -307,6 +307,9 @@ def test_a_rate_may_change_by_another_power_beyond_the_batch_at_which_it_saturat
     assert rates == pytest.approx([0.8, 1.6, 0.8])
     with pytest.raises(ConfigError, match="lr.beyond is 1, which begins at lr.saturation"):
         LrConfig(base=1.6, beyond=1.0)
+    for power in (500.0, -500.0):  # of a batch eight times as large: no number of a computer's, or 0
+        with pytest.raises(ConfigError, match=rf"lr.beyond is {power:g}.*, but it must be -4 to 4"):
+            LrConfig(base=1.6, saturation=2048, beyond=power)
 
 
 def test_the_presets_take_the_steps_of_the_runs_in_the_table_of_cifar10() -> None:

@@ -111,6 +111,29 @@ def test_a_process_counts_the_cores_that_it_may_use(
     assert described.usable_cores() == cores
 
 
+def threads_of(cores: list[set[int]]) -> int:
+    """Join as ranks of one machine whose launcher lets each use these cores; return the threads of a forward."""
+    before = torch.get_num_threads()
+    with pytest.MonkeyPatch.context() as pretended:
+        pretended.delenv("OMP_NUM_THREADS", raising=False)
+        pretended.setenv("LOCAL_WORLD_SIZE", str(len(cores)))
+        pretended.setattr(os, "sched_getaffinity", lambda _: cores[dist.get_rank()])
+        pretended.setattr(described, "_QUOTA", Path("/nowhere"))
+        with joined_ranks("cpu"):
+            found = torch.get_num_threads()
+    torch.set_num_threads(before)
+    return found
+
+
+def test_ranks_divide_the_cores_that_they_share_and_keep_those_that_they_were_bound_to(
+    world: Callable[[int], World],
+) -> None:
+    everywhere, here, there = set(range(6)), {0, 1, 2}, {3, 4, 5}
+    assert world(3).run(threads_of, [everywhere] * 3) == [2, 2, 2]
+    assert world(3).run(threads_of, [here, there, {6, 7}]) == [3, 3, 2], "as tasks of srun and mpirun are bound"
+    assert world(3).run(threads_of, [here, here, there]) == [1, 1, 3]
+
+
 @pytest.fixture
 def carries_only_gpus() -> Iterator[None]:
     dist.init_process_group("cuda:gloo", store=dist.HashStore(), rank=0, world_size=1)

@@ -54,8 +54,8 @@ def fit(
     Args:
         config: Everything that decides the path of the run; or the name of a recipe, or a YAML file, or
             `package.module:function` of your own that returns a configuration.
-        model: A module that takes the first element of a sample; None builds the one that `config` names. Its
-            weights are trained in place.
+        model: A module that takes the first element of a sample (a tensor, or a dict or tuple of tensors); None builds
+            the one that `config` names. Its weights are trained in place.
         data: (training set, evaluation set), each with `__len__` and `__getitem__` returning (input, target).
         loss: (output, target) -> mean loss over the samples; None is cross-entropy as `config.loss` says.
         optimizer: Your own, around the model's parameters, or what makes it of them; its rate is set at every step as

@@ -22,6 +22,7 @@ from bigstep.data.sampler import Position, Step
 from bigstep.engine.checkpoint import tensors_of
 from bigstep.engine.evaluate import Evaluation
 from bigstep.engine.ranks import Ranks
+from bigstep.nested import leaves
 
 __all__ = [
     "Beginning", "Gradient", "Journey", "Vectors", "accumulation", "beginning", "composed", "gradients", "journey",
@@ -74,7 +75,8 @@ def beginning(subject: Subject, own: Own, trial: Trial) -> Beginning:
     pictures = []
     for epoch in (0, 1):
         inputs, target = subject.batch(run, epoch, chosen)
-        pictures.append(tuple(_hash([("", sample)]) for sample in inputs))
+        samples = zip(*leaves(inputs), strict=True)
+        pictures.append(tuple(_hash([("", part) for part in sample]) for sample in samples))
     seen = Beginning(
         weights=_hash(sorted(tensors_of(model).items())),
         order=tuple((name, tuple(parameter.shape)) for name, parameter in model.named_parameters()),

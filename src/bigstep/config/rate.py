@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from bigstep.errors import require
 from bigstep.tables.schedules import SHAPES
-from bigstep.validate import Count, Positive, WholeNotNegative, check_ranges, require_name
+from bigstep.validate import Count, Positive, Range, WholeNotNegative, check_ranges, require_name
 
 __all__ = ["LrConfig", "Piece", "RateGroup"]
 
@@ -73,7 +73,7 @@ class LrConfig:
     """The batch that `base` is meant for."""
     saturation: WholeNotNegative = 0
     """The batch beyond which the rate no longer grows; 0 for none."""
-    beyond: float = 0.0
+    beyond: Annotated[float, Range(lambda power: abs(power) <= 4, "be -4 to 4")] = 0.0
     """Power of the batch by which the rate changes beyond `saturation` instead: -0.33 halves it at eight times."""
     warmup_batch: WholeNotNegative = 0
     """Beyond this batch a first warm-up lasts batch / warmup_batch times as long, up to half the schedule; 0: never."""

@@ -22,6 +22,7 @@ from bigstep.data.device_memory import move_indices
 from bigstep.data.view import Request, View
 from bigstep.data.waits import Spent, Waits
 from bigstep.errors import DataError, RunError
+from bigstep.nested import leaves, map_tensors
 
 __all__ = ["Batch", "Chunk", "Finish", "Job", "Jobs", "Loaded", "Loaders"]
 
@@ -33,7 +34,7 @@ Chunk = tuple[Any, Tensor] | tuple[Any, Tensor, Spent] | str
 Loaded = tuple[Request, list[tuple[Any, Tensor]]]
 """A request with the inputs and targets of its chunks."""
 
-Finish = Callable[[Tensor, Tensor, int], Tensor]
+Finish = Callable[[Any, Tensor, int], Any]
 """(loaded inputs, indices, epoch) -> the network's input; all on the device."""
 
 
@@ -97,7 +98,7 @@ class Loaders:
         """Show the samples like this from the next call on."""
         self._view, self._finish = view, self._prepare(view)
 
-    def __call__(self, requests: Iterable[Request]) -> Iterator[tuple[Tensor, Tensor]]:
+    def __call__(self, requests: Iterable[Request]) -> Iterator[tuple[Any, Tensor]]:
         """Yield one batch for each request; loaders work ahead of what is consumed."""
         with contextlib.closing(self._arriving(requests)) as batches:
             while True:
@@ -108,7 +109,7 @@ class Loaders:
                 if batch.ready is not None:  # what computes must wait for the copy, and the memory for what computes
                     stream = torch.cuda.current_stream(self._device)
                     stream.wait_event(batch.ready)
-                    for tensor in (batch.inputs, batch.targets, batch.indices):
+                    for tensor in (*leaves(batch.inputs), batch.targets, batch.indices):
                         tensor.record_stream(stream)
                 self.waits.handed(asked, batch.ready)
                 yield self._complete(batch), batch.targets
@@ -118,7 +119,7 @@ class Loaders:
         batches = self._on_device(requests)
         yield from one_ahead(batches) if self._device.type == "cuda" else batches
 
-    def _complete(self, batch: Batch) -> Tensor:
+    def _complete(self, batch: Batch) -> Any:
         """Do what is left to do on the device."""
         return self._finish(batch.inputs, batch.indices, batch.epoch)
 
@@ -184,9 +185,12 @@ class Loaders:
             parts = [first, *(self._next(chunks) for _ in range(count - 1))]
             yield request, [part for part in parts if part is not None]
 
-    def _join(self, parts: list[Tensor]) -> Tensor:
-        moved = [part.to(self._device, non_blocking=True) for part in parts]
-        return moved[0] if len(moved) == 1 else torch.cat(moved)
+    def _join(self, chunks: list[Any]) -> Any:
+        def move(*parts: Tensor) -> Tensor:
+            moved = [part.to(self._device, non_blocking=True) for part in parts]
+            return moved[0] if len(moved) == 1 else torch.cat(moved)
+
+        return map_tensors(move, *chunks)
 
     def _next(self, chunks: Iterator[Any]) -> tuple[Any, Tensor] | None:
         try:
@@ -212,7 +216,7 @@ class Batch(NamedTuple):
     """A batch that may still be on its way: it is there once `ready` has happened on the device."""
 
     epoch: int
-    inputs: Tensor
+    inputs: Any
     targets: Tensor
     indices: Tensor
     ready: torch.cuda.Event | None

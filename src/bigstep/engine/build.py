@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,9 +23,9 @@ from bigstep.engine.evaluate import Evaluation, Evaluator
 from bigstep.engine.fusing import Kernels, fuse
 from bigstep.engine.growth import Growth
 from bigstep.engine.learner import Learner, Loss, WorkerLoss
-from bigstep.engine.measures import Metric
 from bigstep.engine.methods.base import Method
 from bigstep.engine.methods.build import Emulation, Setting, make_method
+from bigstep.engine.own import Own, named_loss, require_trainable, require_usable
 from bigstep.engine.precision import Precision
 from bigstep.engine.ranks import SAME_CODE, Ranks
 from bigstep.engine.rates import Rates, batch_plan, learning_rate
@@ -54,22 +53,6 @@ GPU_BYTES_PER_SCORE = 12
 """The same for each token, by the size of the vocabulary: scores, their gradient, and one of both in float32."""
 GPU_BYTES_PER_PIXEL = 4096
 """Memory of a forward and backward for each pixel of its images: ResNets take 1.5 to 2.1 kB in half precision."""
-
-
-@dataclass(frozen=True)
-class Own:
-    """A user's own pieces, in place of those that the configuration names; None where there is none."""
-
-    model: nn.Module | None = None
-    data: Any = None
-    """(training set, evaluation set), or what else stands for both."""
-    loss: Loss | None = None
-    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None
-    """Makes an optimizer of the model's parameters; its rate is set at every step."""
-    metrics: Mapping[str, Metric] = field(default_factory=dict)
-    """What else an evaluation tells: (output, target) -> a mean over what counts, by name."""
-    change: Callable[[nn.Module], nn.Module] | None = None
-    """Changes the model before anything is built around it."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +114,7 @@ def build(
 ) -> Run:
     """Build a run; every rank must call this, with the same configuration."""
     if own.loss is None and names_code(config.loss.name):
-        own = replace(own, loss=_named_loss(config.loss.name))
+        own = replace(own, loss=named_loss(config.loss.name))
     precision = Precision(config.precision, ranks.device.type)
     plan = batch_plan(config)
     _require_runnable(config, ranks, plan)
@@ -146,6 +129,8 @@ def build(
         f"larger than the training set of {len(train_feed)}; lower workers.count or workers.local_batch.",
     )
     model = _model(config, ranks, precision, own, train_feed)
+    if isinstance(own.loss, nn.Module):  # it may hold weights of classes
+        _place(own.loss, ranks, precision)
     samples_per_forward, kernels = _prepare_for_device(model, config, ranks, train_feed, own=own.model is not None)
     learner = _learner(config, ranks, model, own, train_feed)
     growth = Growth(config.growth, plan.stages[0], len(train_feed)) if config.plan == "auto" else None
@@ -230,18 +215,24 @@ def _model(config: RunConfig, ranks: Ranks, precision: Precision, own: Own, feed
         model = build_model(config.model, **feed.shape)
     if own.change is not None:
         model = own.change(model)
+    require_trainable(model, own.loss)
     if isinstance(model, SeesImages):
         if ranks.first:
             model.see(_some_images(config, feed))
         model.load_state_dict(ranks.from_first(model.state_dict() if ranks.first else None))
     if config.norm.zero_gamma:
         zero_gamma(model)
-    model.to(ranks.device)
-    model._apply(lambda each: each.to(_dtype_of(each, precision.weights)))  # type: ignore[no-untyped-call]  # torch's
+    _place(model, ranks, precision)
     if ranks.size > 1:  # a hash of 124 million weights on a GPU takes a second
         change = "build your model from the same seed on every rank, with torch.manual_seed before it is made"
         ranks.require_same(weights_hash(model), "The initial weights", change if own.model is not None else SAME_CODE)
     return model
+
+
+def _place(module: nn.Module, ranks: Ranks, precision: Precision) -> None:
+    """Bring a network or a loss to where the run computes, in what it computes."""
+    module.to(ranks.device)
+    module._apply(lambda each: each.to(_dtype_of(each, precision.weights)))  # type: ignore[no-untyped-call]  # torch's
 
 
 def _dtype_of(tensor: Tensor, weights: torch.dtype) -> torch.dtype:
@@ -312,13 +303,6 @@ def _loss(feed: Feed, smoothing: float = 0.0) -> Loss:
     return cross_entropy(label_smoothing=smoothing)
 
 
-def _named_loss(name: str) -> Loss:
-    """A user's own, from where it is: a function, or a module's class."""
-    found = load_own(name, "loss.name")
-    loss: Loss = found() if isinstance(found, type) else found
-    return loss
-
-
 def _learner(config: RunConfig, ranks: Ranks, model: nn.Module, own: Own, feed: Feed) -> Learner:
     rule, scaling = config.optimizer, None
     groups = parameter_groups(model, rule.weight_decay, {group.names: group.factor for group in config.lr.groups})
@@ -330,12 +314,7 @@ def _learner(config: RunConfig, ranks: Ranks, model: nn.Module, own: Own, feed: 
         groups = [{**group, "weight_decay": 0.0} for group in groups]  # it has decayed before it scaled
     if own.optimizer is not None:
         optimizer = own.optimizer(model.parameters())
-        held = {parameter for group in optimizer.param_groups for parameter in group["params"]}
-        require(
-            not held.isdisjoint(model.parameters()),
-            f"The {type(optimizer).__name__} that fit was given holds no parameter of the model, which it would leave "
-            "as it is: make it of the parameters of the model that fit is given.",
-        )
+        require_usable(optimizer, model)
     else:
         on_gpu = ranks.device.type == "cuda"
         make = load_own(rule.home, "optimizer.name") if names_code(rule.name) else load(rule.home)

@@ -157,8 +157,9 @@ def beating(ranks: Ranks) -> Iterator[Heartbeat]:
                 stack = " < ".join(innermost(main, scratch))
                 sign = {"beats": beats, "step": heartbeat.step, "doing": heartbeat.doing, "stack": stack}
                 try:
-                    _leave_sign(ranks.rank, json.dumps(sign))
-                except (RuntimeError, OSError):
+                    with contextlib.suppress(OSError):  # of a file: a disk that is full may have room for the next one
+                        _leave_sign(ranks.rank, json.dumps(sign))
+                except RuntimeError:
                     return  # the store went with its host; the collective will say so
 
     thread = threading.Thread(target=beat, name="heartbeat", daemon=True)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bigstep.errors import ConfigError
 from bigstep.norm import WorkerStatistics
 from bigstep.optim import RankAdaGrad
 
@@ -35,13 +36,24 @@ class WorkerLoss(nn.Module):
         forward without a target that counts gives it too: many losses are a mean over nothing there, which is NaN.
         """
         if inputs is not None and weight:
-            loss: Tensor = self.loss(self.model(inputs), target) * weight
-            return loss
+            loss = self.loss(self.model(inputs), target)
+            is_number = isinstance(loss, Tensor) and loss.numel() == 1
+            if not is_number or (torch.is_grad_enabled() and not loss.requires_grad):
+                raise ConfigError(_why_no_loss(loss))
+            return loss * weight
         if inputs is not None:
             with torch.no_grad():
                 self.model(inputs)  # its norms see the samples nevertheless
         used = [p for name, p in self.named_parameters() if p.requires_grad and name not in self.unused]
         return torch.stack([parameter.sum() * 0 for parameter in used]).sum()
+
+
+def _why_no_loss(loss: Any) -> str:
+    """Say what a loss gave instead of one number that can be differentiated."""
+    gave = f"a tensor of {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+    if isinstance(loss, Tensor) and loss.numel() == 1:
+        gave = "a number that no weight has a part in (was it detached?)"
+    return f"The loss gave {gave}, but it must give its mean over the samples, a tensor of one number with a gradient."
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bigstep.engine.agenda import Agenda, Due
+from bigstep.engine.agenda import Agenda
 from bigstep.engine.build import Run
 from bigstep.engine.evaluate import Evaluation
 from bigstep.engine.heartbeat import Heartbeat
 from bigstep.engine.interruption import StoppedError, StopRequest
-from bigstep.engine.meter import Flush, Meter
+from bigstep.engine.meter import Meter
 from bigstep.engine.observers.base import Audience
 
 __all__ = ["Ending", "train"]
@@ -63,11 +63,6 @@ def train(
             state.seconds = meter.seconds
             save()
 
-    def hear(flush: Flush, due: Due) -> None:
-        audience.flushed(flush)
-        for note in agenda.heed(flush, due):
-            audience.noted(note.text, **note.facts)
-
     for steps in agenda.stretches(state.position):
         run.begin_epoch(steps[0].position.epoch)
         batches = audience.feed(iter(run.train_feed(method.requests(steps))))
@@ -81,16 +76,19 @@ def train(
             meter.add(step, outcome, **where, lr=lr, batch=step.size)
             with meter.pause():
                 audience.stepped(step, outcome, pausing=due.pausing)
-            asked, late = 0, False
+            asked, late = 0, 0.0
             if meter.due or due.pausing or outcome.keep:
                 heartbeat.at(state.position.step, "the sum of losses")
                 unsaved_s = meter.seconds - saved_at if run.ranks.first else 0.0  # rank 0's clock decides for all
-                whole = due.pausing or outcome.keep
-                flush = meter.flush([*stop.votes(), unsaved_s], whole=whole, final=due.last)
-                hear(flush, due)
-                asked, late = stop.agree(flush.votes[:-1]), 0 < run.config.checkpoint.seconds < flush.votes[-1]
-                if (asked or late) and meter.left:  # whoever goes on finds the rows of all steps before
-                    hear(meter.flush([]), due)
+                votes = [*stop.votes(), float(0 < run.config.checkpoint.seconds < unsaved_s)]
+                # whoever goes on finds the rows of all steps before; whoever could leave one out is alone, and decides
+                whole = due.pausing or outcome.keep or any(votes)
+                flush = meter.flush(votes, whole=whole, final=due.last)
+                audience.flushed(flush)
+                for note in agenda.heed(flush, due):
+                    audience.noted(note.text, **note.facts)
+                *signals, late = flush.votes
+                asked = stop.agree(signals)
             if due.stops:  # whoever goes on finds all as it would be there, not what ends this training
                 save_here()
             if due.last:

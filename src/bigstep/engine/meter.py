@@ -56,7 +56,7 @@ class Flush:
     data_by_rank: list[float]
     votes: list[float]
     elapsed_s: float
-    """On this rank since the last flush, without pauses."""
+    """On this rank, from the end of the last step before them to that of the last of them, without pauses."""
     step: Step
     """The last of these steps."""
     final: bool
@@ -80,9 +80,8 @@ def measured_on_device(
     """
     begins = [0, *batches[:-1]]
     waited = [sum(waits[begin:end]) for begin, end in zip(begins, batches, strict=True)]
-    return [
-        StepCost(elapsed_s / len(costs), data_s, cost.exchange_s) for cost, data_s in zip(costs, waited, strict=True)
-    ]
+    rest_s = max(0.0, elapsed_s - sum(waited)) / len(costs)  # what one has waited for is not what others have computed
+    return [StepCost(data_s + rest_s, data_s, cost.exchange_s) for cost, data_s in zip(costs, waited, strict=True)]
 
 
 class _Taken(NamedTuple):
@@ -138,11 +137,6 @@ class Meter:
         """Whether enough steps have gathered; the same on all ranks."""
         return len(self._taken) >= self._interval
 
-    @property
-    def left(self) -> bool:
-        """Whether a flush has left a step for the next."""
-        return len(self._taken) > 0
-
     def begin(self) -> None:
         """Take note that a step begins."""
         self._begun = time.perf_counter()
@@ -157,12 +151,14 @@ class Meter:
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """Leave out time between two flushes that no step used, such as an evaluation."""
+        """Leave out time between two flushes that no step used, such as an evaluation; a busy GPU has not paused."""
         paused = time.perf_counter()
         yield
-        self._paused_s += time.perf_counter() - paused
+        end = self._taken[-1].end if self._taken else None
+        if end is None or end.query():  # type: ignore[no-untyped-call]  # untyped in torch
+            self._paused_s += time.perf_counter() - paused
 
-    def flush(self, votes: list[float], *, whole: bool = True, final: bool = False) -> Flush:
+    def flush(self, votes: list[float], *, whole: bool, final: bool) -> Flush:
         """Return the gathered rows with global losses; every rank must call this at the same step.
 
         Args:

@@ -9,6 +9,7 @@ import contextlib
 import datetime
 import itertools
 import os
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -24,7 +25,16 @@ from bigstep.engine.launchers import LOOPBACK
 from bigstep.errors import ConfigError, RunError
 from bigstep.gpu.queues import ask_for_queues
 
-__all__ = ["SAME_CODE", "STORE_VARIABLE", "AgreedError", "DeviceChoice", "Ranks", "joined_ranks", "on_host"]
+__all__ = [
+    "SAME_CODE",
+    "STORE_VARIABLE",
+    "AgreedError",
+    "DeviceChoice",
+    "Ranks",
+    "cores_of_rank",
+    "joined_ranks",
+    "on_host",
+]
 
 SAME_CODE = "give every rank the same code, seed and library versions"
 """What to change where ranks differ in what they computed from the same configuration."""
@@ -184,6 +194,24 @@ def _require_carried(device: torch.device) -> None:
         )
 
 
+def cores_of_rank(ranks: Ranks) -> int:
+    """Return how many cores this rank has for itself; every rank must call this at the same point.
+
+    Launchers bind each rank to cores of its own (srun, mpirun), or let all of a machine use the same ones.
+    """
+    allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    mine = socket.gethostname(), allowed
+    return max(1, usable_cores() // ranks.gather(mine).count(mine))
+
+
+def _with_threads(ranks: Ranks) -> Ranks:
+    """Let forwards on a CPU take as many threads as a rank has cores; every rank must call this."""
+    cores = cores_of_rank(ranks)
+    if ranks.device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:  # else the user, or torchrun, has decided
+        torch.set_num_threads(cores)
+    return ranks
+
+
 @contextlib.contextmanager
 def joined_ranks(device: DeviceChoice = "auto", timeout_s: float = 600) -> Iterator[Ranks]:
     """Join the ranks that torchrun or `bigstep train --procs` started; alone, be the only rank."""
@@ -193,14 +221,12 @@ def joined_ranks(device: DeviceChoice = "auto", timeout_s: float = 600) -> Itera
     chosen = _device(device, int(os.environ.get("LOCAL_RANK", "0")), local_size)
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
-    elif "OMP_NUM_THREADS" not in os.environ:  # else the user, or torchrun, has decided
-        torch.set_num_threads(max(1, usable_cores() // local_size))
     if dist.is_initialized():  # somebody else's program: use its group and leave it alive
         _require_carried(chosen)
-        yield Ranks(dist.get_rank(), dist.get_world_size(), chosen)
+        yield _with_threads(Ranks(dist.get_rank(), dist.get_world_size(), chosen))
         return
     if size == 1:
-        yield Ranks(device=chosen)
+        yield _with_threads(Ranks(device=chosen))
         return
     file = os.environ.get(STORE_VARIABLE)
     if file:
@@ -221,6 +247,6 @@ def joined_ranks(device: DeviceChoice = "auto", timeout_s: float = 600) -> Itera
         device_id=chosen if own_gpu else None,
     )
     try:
-        yield Ranks(rank, size, chosen, timeout_s)
+        yield _with_threads(Ranks(rank, size, chosen, timeout_s))
     finally:
         dist.destroy_process_group()

@@ -29,9 +29,9 @@ from bigstep.engine.methods.islands import Islands
 from bigstep.engine.observers.base import Audience, Observer
 from bigstep.engine.observers.noise import NoiseWatch
 from bigstep.engine.observers.records import Records
-from bigstep.engine.observers.watches import InputWatch, LossWatch, StragglerWatch, cores_of_rank
+from bigstep.engine.observers.watches import InputWatch, LossWatch, StragglerWatch
 from bigstep.engine.profile.profiler import StepProfiler
-from bigstep.engine.ranks import SAME_CODE, AgreedError, Ranks
+from bigstep.engine.ranks import SAME_CODE, AgreedError, Ranks, cores_of_rank
 from bigstep.engine.rates import batch_plan
 from bigstep.engine.resume import restore, saved_state
 from bigstep.engine.state import Threads
@@ -262,7 +262,7 @@ def _own_observers(order: Order, built: Run, noise: NoiseWatch, writer: RunWrite
     skips = config.nonfinite == "skip" or config.arithmetic.loss_scale > 0  # the loss scale skips such steps too
     watches: list[Observer] = [
         noise, LossWatch(skipped=skips), StragglerWatch(config.islands.count),
-        InputWatch(built.train_feed.loaders, cores_of_rank(), built.train_feed.spent),
+        InputWatch(built.train_feed.loaders, cores_of_rank(built.ranks), built.train_feed.spent),
     ]  # fmt: skip
     if built.ranks.device.type == "cuda" and prepares(config):  # on every rank: each compiles
         watches.append(Preparation(keep_compiled(facts_of(built.ranks.device)), shape_of(config)))

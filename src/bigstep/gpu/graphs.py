@@ -18,6 +18,7 @@ from bigstep.gpu.loss_scale import LossScale
 from bigstep.gpu.tensor_lists import global_norm, same_memory_order
 from bigstep.gpu.transform import groups_of
 from bigstep.gpu.update import GraphUpdate, GroupSettings, make_update
+from bigstep.nested import leaves, map_tensors
 from bigstep.tables.precisions import PRECISIONS, find_precision
 
 __all__ = ["GraphedStep"]
@@ -31,7 +32,7 @@ class _Captured:
     """One captured step and the memory that it reads and writes."""
 
     graph: Graph
-    inputs: Tensor
+    inputs: Any
     targets: Tensor
     loss: Tensor
     gradients: list[Tensor]
@@ -116,10 +117,16 @@ class GraphedStep:
         self._update_of_sums: GraphUpdate | None = None
         optimizer.register_load_state_dict_post_hook(self._forget_graphs)
 
-    def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Take one step and return its loss (on the device; reading it waits for the step)."""
+    def __call__(self, inputs: Any, targets: Tensor) -> Tensor:
+        """Take one step and return its loss (on the device; reading it waits for the step).
+
+        Args:
+            inputs: What the model takes: a tensor, or a dict, tuple or list of tensors.
+            targets: What the loss takes beside the model's outputs.
+        """
         self._prepare()
-        key = (inputs.shape, inputs.dtype, targets.shape, targets.dtype, groups_of(self.model))
+        kinds = tuple((part.shape, part.dtype) for part in (*leaves(inputs), targets))
+        key = (kinds, groups_of(self.model))
         if key not in self._captured:
             try:
                 self._captured[key] = self._capture(inputs, targets)
@@ -131,7 +138,7 @@ class GraphedStep:
                     f"This step cannot be one CUDA graph ({reason}); train with kernels=plain instead."
                 ) from error
         captured = self._captured[key]
-        captured.inputs.copy_(inputs, non_blocking=True)
+        map_tensors(lambda mine, given: mine.copy_(given, non_blocking=True), captured.inputs, inputs)
         captured.targets.copy_(targets, non_blocking=True)
         captured.graph.replay()
         if not captured.update.in_graph:
@@ -139,7 +146,7 @@ class GraphedStep:
         self.copies.note()
         return captured.loss.clone()
 
-    def add(self, inputs: Tensor, targets: Tensor, weight: float) -> Tensor:
+    def add(self, inputs: Any, targets: Tensor, weight: float) -> Tensor:
         """Add `weight` times the gradient of one part of a batch, and return the part's loss; `update` ends the step.
 
         Args:
@@ -148,7 +155,7 @@ class GraphedStep:
             weight: Targets that count in this part / targets that count in the batch.
         """
         self._prepare()
-        loss, gradients = self._forward_backward(self._static_copy(inputs), targets.to(self.device))
+        loss, gradients = self._forward_backward(map_tensors(self._static_copy, inputs), targets.to(self.device))
         if not self._sums:
             self._sums = [torch.empty_like(p, memory_format=torch.preserve_format) for p in self.params]
         if self._parts == 0:
@@ -220,11 +227,11 @@ class GraphedStep:
     def _make_update(self) -> GraphUpdate:
         return make_update(self.optimizer, self.params, self.copies.each)
 
-    def _loss_of(self, swapped: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
+    def _loss_of(self, swapped: dict[str, Tensor], inputs: Any, targets: Tensor) -> Tensor:
         """The loss with some of the weights replaced by their copies."""
         return self.loss(torch.func.functional_call(self.model, swapped, (inputs,)), targets)
 
-    def _forward_backward(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, list[Tensor]]:
+    def _forward_backward(self, inputs: Any, targets: Tensor) -> tuple[Tensor, list[Tensor]]:
         half = self.dtype in (torch.float16, torch.bfloat16)
         with torch.autocast(self.device.type, self.dtype if half else None, enabled=half, cache_enabled=False):
             loss = self._evaluate(self.copies.by_name, inputs, targets)
@@ -232,12 +239,12 @@ class GraphedStep:
         gradients = torch.autograd.grad(self.loss_scale.scale(wide_loss), self.copies.leaves)
         return loss.detach(), [_laid_out(g, p) for g, p in zip(gradients, self.params, strict=True)]
 
-    def _static_copy(self, inputs: Tensor) -> Tensor:
-        """A copy of the inputs, as the network wants them: tokens stay integers."""
-        dtype = self.dtype if inputs.is_floating_point() else inputs.dtype
-        images = inputs.is_floating_point() and inputs.dim() == 4
+    def _static_copy(self, part: Tensor) -> Tensor:
+        """A copy of a tensor of the inputs, as the network wants it: tokens stay integers."""
+        dtype = self.dtype if part.is_floating_point() else part.dtype
+        images = part.is_floating_point() and part.dim() == 4
         order = torch.channels_last if images else torch.contiguous_format
-        return torch.empty(inputs.shape, dtype=dtype, device=self.device, memory_format=order).copy_(inputs)
+        return torch.empty(part.shape, dtype=dtype, device=self.device, memory_format=order).copy_(part)
 
     @contextlib.contextmanager
     def _untouched(self) -> Iterator[None]:
@@ -248,8 +255,8 @@ class GraphedStep:
         for buffer, before in kept:
             buffer.copy_(before)
 
-    def _capture(self, inputs: Tensor, targets: Tensor) -> _Captured:
-        inputs, targets = self._static_copy(inputs), targets.to(self.device, copy=True)
+    def _capture(self, inputs: Any, targets: Tensor) -> _Captured:
+        inputs, targets = map_tensors(self._static_copy, inputs), targets.to(self.device, copy=True)
         update = self._make_update()
 
         def rehearse() -> None:

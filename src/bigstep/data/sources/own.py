@@ -1,4 +1,7 @@
-"""Data sets of a user's own: anything with a length whose items, by index, are pairs (x, y)."""
+"""Data sets of a user's own: anything with a length whose items, by index, are pairs (x, y).
+
+x is a tensor, or a dict, tuple or list of tensors, which the network is given as one argument; y is a tensor or number.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from bigstep.data.sources.base import Source, digest, spread
 from bigstep.data.view import Request, View, Way
 from bigstep.errors import ConfigError, DataError
 from bigstep.gpu.cross_entropy import is_counted
+from bigstep.nested import is_input, kinds_of, leaves, map_tensors
 
 __all__ = ["MapStyle", "OwnItems", "TensorItems", "widened"]
 
@@ -74,22 +78,27 @@ class OwnItems(Source):
         return type(self)(self.items, indices if self._indices is None else self._indices[indices])
 
     @cached_property
-    def first(self) -> tuple[Tensor, Tensor]:
+    def first(self) -> tuple[Any, Tensor]:
         """The first pair, which shows what all are like."""
         x, y = self._read([0])
-        return x[0], y[0]
+        return map_tensors(lambda tensor: tensor[0], x), y[0]
+
+    @property
+    def has_several_inputs(self) -> bool:
+        """Whether x is several tensors."""
+        return not isinstance(self.first[0], Tensor)
 
     @property
     def is_images(self) -> bool:
         """Whether x looks like an image: (channels, height, width) of bytes or floating numbers."""
         x, _ = self.first
-        return x.ndim == 3 and (x.dtype == torch.uint8 or x.is_floating_point())
+        return isinstance(x, Tensor) and x.ndim == 3 and (x.dtype == torch.uint8 or x.is_floating_point())
 
     @property
     def is_tokens(self) -> bool:
         """Whether x is a sequence of whole numbers."""
         x, _ = self.first
-        return x.ndim == 1 and _is_whole(x)
+        return isinstance(x, Tensor) and x.ndim == 1 and _is_whole(x)
 
     @property
     def has_many_targets(self) -> bool:
@@ -98,15 +107,22 @@ class OwnItems(Source):
         return y.ndim >= 1 and _is_whole(y)
 
     def inputs(self, image_size: int) -> dict[str, int]:
-        """Return the length of sequences of tokens; of all else the first dimension of x and the last."""
-        shape = self.first[0].shape or (1,)
+        """Return the length of sequences of tokens; of several tensors their number and the size of the largest.
+
+        Of all else it is the first dimension of x and the last.
+        """
+        x, _ = self.first
+        if self.has_several_inputs:
+            sizes = [tensor.numel() for tensor in leaves(x)]
+            return {"channels": len(sizes), "image_size": max(sizes)}
+        shape = x.shape or (1,)
         if self.is_tokens:
             return {"length": shape[0]}
         return {"channels": shape[0], "image_size": image_size or shape[-1]}
 
     def input_shape(self, image_size: int) -> tuple[int, ...]:
-        """Return the shape of x; of images that are shown at another size, that one."""
-        shape = tuple(self.first[0].shape)
+        """Return the shape of x, if it is one tensor; of images that are shown at another size, that one."""
+        shape = () if self.has_several_inputs else tuple(self.first[0].shape)
         return (shape[0], image_size, image_size) if image_size and self.is_images else shape
 
     @cached_property
@@ -116,7 +132,7 @@ class OwnItems(Source):
             return len(self.classes)
         listed = getattr(self.items, "targets", None)
         if not self.is_tokens and isinstance(listed, Tensor | np.ndarray | list) and len(listed) == len(self.items):
-            return self._count(torch.as_tensor(listed))
+            return self._count(widened(torch.as_tensor(listed)))
         x, y = self._read_all()
         return self._count(torch.cat([x.reshape(-1), y.reshape(-1)]) if self.is_tokens else y)
 
@@ -130,23 +146,24 @@ class OwnItems(Source):
         Values keep their range, because what they mean is known to the user's model alone.
         """
         if view.kind != "none" and not self.is_images:
-            x, _ = self.first
             raise ConfigError(
                 f"data.augment is {view.kind}, which needs images of (channels, height, width), but an item of "
-                f"{self.name} is {x.dtype} of {tuple(x.shape)}; set data.augment=none."
+                f"{self.name} is {kinds_of(self.first[0])}; set data.augment=none."
             )
         if view.kind != "none" or (view.image_size and self.is_images):
             return view.augmentation()
         dtype = view.dtype
-        return lambda x, indices, epoch: x.to(dtype) if x.is_floating_point() else x
+        return lambda x, indices, epoch: map_tensors(
+            lambda part: part.to(dtype) if part.is_floating_point() else part, x
+        )
 
     def check_images(self, model: str) -> None:
         """Refuse what is no image of floating numbers, or has its channels behind height and width."""
         x, _ = self.first
-        if x.ndim != 3 or not x.is_floating_point() or x.shape[2] <= _MOST_CHANNELS < x.shape[0]:
+        if not self.is_images or not x.is_floating_point() or x.shape[2] <= _MOST_CHANNELS < x.shape[0]:
             raise ConfigError(
                 f"model: {model} takes images of floating numbers, (channels, height, width), but an item of "
-                f"{self.name} is {x.dtype} of {tuple(x.shape)}; convert x, or give a model of your own."
+                f"{self.name} is {kinds_of(x)}; convert x, or give a model of your own."
             )
 
     def targets(self, indices: Tensor) -> Tensor | None:
@@ -178,25 +195,26 @@ class OwnItems(Source):
         chosen = [[index] for index in spread(len(self), _HASHED // 8).tolist()]  # one by one: lengths may differ
         targets, again = ([self._read(index)[1] for index in chosen] for _ in range(2))
         kept = [y for y, repeated in zip(targets, again, strict=True) if torch.equal(y, repeated)]
-        return digest(len(self), tuple(self.first[0].shape), *kept)
+        x, _ = self.first
+        return digest(len(self), kinds_of(x) if self.has_several_inputs else tuple(x.shape), *kept)
 
     def describe(self, verify: bool) -> dict[str, Any]:
         """Describe the first item; `verify` reads all."""
         x, y = self.first
-        facts: dict[str, Any] = {"item": f"{x.dtype} {list(x.shape)}, {y.dtype} {list(y.shape)}"}
+        facts: dict[str, Any] = {"item": kinds_of((x, y))}
         if verify:
             chunks = ((index, OwnJobs(self, 0)[Job(0, [index], None)]) for index in range(len(self)))
             damaged = [{"file": f"item {index}", "reason": chunk} for index, chunk in chunks if isinstance(chunk, str)]
             facts.update(checked=len(self), corrupt=damaged)
         return facts
 
-    def _read(self, indices: list[int]) -> tuple[Tensor, Tensor]:
+    def _read(self, indices: list[int]) -> tuple[Any, Tensor]:
         chunk = OwnJobs(self, 0)[Job(0, indices, None)]
         if isinstance(chunk, str):
             raise DataError(chunk)
         return chunk[0], chunk[1]
 
-    def _read_all(self) -> tuple[Tensor, ...]:
+    def _read_all(self) -> tuple[Any, ...]:
         count = len(self.items)
         if count > _MOST_READ:
             raise DataError(
@@ -254,14 +272,24 @@ class OwnJobs:
             batch = default_collate(items)
         except (TypeError, RuntimeError, KeyError) as error:
             return _why_no_batch(items, job.indices, kind, error)
-        if not isinstance(batch, tuple | list) or len(batch) != 2 or not all(isinstance(x, Tensor) for x in batch):
-            return f"Item {job.indices[0]} of {kind} must be a pair (x, y) of tensors or numbers."
-        return widened(batch[0]), widened(batch[1])
+        if not isinstance(batch, tuple | list) or len(batch) != 2 or not isinstance(batch[1], Tensor):
+            return _why_no_pair(items[0], job.indices[0], kind)
+        if not is_input(items[0][0]):
+            return _why_no_pair(items[0], job.indices[0], kind)
+        return map_tensors(widened, batch[0]), widened(batch[1])
+
+
+def _why_no_pair(item: Any, index: int, kind: str) -> str:
+    """Say what an item is instead of a pair."""
+    return (
+        f"Item {index} of {kind} is {kinds_of(item)}, but it must be a pair (x, y): x a tensor, a number, or a dict or "
+        "tuple of tensors, y a tensor or a number."
+    )
 
 
 def _why_no_batch(items: list[Any], indices: list[int], kind: str, error: Exception) -> str:
     """Say which items do not go together; torch's words for it depend on where they are put together."""
-    kinds = [_kinds_of(item) for item in items]
+    kinds = [kinds_of(item) for item in items]
     for index, found in zip(indices, kinds, strict=True):
         if found != kinds[0]:
             return (
@@ -269,15 +297,6 @@ def _why_no_batch(items: list[Any], indices: list[int], kind: str, error: Except
                 "them to one shape."
             )
     return f"Items {indices[0]} to {indices[-1]} of {kind} do not form a batch: {error}."
-
-
-def _kinds_of(item: Any) -> str:
-    """Return what the parts of an item are, in a few words."""
-    parts = item if isinstance(item, tuple | list) else [item]
-    return ", ".join(
-        f"{part.dtype} of {tuple(part.shape)}" if isinstance(part, Tensor | np.ndarray) else type(part).__name__
-        for part in parts
-    )
 
 
 class TensorItems(OwnItems):

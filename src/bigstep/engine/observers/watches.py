@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-import os
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from bigstep.data.sampler import hosted_workers
-from bigstep.described import usable_cores
 from bigstep.engine.meter import Flush
 from bigstep.engine.methods.base import Note
 from bigstep.engine.observers.base import Observer
 from bigstep.engine.ranks import AgreedError
 
-__all__ = ["InputWatch", "LossWatch", "StragglerWatch", "cores_of_rank", "loads_of_ranks"]
+__all__ = ["InputWatch", "LossWatch", "StragglerWatch", "loads_of_ranks"]
 
 _SLOWER = 1.4
 """A rank is a straggler from this ratio to the median of the others on."""
@@ -168,8 +166,3 @@ class InputWatch(Observer):
         wanted = min(self._cores, math.ceil((loaders or share) / (1 - share)))
         few = "1 loader is" if loaders == 1 else f"{loaders or 'no'} loaders are"
         return f"{few} too few; set data.loaders={max(wanted, loaders + 1)} (a rank has {self._cores} cores)."
-
-
-def cores_of_rank() -> int:
-    """Return how many cores this rank has for itself, if the ranks of this machine share them evenly."""
-    return max(1, usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
