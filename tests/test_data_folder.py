@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import shutil
 import struct
 import zlib
@@ -72,6 +73,15 @@ def test_holding_out_works_on_folders(tmp_path: Path) -> None:
     assert open_data("folder", str(tmp_path), holdout=0.34).fingerprint() == pair.fingerprint()
     with pytest.raises(DataError, match=r"has no val beside train.*data\.holdout"):
         open_data("folder", str(tmp_path))
+
+
+def test_a_pipe_is_no_image_and_a_link_to_a_file_that_is_gone_is_told(tmp_path: Path) -> None:
+    root = make_folder(tmp_path) / "train"
+    before = len(scan_folder(root))
+    os.mkfifo(root / "ant" / "pipe.jpg")  # reading it would wait for ever
+    assert len(scan_folder(root)) == before
+    (root / "ant" / "gone.jpg").symlink_to("nowhere.jpg")
+    assert len(scan_folder(root)) == before + 1, "it is told when it is read, as a file that vanishes"
 
 
 def test_a_class_that_is_a_link_to_nowhere_is_named(tmp_path: Path) -> None:

@@ -224,7 +224,7 @@ def test_the_collector_rests_while_a_command_imports_torch(monkeypatch: pytest.M
     before = gc.get_freeze_count()
     with collector_off():  # torch is here already: somebody else's program
         assert gc.isenabled()
-    assert gc.get_freeze_count() == before
+    assert gc.get_freeze_count() <= before, "none was set aside; some of those before may have ended"
     monkeypatch.delitem(sys.modules, "torch")
     with collector_off():
         assert not gc.isenabled()

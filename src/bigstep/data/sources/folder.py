@@ -170,13 +170,18 @@ def scan_folder(root: Path) -> FolderImages:
     return FolderImages(root=root, files=np.array(files, dtype=np.bytes_), labels=labels, classes=tuple(classes))
 
 
+def _is_broken_link(entry: os.DirEntry[str]) -> bool:
+    return entry.is_symlink() and not os.path.exists(entry.path)
+
+
 def _entries(folder: Path, *, folders: bool) -> list[str]:
     try:
         with os.scandir(folder) as entries:
             shown = [entry for entry in entries if not entry.name.startswith(".")]
             for entry in shown if folders else ():
-                if entry.is_symlink() and not os.path.exists(entry.path):  # perhaps a class, whose disk is missing
+                if _is_broken_link(entry):  # perhaps a class, whose disk is missing
                     raise DataError(f"{entry.path} is a link to nowhere; mend or remove it.")
-            return sorted(entry.name for entry in shown if entry.is_dir() == folders)
+            # a link to a file that is gone is told when it is read; a pipe would be waited for
+            return sorted(e.name for e in shown if (e.is_dir() if folders else e.is_file() or _is_broken_link(e)))
     except OSError as error:
         raise DataError(f"{folder} cannot be read: {error.strerror}.") from None
