@@ -33,6 +33,7 @@ PROGRAMS = {
     "with_lightning.py": ("% on 2 rank(s)", "lightning", 2),
     "with_accelerate.py": ("kB sent by a rank", "accelerate", 2),
     "with_trainer.py": (" after 30 steps of LAMB", "transformers", 1),
+    "with_transformers.py": (" of new sentences after 64 steps of AdamW", "transformers", 2),
 }
 NEEDS = {"with_pandas.py": "pandas", "pipeline.py": "sklearn"}
 MOST_LINES = 60
