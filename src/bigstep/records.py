@@ -145,7 +145,7 @@ def locked(folder: Path, *, fresh: bool = False, option: str = "--out") -> Itera
 
 
 def in_use(folder: Path) -> bool:
-    """Whether a process keeps a run folder, as `locked` does: its run goes on. Where no locks are kept, nobody knows."""
+    """Whether a process keeps a run folder, as `locked` does: its run goes on. No, where no locks are kept."""
     try:
         lock = (folder / ".lock").open("rb")
     except OSError:
