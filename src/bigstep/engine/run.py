@@ -26,8 +26,8 @@ from bigstep.engine.interruption import StoppedError, StopRequest, listening
 from bigstep.engine.loop import Ending, train
 from bigstep.engine.meetings import MeetingKeeper, forget_meetings
 from bigstep.engine.methods.islands import Islands
-from bigstep.engine.observers.busy import BusyWatch
 from bigstep.engine.observers.base import Audience, Observer
+from bigstep.engine.observers.busy import BusyWatch
 from bigstep.engine.observers.noise import NoiseWatch
 from bigstep.engine.observers.records import Records
 from bigstep.engine.observers.watches import InputWatch, LossWatch, StragglerWatch, cores_of_rank

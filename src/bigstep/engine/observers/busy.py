@@ -65,7 +65,7 @@ class BusyWatch(Observer):
             return None
         threads, self._threads = self._threads, 0
         return (
-            f"Other programs keep this machine busy (load {load:.1f} on {cores} cores), and the {threads} threads of an "
-            "operation wait for each other: OMP_NUM_THREADS=1, or as many --procs as cores, may be several times as "
-            "fast. Last bits may differ."
+            f"Other programs keep this machine busy (load {load:.1f} on {cores} cores), and the {threads} threads of "
+            "an operation wait for each other: OMP_NUM_THREADS=1, or as many --procs as cores, may be several times "
+            "as fast. Last bits may differ."
         )
