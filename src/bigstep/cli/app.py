@@ -59,8 +59,8 @@ app = typer.Typer(
 )
 
 
-SLOW_TO_START = ("train", "join", "check", "bench", "export", "probe", "data")
-"""Commands that load torch, which takes seconds, before they say anything."""
+SLOW_TO_START = ("join", "check", "bench", "export", "probe", "data")
+"""Commands that load torch, which takes seconds, before they say anything; `train` knows better when it does."""
 
 
 def _telling(name: str, command: Callable[..., None]) -> Callable[..., None]:

@@ -80,8 +80,9 @@ def show_for_now(line: str) -> None:
 
 def _wipe() -> None:
     with contextlib.suppress(OSError, ValueError):  # nobody reads any more
-        sys.stderr.write("\x1b[K")
-        sys.stderr.flush()
+        if sys.stderr.isatty():
+            sys.stderr.write("\x1b[K")
+            sys.stderr.flush()
 
 
 def _in_plain_characters(error: UnicodeError) -> tuple[str | bytes, int]:

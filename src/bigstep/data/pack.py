@@ -173,7 +173,7 @@ def _begin(out: Path, plan: dict[str, Any]) -> None:
 def _is_plan(path: Path) -> bool:
     """Whether a file is a packer's, and not somebody else's of that name."""
     try:
-        return json.loads(path.read_bytes()).keys() == {"format", "side", "raw", "train", "val"}
+        return set(json.loads(path.read_bytes()).keys()) == {"format", "side", "raw", "train", "val"}
     except (OSError, ValueError, AttributeError, RecursionError):
         return False
 
