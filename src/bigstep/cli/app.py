@@ -136,6 +136,9 @@ def main() -> None:
             raise
         _end(f"{str(error.filename)[:120]!r} cannot be used ({error.strerror}).", 2)  # a path that was typed
     except KeyboardInterrupt:
+        if job:  # before the run could listen: ended by the signal itself, the launcher knows that nothing is saved
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
         _end("interrupted; a run that was under way continues with --resume.", 130)
 
 
