@@ -29,7 +29,7 @@ _GRACE_S = 10.0
 _ASKING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 """What asks a run to save itself and leave; a terminal's reach ranks, in process groups of their own, by us alone."""
 _DEAF_S = 3.0
-"""How long the others may take once that signal has ended a rank, which did not listen yet: there is nothing to save."""
+"""How long the others may take once that signal has ended a rank: it did not listen yet, so nothing is to be saved."""
 _SAVING_S = 120.0
 """How long ranks that were asked to stop may take to save the run."""
 
