@@ -94,7 +94,7 @@ def test_other_threads_after_a_resume_are_told(tmp_path: Path, monkeypatch: pyte
         torch.set_num_threads(1)
         fit(config, out=tmp_path, device="cpu", max_steps=4, resume=True)
         (told,) = [note for note in read_run(tmp_path).notes if "thread" in note]
-        assert told.startswith("A forward took 2 thread(s) before the run was resumed and takes 1 now")
+        assert told.startswith("The forward pass took 2 threads before the run was resumed and takes 1 thread now.")
     finally:
         torch.set_num_threads(threads)
 

@@ -30,7 +30,7 @@ def test_what_cannot_be_had_is_refused_and_the_rest_chosen_with_a_reason(
     found = choose("auto", source, size=16, loaders=2, device=CPU)
     assert (found.name, found.why) == (
         "pillow",
-        "Images are decoded by Pillow in 2 loader processes: on a CPU the model takes the time.",
+        "Images are decoded by Pillow in 2 loader processes: on a CPU the model takes longer than they do.",
     )
     assert choose("auto", object(), size=16, loaders=2, device=CPU) == Decoding()
     with pytest.raises(ConfigError, match=r"data\.decoder is nvjpeg, but there is no GPU: use data\.decoder=auto or"):

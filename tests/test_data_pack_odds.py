@@ -22,7 +22,7 @@ from bigstep.cli import main
 from bigstep.data import open_data, pack
 from bigstep.data.command import pack_command
 from bigstep.data.inspect import describe
-from bigstep.data.names import Packing, name_of_set
+from bigstep.data.names import Packing, Wanted, name_of_set
 from bigstep.data.sources import folder as folders
 from bigstep.errors import ConfigError, DataError
 from test_data_folder import make_folder, photograph
@@ -228,6 +228,43 @@ def test_a_kind_of_data_is_no_path(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="folder is a kind of data, not where it lies"):
         pack_command("folder", Packing(out=tmp_path / "out"), vocabulary="bytes")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_with_the_name_of_a_kind_is_told_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_folder(tmp_path / "photos")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["bigstep", "data", "pack", "photos", "packed"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "--data ./packed " in capsys.readouterr().out
+    with pytest.raises(DataError, match="'packed' is a kind of data and also a path here; write ./packed"):
+        name_of_set("packed")
+    assert name_of_set("./packed") == ("packed", "packed")
+
+
+def test_a_folder_that_was_mended_is_packed_by_the_same_command(tmp_path: Path) -> None:
+    folder, out = make_folder(tmp_path / "set"), tmp_path / "out"
+    damaged = min((folder / "train").rglob("*.JPEG"))  # before any file was complete
+    content = damaged.read_bytes()
+    damaged.write_bytes(content[:100])
+    with pytest.raises(DataError, match="cannot be decoded"):
+        packed(folder, out)
+    damaged.write_bytes(content)
+    assert packed(folder, out)["images"] == 12
+
+
+def test_a_packer_is_heard_while_it_fills_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pack, "_GROUP", 2)
+    heard: list[str] = []
+    folder = make_folder(tmp_path / "set", per_class=4)
+    pack.pack_folder(
+        Wanted(name="folder", path=str(folder)),
+        Packing(out=tmp_path / "out", say=lambda line: None, on_the_way=heard.append),
+    )
+    assert heard[0] == "train-000000.tar: 2 of 8 images"
+    assert len(heard) > 2
 
 
 def test_names_of_any_bytes_are_packed_and_shown(

@@ -110,9 +110,25 @@ def test_new_files_elsewhere_are_told(project: Path, monkeypatch: pytest.MonkeyP
     assert any("log.txt" in note for note in result.notes)
 
 
+def test_a_script_beside_the_folder_is_found_and_its_trouble_told_once(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / "train.py").write_text("raise ValueError('shapes do not fit')\n")
+    (project / "here").mkdir()
+    monkeypatch.chdir(project / "here")
+    result = examine(["../train.py"], limits=LIMITS)
+    assert "shapes do not fit" in result.trouble
+    first, second = (note for note in result.notes if "ended after" in note)
+    assert "shapes do not fit" in first
+    assert second == "The run on 2 ranks ended after no updates, for the same reason."
+
+
 def test_mistakes_in_the_command_are_told_before_anything_starts(project: Path) -> None:
     with pytest.raises(ConfigError, match="is not there"):
         examine(["missing.py"])
+    (project / "folder").mkdir()
+    with pytest.raises(ConfigError, match="folder is a folder"):
+        examine(["folder"])
     (project / "train.py").write_text("")
     with pytest.raises(ConfigError, match="--ranks is 1"):
         examine(["train.py"], ranks=1)

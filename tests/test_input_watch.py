@@ -15,6 +15,7 @@ from bigstep.data.waits import Waits
 from bigstep.engine.meter import Meter, StepCost, measured_on_device
 from bigstep.engine.methods.base import Outcome
 from bigstep.engine.observers import watches
+from bigstep.engine.observers.busy import BusyWatch
 from bigstep.engine.observers.watches import InputWatch
 from bigstep.engine.ranks import Ranks
 from bigstep.records import read_run
@@ -160,3 +161,21 @@ def test_a_run_tells_that_it_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     told = [note for note in read_run(tmp_path).notes if note.startswith("Waiting for data")]
     assert len(told) == 1
     assert "no loaders are too few; set data.loaders=" in told[0] or "load already" in told[0]
+
+
+def test_threads_that_others_keep_from_the_cores_are_told_once() -> None:
+    watch = BusyWatch(threads=2, rank=0)
+    assert watch.see(4.9, 1.0, 6.0, cores=2) is None, "too soon to say"
+    said = watch.see(0.2, 0.1, 6.0, cores=2)
+    assert said is not None
+    assert "OMP_NUM_THREADS=1" in said
+    assert watch.see(9.0, 1.0, 6.0, cores=2) is None, "once is enough"
+
+
+@pytest.mark.parametrize(
+    ("threads", "had_s", "load"),
+    [(1, 1.0, 6.0), (2, 18.0, 6.0), (2, 1.0, 2.1)],
+    ids=["one thread waits for none", "it has the cores", "nobody else is there"],
+)
+def test_a_run_that_is_not_crowded_says_nothing(threads: int, had_s: float, load: float) -> None:
+    assert BusyWatch(threads, rank=0).see(10.0, had_s, load, cores=2) is None

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,9 +15,9 @@ import pytest
 
 from bigstep.config.text import config_from_mapping
 from bigstep.engine import launch
-from bigstep.engine.job import Job
+from bigstep.engine.job import JOB_VARIABLE, Job
 from bigstep.engine.scratch import Scratch, scratch_folder
-from bigstep.errors import ConfigError
+from bigstep.errors import ConfigError, RunError
 from bigstep.records import locked
 from programs import environment
 
@@ -96,6 +97,36 @@ def test_the_launcher_passes_on_whatever_asks_it_to_stop(
         ranks.wait(10)
         assert ranks.stop_number == number
         assert [process.poll() for process in ranks.processes] == [-number] * 2
+
+
+@pytest.mark.usefixtures("handlers", "temporary")
+def test_ctrl_c_while_ranks_start_is_not_waited_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rank that listens already waits for the one that the signal has ended; it has nothing to save."""
+
+    def start(rank: int, *_: object) -> subprocess.Popen[bytes]:
+        listens = (lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)) if rank == 0 else None
+        return subprocess.Popen(["sleep", "60"], process_group=0, preexec_fn=listens)
+
+    monkeypatch.setattr(launch, "_start", start)
+    base = {"workers": {"count": 2, "local_batch": 4}, "epochs": 1, "lr": {"base": 0.1}}
+    with launch.started(2, Job(config=config_from_mapping(base), folder=Path("run"))) as ranks:
+        os.kill(os.getpid(), signal.SIGINT)
+        began = time.monotonic()
+        with pytest.raises(RunError, match="before its state could be saved"):
+            ranks.stopped()
+        assert time.monotonic() - began < 8  # not the two minutes that saving may take
+
+
+def test_a_rank_that_is_interrupted_before_it_listens_ends_by_the_signal() -> None:
+    source = (
+        "import sys, bigstep.cli\n"
+        "app = sys.modules['bigstep.cli.app']\n"
+        "def interrupted(job): raise KeyboardInterrupt\n"
+        "app._as_rank = interrupted\n"
+        "app.main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", source], env=environment(**{JOB_VARIABLE: "job.json"}), timeout=60)
+    assert done.returncode == -signal.SIGINT
 
 
 @pytest.mark.usefixtures("handlers", "temporary")

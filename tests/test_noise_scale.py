@@ -190,8 +190,8 @@ def test_advice_says_where_its_assumption_does_not_hold() -> None:
     plain, under_adamw = advice(510.0, 64, 32), advice(510.0, 64, 32, "adamw")
     assert plain is not None
     assert under_adamw is not None
-    assert "A guide only" not in plain
-    said = " A guide only: that model takes a step to be the rate times the gradient, and adamw's is not."
+    assert "A rough guide" not in plain
+    said = " A rough guide: that model is of plain SGD, and adamw's steps differ."
     assert under_adamw == plain + said
     rules = {name: _noise_watch(load(name))._rule for name in ("plain", "lars", "adamw", "lamb")}
     assert rules == {"plain": "", "lars": "lars", "adamw": "adamw", "lamb": "lamb"}

@@ -43,6 +43,14 @@ def test_a_pipe_gets_plain_lines_one_per_evaluation_and_few_others() -> None:
     assert all(letter.isprintable() for line in lines for letter in line)
 
 
+def test_a_remark_is_not_said_twice_in_a_row() -> None:
+    stream = io.StringIO()
+    with Progress("adamw", 1, stream) as shown:
+        for remark in ("far beyond", "far beyond", "rank 1 is slow", "far beyond"):
+            shown.noted(remark)
+    assert stream.getvalue().splitlines() == ["far beyond", "rank 1 is slow", "far beyond"]
+
+
 def test_the_end_of_a_run_tells_the_median_of_its_last_five_epochs() -> None:
     stream = io.StringIO()
     with Progress("fair", 6, stream) as shown:

@@ -340,6 +340,21 @@ def test_one_run_stands_beside_the_published_result(tmp_path: Path) -> None:
         assert expected in text
 
 
+def test_the_published_column_names_the_data_of_the_paper(tmp_path: Path) -> None:
+    muon = {**PUBLISHED, "data": "CIFAR-10"}
+    text = shown([read_run(write_run(tmp_path / "embedded", published=muon))], 100)
+    assert "CIFAR-10 in the paper" in text
+    assert "ImageNet" not in text
+    same = read_run(write_run(tmp_path / "cifar10", published=muon, config={"data": {"name": "cifar10"}}))
+    assert "not comparable" not in shown([same], 100)
+
+
+def test_what_was_made_here_stands_beside_no_paper(tmp_path: Path) -> None:
+    text = shown([read_run(write_run(tmp_path / "leap", published={**PUBLISHED, "ours": True}))], 100)
+    assert "published result" not in text
+    assert "in the paper" not in text
+
+
 @pytest.mark.parametrize("width", [40, 60, 80, 120])
 def test_nothing_is_wider_than_the_terminal(tmp_path: Path, width: int) -> None:
     for seed in range(3):

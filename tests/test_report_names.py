@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from bigstep.errors import nearest
-from bigstep.records import read_run
+from bigstep.records import locked, read_run
 from bigstep.report.command import report_command
 from bigstep.report.study import study_of
 from bigstep.report.table import standings_of, to_markdown
@@ -47,6 +47,23 @@ def test_the_title_says_how_a_run_ended(tmp_path: Path) -> None:
     assert study(write_run(tmp_path / "a")).title == "plain (mini): 88.00 % in 20 s"
     assert study(write_run(tmp_path / "b", diverged=True)).title == "plain (mini): 88.00 % in 20 s, diverged"
     assert study(write_run(tmp_path / "c", finished=False)).title == "plain (mini): 88.00 % in 20 s, unfinished"
+
+
+def test_a_run_that_goes_on_has_not_failed(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", recipe="done")
+    with locked(write_run(tmp_path / "b", recipe="under way", finished=False)):
+        assert study(tmp_path / "b").title == "under way (mini): 88.00 % in 20 s, running"
+        both = study(tmp_path)
+        assert [group.failures for group in both.groups] == [0, 0]
+        assert "Still running: under way." in text_of(both)
+        assert "did not finish" not in text_of(both)
+    assert "1 run diverged or did not finish: under way." in text_of(study(tmp_path))
+
+
+def test_a_median_of_one_seed_has_no_range(tmp_path: Path) -> None:
+    for name in "ab":
+        write_run(tmp_path / name)
+    assert "The median is 88.00 %." in text_of(study(tmp_path))
 
 
 def test_nobody_leads_across_data_sets(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from bigstep.records import locked
 from bigstep.report.watch import Watch
 from test_report import write_run
 
@@ -48,6 +49,10 @@ def test_the_page_follows_the_records(watch: Watch, tmp_path: Path) -> None:
     page = ask(watch, "/")[1]
     assert f'const shown = "{newer}"' in page
     assert "The run did not finish" in page
+    with locked(folder):  # as the run itself keeps it
+        assert json.loads(ask(watch, "/state")[1])["state"] != newer
+        assert "The run still goes on" in ask(watch, "/")[1]
+    assert "The run did not finish" in ask(watch, "/")[1]
     with open(folder / "metrics.jsonl", "a") as rows:
         rows.write('{"kind": "train", "step"')  # a row that is just being written
     assert json.loads(ask(watch, "/state")[1])["state"] != newer

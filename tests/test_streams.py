@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bigstep import recipes
-from bigstep.cli.streams import fill_streams
+from bigstep.cli.streams import fill_streams, show_for_now
 from bigstep.engine.launch import program
 from bigstep.report.recipes import folded
 from test_report import write_run
@@ -66,6 +66,36 @@ def test_a_mistake_is_broken_between_words_on_a_terminal(tmp_path: Path) -> None
     with open(reader, "rb", buffering=0) as terminal:
         told = terminal.read(4_096).decode()
     assert told.splitlines() == ["bigstep: Unknown recipe 'sonny': did you", "mean 'sony'?"]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_shows_at_once_that_something_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("sys.stderr", terminal := Terminal())
+    show_for_now("starting …")
+    assert terminal.getvalue() == "\r\x1b[Kstarting …\r", "what comes next takes its place"
+    show_for_now("x" * 50)
+    assert terminal.getvalue().endswith(f"\r\x1b[K{'x' * 19}\r"), "a line that wrapped would stay"
+    monkeypatch.setattr("sys.stderr", plain := io.StringIO())
+    show_for_now("starting …")
+    assert plain.getvalue() == ""
+
+
+@pytest.mark.parametrize("words", [("data", "embedded"), ("train", "--steps", "1", "--model", "mlp", "--no-report")])
+def test_no_command_is_silent_while_torch_is_loaded(words: tuple[str, ...], tmp_path: Path) -> None:
+    reader, writer = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm"}
+    with subprocess.Popen(program(*words), cwd=tmp_path, env=environment, stdout=writer, stderr=writer) as process:
+        first = os.read(reader, 100).decode()
+        process.kill()
+    os.close(writer)
+    os.close(reader)
+    assert "starting" in first
 
 
 @pytest.mark.parametrize("name", recipes.NAMES)

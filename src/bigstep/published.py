@@ -20,8 +20,12 @@ class Published:
     batch: str
     """Global batch as printed, with its stages."""
     accuracy: float | None
-    """Top-1 accuracy on ImageNet as a fraction; None where the paper reports something else."""
+    """Top-1 accuracy on `data` as a fraction; None where the paper reports something else."""
     seconds: float | None
     """Time of the whole run; None where it is only in a figure."""
+    data: str = ""
+    """What it was trained on; empty is ImageNet where there is an accuracy, and not told where there is none."""
+    ours: bool = False
+    """Whether it was made here: then there is no paper for a run to stand beside."""
     note: str = ""
     """What a reader must know before comparing."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import fcntl
 import json
 import math
 import os
@@ -24,8 +25,8 @@ from bigstep.described import describe_machine
 from bigstep.errors import ConfigError, DataError, RunError
 
 __all__ = [
-    "FILES", "FORMAT", "Run", "RunWriter", "describe_machine", "json_text", "locked", "median_of_last_epochs",
-    "read_run", "replacing", "write_atomically",
+    "FILES", "FORMAT", "Run", "RunWriter", "describe_machine", "in_use", "json_text", "locked",
+    "median_of_last_epochs", "read_run", "replacing", "write_atomically",
 ]  # fmt: skip
 
 FORMAT = 1
@@ -141,6 +142,20 @@ def locked(folder: Path, *, fresh: bool = False, option: str = "--out") -> Itera
                 (folder / ".lock").unlink(missing_ok=True)
                 folder.rmdir()
         lock.release()
+
+
+def in_use(folder: Path) -> bool:
+    """Whether a process keeps a run folder, as `locked` does: its run goes on. No, where no locks are kept."""
+    try:
+        lock = (folder / ".lock").open("rb")
+    except OSError:
+        return False
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two that ask do not see each other
+        except OSError as error:
+            return isinstance(error, BlockingIOError)
+    return False
 
 
 def median_of_last_epochs(evaluations: Iterable[Mapping[str, Any]], epochs: float = 5) -> float | None:

@@ -13,16 +13,43 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 import bigstep
 from bigstep.cli import bench, check, data, doctor, export, join, plan, probe, recipes, report, train
 from bigstep.cli.options import command_of
-from bigstep.cli.streams import fill_streams, folded_for
+from bigstep.cli.streams import fill_streams, folded_for, show_for_now
 from bigstep.errors import BigstepError
 
 __all__ = ["app", "main"]
 
+
+class _Commands(TyperGroup):
+    """The commands; what a wrong value should have been is said in our words, with the value."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that was typed."""
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            errors = getattr(error.__cause__, "errors", None)  # pydantic's, which typer checks values with
+            if callable(errors) and hasattr(error, "message"):
+                (first, *_) = errors()
+                limits = first.get("ctx", {})
+                allowed = next((rule.format(**limits) for kind, rule in _ALLOWED.items() if kind in first["type"]), "")
+                if allowed:
+                    error.message = f"{first['input']!r:.60} was given, but it must be {allowed}."
+            raise
+
+
+_ALLOWED = {
+    "int_": "a whole number", "float_": "a number", "greater_than_equal": "{ge:g} or more",
+    "less_than_equal": "{le:g} or less",
+}  # fmt: skip
+"""What is allowed where a value breaks a rule, by the beginning of the rule's name."""
+
 app = typer.Typer(
+    cls=_Commands,
     help="Distributed SGD for PyTorch: train with many workers, prove that N give the result of one, compare the "
     "published systems side by side, and predict a run before you rent a cluster.",
     epilog="Start with `bigstep train`: it trains on data that ships with the package, in about a minute.",
@@ -33,11 +60,17 @@ app = typer.Typer(
 )
 
 
+SLOW_TO_START = ("join", "check", "bench", "export", "probe", "data")
+"""Commands that load torch, which takes seconds, before they say anything; `train` knows better when it does."""
+
+
 def _telling(name: str, command: Callable[..., None]) -> Callable[..., None]:
     """Let a command say that Ctrl-C ended it, of which typer says nothing."""
 
     @functools.wraps(command)
     def told(*words: Any, **options: Any) -> None:
+        if name in SLOW_TO_START:
+            show_for_now("starting …")
         try:
             command(*words, **options)
         except KeyboardInterrupt:
@@ -107,6 +140,9 @@ def main() -> None:
             raise
         _end(f"{str(error.filename)[:120]!r} cannot be used ({error.strerror}).", 2)  # a path that was typed
     except KeyboardInterrupt:
+        if job:  # before the run could listen: ended by the signal itself, the launcher knows that nothing is saved
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
         _end("interrupted; a run that was under way continues with --resume.", 130)
 
 

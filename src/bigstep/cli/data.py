@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from bigstep.cli.options import Json, print_json, refuse_existing
+from bigstep.cli.streams import folded_for, show_for_now
 from bigstep.data.names import Packing, Wanted
 from bigstep.errors import ConfigError
+from bigstep.tables.datasets import DATASETS
 
 __all__ = ["data"]
 
-_WORDS = "embedded, cifar10, shakespeare, …, a file or a folder; or `pack FOLDER OUT`."
+_WORDS = "embedded, cifar10, shakespeare, …, a file or a folder; without one, embedded. Or `pack FOLDER OUT`."
 
 
 def data(
@@ -39,8 +42,10 @@ def data(
     given = words or ["embedded"]
     if given[0] == "pack":
         if len(given) != 3:
-            raise ConfigError(f"`data pack` takes 2 paths, what to pack and where to, not {len(given) - 1}.")
-        packing = Packing(out=Path(given[2]), side=side, raw=raw, say=lambda line: typer.echo(line, err=True))
+            raise ConfigError(
+                f"`bigstep data pack FOLDER OUT` takes 2 paths, what to pack and where to (got {len(given) - 1})."
+            )
+        packing = Packing(out=Path(given[2]), side=side, raw=raw, say=_say, on_the_way=show_for_now)
         try:
             packed = pack_command(given[1], packing, vocabulary=vocabulary)
         except KeyboardInterrupt:  # of which typer would say nothing
@@ -50,7 +55,10 @@ def data(
             print_json(packed)
         else:
             size = "" if str(packed["path"]).endswith(".tokens") else " --set data.image_size=PIXELS"
-            typer.echo(f"{packed['path']}: {packed['bytes']:,} bytes. Train on it with --data {packed['path']}{size}.")
+            named = str(packed["path"])
+            where = f"./{named}" if named in DATASETS else named  # else the kind would be meant
+            told = f"{named}: {packed['bytes']:,} bytes. Train on it with --data {where}{size}."
+            typer.echo(folded_for(sys.stdout, told))
         return
     if len(given) > 1:
         raise ConfigError(f"bigstep data looks at one data set, but {len(given)} were named.")
@@ -62,3 +70,8 @@ def data(
         print_json(result)
     if not is_sound(result):
         raise typer.Exit(1)
+
+
+def _say(line: str) -> None:
+    show_for_now("")
+    typer.echo(line, err=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import codecs
+import contextlib
 import io
 import os
 import shutil
@@ -10,7 +12,7 @@ import sys
 import textwrap
 from typing import TextIO
 
-__all__ = ["fill_streams", "folded_for"]
+__all__ = ["fill_streams", "folded_for", "show_for_now"]
 
 _PLAIN = str.maketrans(
     {
@@ -60,6 +62,27 @@ def folded_for(stream: TextIO, sentence: str) -> str:
         return sentence
     width = shutil.get_terminal_size().columns
     return textwrap.fill(sentence, width, break_long_words=False, break_on_hyphens=False)
+
+
+def show_for_now(line: str) -> None:
+    """Show a line on the terminal until the next output, which takes its place; nothing is shown elsewhere.
+
+    The cursor stays at its beginning, and what is left of it when the program ends is wiped away.
+    """
+    if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+        return
+    atexit.unregister(_wipe)  # once is enough
+    atexit.register(_wipe)
+    width = shutil.get_terminal_size().columns - 1
+    sys.stderr.write(f"\r\x1b[K{line[:width]}\r")
+    sys.stderr.flush()
+
+
+def _wipe() -> None:
+    with contextlib.suppress(OSError, ValueError):  # nobody reads any more
+        if sys.stderr.isatty():
+            sys.stderr.write("\x1b[K")
+            sys.stderr.flush()
 
 
 def _in_plain_characters(error: UnicodeError) -> tuple[str | bytes, int]:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from bigstep.cli.options import ConfigFile, Json, RecipeName, Settings, Trust, print_json
+from bigstep.cli.streams import show_for_now
 from bigstep.errors import ConfigError, require
 
 __all__ = ["Train", "train"]
@@ -106,6 +107,7 @@ def train(options: Train) -> None:
             print_json(result)
         return
     launch.die_with_launcher()
+    show_for_now("starting …")
     if place is None:
         require_capacity(options.procs, job)
     if place is None and (options.procs > 1 or options.elastic):

@@ -49,10 +49,14 @@ def is_sound(facts: dict[str, Any]) -> bool:
 
 def _print(facts: dict[str, Any]) -> None:
     from rich.console import Console
+    from rich.control import Control
+    from rich.segment import ControlType
     from rich.table import Table
     from rich.text import Text
 
     console = Console()
+    if console.is_terminal:
+        console.control(Control((ControlType.ERASE_IN_LINE, 0)))  # what was shown while there was nothing to tell
     console.print(Text(facts["name"], style="bold"), f"· {len(facts['classes'])} classes" if facts["classes"] else "")
     for split in ("train", "test"):
         part = facts[split]

@@ -52,6 +52,8 @@ class Packing:
     """Store pixels instead of compressed images."""
     say: Callable[[str], None] = print
     """Called with a line as each file is complete."""
+    on_the_way: Callable[[str], None] = lambda line: None
+    """Called with a line after every few images, which the next one replaces."""
 
 
 def name_of_set(given: str, current: str = "embedded") -> tuple[str, str]:
@@ -65,6 +67,8 @@ def name_of_set(given: str, current: str = "embedded") -> tuple[str, str]:
     ('cifar10', '')
     """
     if given in DATASETS:
+        if DATASETS[given].needs_path and os.path.exists(given):
+            raise DataError(f"{given!r} is a kind of data and also a path here; write ./{given} for the path.")
         return given, ""
     path = Path(os.path.expanduser(given))  # pathlib's way fails where there is no such user
     if not path.exists():

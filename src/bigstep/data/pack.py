@@ -154,10 +154,14 @@ def _alone(out: Path) -> Iterator[None]:
 def _is_empty(out: Path, plan: dict[str, Any]) -> bool:
     """Whether nothing was packed into a folder; one that holds other things than this pack is refused."""
     nothing = {LOCK, *(path.name for path in out.glob(f".{PLAN}.*.part"))}
-    if {path.name for path in out.iterdir()} <= nothing:
-        return True
+    there = {path.name for path in out.iterdir()}
+    if there <= nothing or (there <= {*nothing, PLAN} and _is_plan(out / PLAN)):
+        return True  # of a pack that a damaged image ended, no file was complete; the folder may have been mended since
     if not any(_holds(out / name, plan) for name in (INDEX, PLAN)):
-        raise ConfigError(f"{out} is not empty, and holds no pack of the same images and options; name a new folder.")
+        raise ConfigError(
+            f"{out} is not empty, and holds no pack of the same images and options; name a new folder, or "
+            "remove this one if the images have changed since."
+        )
     return False
 
 
@@ -167,6 +171,14 @@ def _begin(out: Path, plan: dict[str, Any]) -> None:
         write_atomically(out / PLAN, json.dumps(plan).encode())
     for torn in out.glob(".*.part"):  # it may be what fills the disk
         torn.unlink(missing_ok=True)
+
+
+def _is_plan(path: Path) -> bool:
+    """Whether a file is a packer's, and not somebody else's of that name."""
+    try:
+        return set(json.loads(path.read_bytes()).keys()) == {"format", "side", "raw", "train", "val"}
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return False
 
 
 def _holds(path: Path, plan: dict[str, Any]) -> bool:
@@ -223,6 +235,8 @@ def _write_shard(path: Path, source: FolderImages, begin: int, packing: Packing,
                 _add(tar, f"{index:08d}.cls", str(label).encode())
                 crc = zlib.crc32(image.content)
                 records.append((number, len(image.content), offset, label, image.width, image.height, crc))
+                if len(records) % _GROUP == 0:
+                    packing.on_the_way(f"{path.name}: {begin + len(records):,} of {len(source):,} images")
                 if tar.offset >= _SHARD_BYTES:
                     break
     shard = _Shard(path.name, hashed.tell(), hashed.digest.hexdigest(), np.array(records, dtype=RECORD))

@@ -190,10 +190,15 @@ def _ranks(count: int) -> str:
 
 def _notes(runs: Sequence[World]) -> list[str]:
     notes: list[str] = []
+    told: set[str] = set()
     for world in runs:
         if world.ended in ("failed", "hung", "late"):
             updates = max((len(process.all(Update)) for process in world.ranks), default=0)
-            notes.append(f"The run on {_ranks(world.started)} ended after {updates} updates: {explain(world)}.")
+            reason = explain(world)
+            why = ", for the same reason" if reason in told else f": {reason}"
+            told.add(reason)
+            done = "1 update" if updates == 1 else f"{updates or 'no'} updates"
+            notes.append(f"The run on {_ranks(world.started)} ended after {done}{why}.")
         written = [event for process in world.everything for event in process.all(Wrote) if not event.refused]
         notes += [f"It wrote {event.path}, which is outside its folder." for event in written]
         joined = [event for process in world.ranks for event in process.all(Group) if event.asked]
@@ -214,6 +219,8 @@ def _times(case: Case) -> list[StepTime]:
                     name: 1000 * median(getattr(update, f"{name}_s") for update in updates)
                     for name in ("input", "forward", "backward", "exchange", "step", "total")
                 }
+                total = parts.pop("total")
+                parts |= {"other": max(0.0, total - sum(parts.values())), "total": total}
                 samples = median(update.samples for update in updates)
                 rows.append(StepTime(rank=process.rank, ranks=world.size, parts=parts, samples=samples))
     return rows

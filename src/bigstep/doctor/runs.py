@@ -94,8 +94,11 @@ def observe(
 ) -> tuple[Case, list[World]]:
     """Run a program on one rank, on several, and where it shows more also with short passes and from its checkpoint."""
     script = _script_of(command)
-    if script is not None and script.resolve().is_relative_to(Path.cwd()):
-        command = [str(script.resolve().relative_to(Path.cwd())), *command[1:]]  # of the copy, and not of the original
+    if script is not None:
+        path = script.resolve()
+        if path.is_relative_to(Path.cwd()):
+            path = path.relative_to(Path.cwd())  # of the copy, and not of the original
+        command = [str(path), *command[1:]]  # the copy lies elsewhere, where ../train.py would be another
     with tempfile.TemporaryDirectory(prefix="bigstep-doctor-") as folder:
         patient = Patient(
             command=command,
@@ -133,6 +136,8 @@ def _script_of(command: Sequence[str]) -> Path | None:
     if command[0] == "-m":
         return None
     script = Path(command[0])
+    if script.is_dir():
+        raise ConfigError(f"{command[0]} is a folder; give the path of a Python file in it, or -m and a module.")
     if not script.is_file():
         raise ConfigError(f"The script {command[0]} is not there; give the path of a Python file, or -m and a module.")
     return script

@@ -28,6 +28,8 @@ _GRACE_S = 10.0
 """How long the other ranks may take to notice a failed one and to say what they saw."""
 _ASKING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 """What asks a run to save itself and leave; a terminal's reach ranks, in process groups of their own, by us alone."""
+_DEAF_S = 3.0
+"""How long the others may take once that signal has ended a rank: it did not listen yet, so nothing is to be saved."""
 _SAVING_S = 120.0
 """How long ranks that were asked to stop may take to save the run."""
 
@@ -137,8 +139,9 @@ class RankProcesses:
         deadline, awaited = time.monotonic() + seconds, self.processes if processes is None else processes
         lost = False
         while any(process.poll() is None for process in awaited) and time.monotonic() < deadline:
-            if not lost and self.killed():
-                lost, deadline = True, min(deadline, time.monotonic() + grace_s)
+            if not lost and (killed := self.killed()):
+                deaf = any(self.processes[rank].poll() == -self.stop_number for rank in killed)
+                lost, deadline = True, min(deadline, time.monotonic() + (min(_DEAF_S, grace_s) if deaf else grace_s))
             time.sleep(0.02)  # polling children, not synchronising with them
 
 

@@ -27,6 +27,7 @@ from bigstep.engine.loop import Ending, train
 from bigstep.engine.meetings import MeetingKeeper, forget_meetings
 from bigstep.engine.methods.islands import Islands
 from bigstep.engine.observers.base import Audience, Observer
+from bigstep.engine.observers.busy import BusyWatch
 from bigstep.engine.observers.noise import NoiseWatch
 from bigstep.engine.observers.records import Records
 from bigstep.engine.observers.watches import InputWatch, LossWatch, StragglerWatch
@@ -266,6 +267,8 @@ def _own_observers(order: Order, built: Run, noise: NoiseWatch, writer: RunWrite
     ]  # fmt: skip
     if built.ranks.device.type == "cuda" and prepares(config):  # on every rank: each compiles
         watches.append(Preparation(keep_compiled(facts_of(built.ranks.device)), shape_of(config)))
+    if built.ranks.device.type == "cpu" and built.ranks.first:
+        watches.append(BusyWatch(torch.get_num_threads(), built.ranks.rank))
     if writer is not None:
         watches.append(Records(writer))
     if order.profile and built.ranks.first:

@@ -97,9 +97,10 @@ class Threads:
         """Say that a run goes on with another number."""
         if self.before == self.now:
             return None
+        before, now = (f"{n} thread{'s' if n > 1 else ''}" for n in (self.before, self.now))
         return (
-            f"A forward took {self.before} thread(s) before the run was resumed and takes {self.now} now: torch cuts "
-            f"sums by them, so that last bits may differ; OMP_NUM_THREADS={self.before} keeps them."
+            f"The forward pass took {before} before the run was resumed and takes {now} now. torch divides sums among "
+            f"them, so the last bits may differ; OMP_NUM_THREADS={self.before} keeps them."
         )
 
 

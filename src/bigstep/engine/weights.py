@@ -106,6 +106,8 @@ def weights_of(run: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     if not path.is_file():
         begun = (run / "run.json").is_file()
         cure = f"finish it with `bigstep train --resume --out {run}`" if begun else "give the folder of a run"
+        if not run.exists():
+            raise DataError(f"{run} does not exist: give the folder of a run.")
         raise DataError(f"{run} has no {FILE}, which a run writes when it ends: {cure}.")
     try:
         with safe_open(path, "pt") as file:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import time
 from dataclasses import dataclass
@@ -124,8 +125,17 @@ class World:
         while not (dead := self.dead_ranks()) and time.monotonic() < patience:
             time.sleep(0.05)
         who = f"rank {', '.join(map(str, dead))} has ended" if dead else "no rank of this host has ended"
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        return f"{who}; the backend says: {reason}"
+        return f"{who}; the backend says: {_in_short(error)}"
+
+
+def _in_short(error: BaseException) -> str:
+    """What a backend says, without its place in torch's source and its advice.
+
+    >>> _in_short(RuntimeError("[/gloo/pair.cc:561] Connection closed by peer [::1]:9. This is typically caused by"))
+    'Connection closed by peer [::1]:9.'
+    """
+    first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return re.sub(r"^\[\S+:\d+\] ", "", first).partition(" This is typically")[0]
 
 
 def _lives(pid: int) -> bool:

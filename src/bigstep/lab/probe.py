@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -67,6 +68,8 @@ def probe(
     of_tokens = bool(model) and find_model(model).input == "tokens"  # an unknown name is told before anything is timed
     try:
         out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
     except OSError as error:
         raise ConfigError(
             f"The folder {out} cannot be written ({error.strerror}); choose another with --out."

@@ -62,6 +62,7 @@ PUBLISHED = Published(
     batch="4,096 of 12,000 images",
     accuracy=None,
     seconds=None,
+    ours=True,
     note="Not published elsewhere; its figures are this project's own.",
 )
 

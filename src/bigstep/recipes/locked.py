@@ -51,6 +51,7 @@ PUBLISHED = Published(
     batch="1 example an update",
     accuracy=None,
     seconds=61.8,
+    data="RCV1",
     note="SVM on RCV1, 20 epochs; Hogwild! takes 9.5 s. No networks in the paper.",
 )
 

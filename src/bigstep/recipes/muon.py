@@ -78,7 +78,8 @@ PUBLISHED = Published(
     batch="2,000",
     accuracy=0.9401,
     seconds=2.59,
-    note="CIFAR-10, not ImageNet; six views of each test image.",
+    data="CIFAR-10",
+    note="Six views of each test image.",
 )
 
 

@@ -57,7 +57,7 @@ PUBLISHED = Published(
     batch="256",
     accuracy=0.753,
     seconds=29 * 3600.0,
-    note="The row of later papers' tables; Goyal et al. reach 76.40 % with the same batch.",
+    note="The figure that later papers quote; Goyal et al. reach 76.40 % with the same batch.",
 )
 
 

@@ -48,7 +48,7 @@ class Group:
     @cached_property
     def counted(self) -> tuple[Outcome, ...]:
         """Runs whose figures count: those that ended; where none has, what they have reached so far."""
-        return tuple(o for o in self.outcomes if o.status not in ("stopped", "unfinished")) or self.outcomes
+        return tuple(o for o in self.outcomes if o.status not in ("running", "stopped", "unfinished")) or self.outcomes
 
     @cached_property
     def scores(self) -> list[float]:
@@ -84,12 +84,17 @@ class Group:
     @property
     def failures(self) -> int:
         """Runs that diverged, failed or ended without a word; one that was asked to stop has not failed."""
-        return sum(outcome.status not in ("finished", "stopped") for outcome in self.outcomes)
+        return sum(outcome.status not in ("finished", "running", "stopped") for outcome in self.outcomes)
 
     @property
     def stopped(self) -> int:
         """Runs that were asked to stop, and can go on."""
         return sum(outcome.status == "stopped" for outcome in self.outcomes)
+
+    @property
+    def running(self) -> int:
+        """Runs that still go on."""
+        return sum(outcome.status == "running" for outcome in self.outcomes)
 
     def median_of(self, name: str) -> float | None:
         """Median over the runs of one figure of `Outcome`."""

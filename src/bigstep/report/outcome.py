@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bigstep.config.edit import decides_path, flatten
-from bigstep.records import Run, median_of_last_epochs
+from bigstep.records import Run, in_use, median_of_last_epochs
 from bigstep.report.words import clean, number
 from bigstep.tables.datasets import DATASETS
 
@@ -20,6 +20,9 @@ PARTS = ("compute", "exchange", "data")
 
 NAMED_APART = ("recipe", "preset", "seed")
 """Settings that a report shows in places of their own."""
+
+
+Status = Literal["finished", "diverged", "failed", "running", "stopped", "unfinished"]
 
 
 @dataclass(frozen=True)
@@ -41,8 +44,8 @@ class Outcome:
     """What its samples are: images, sequences or, of a user's own data, samples."""
     seed: int | None
     settings: dict[str, str]
-    status: Literal["finished", "diverged", "failed", "stopped", "unfinished"]
-    """Stopped is what was asked to stop and can go on; unfinished is what ended without a word, or still runs."""
+    status: Status
+    """Stopped is what was asked to stop and can go on; unfinished is what ended without a word."""
     failure: str
     """The sentence with which it failed, as a suite recorded it."""
     accuracy: float | None
@@ -157,7 +160,7 @@ def outcome_of(run: Run) -> Outcome:
         unit=clean(used.get("unit") or unit_of(data), 20),
         seed=None if seed is None else int(seed),
         settings=_settings(config, ranks, run.facts.get("device"), _cut_short(config, result, last, final)),
-        status=_status(diverged, run.facts, failure),
+        status=_status(diverged, run, failure),
         failure=failure,
         accuracy=accuracy,
         accuracy_last5=None if failure else _first(result.get("accuracy_last5"), median_of_last_epochs(evaluations)),
@@ -195,14 +198,14 @@ def _as_used(config: dict[str, Any], used: Mapping[str, Any], fingerprint: objec
     return {**config, **own}
 
 
-def _status(
-    diverged: bool, facts: Mapping[str, Any], failure: str
-) -> Literal["finished", "diverged", "failed", "stopped", "unfinished"]:
+def _status(diverged: bool, run: Run, failure: str) -> Status:
     if diverged:
         return "diverged"
-    if facts.get("result"):
+    if run.facts.get("result"):
         return "finished"
-    return "failed" if failure else "stopped" if facts.get("stopped") else "unfinished"
+    if failure:
+        return "failed"
+    return "running" if in_use(run.folder) else "stopped" if run.facts.get("stopped") else "unfinished"
 
 
 def _told_by_label(bench: Mapping[str, Any], recipe: str) -> str:

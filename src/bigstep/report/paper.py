@@ -28,29 +28,31 @@ class BesidePaper:
 def beside_paper(outcome: Outcome, reached: float | None, measure: Measure = ACCURACY) -> BesidePaper | None:
     """Lay a run and what it (or its group) reached beside the published result; None where none is recorded."""
     facts = outcome.run.facts.get("published")
-    if not isinstance(facts, Mapping) or not facts:
+    if not isinstance(facts, Mapping) or not facts or facts.get("ours"):
         return None
     text = {name: clean(facts.get(name) or "–") for name in ("system", "source", "hardware", "batch", "note")}
     accuracy, seconds = number(facts.get("accuracy")), number(facts.get("seconds"))
-    on_imagenet = outcome.data == "imagenet"
+    data = clean(facts.get("data") or ("–" if accuracy is None else "ImageNet"))
     results = [(measure.name, measure.cell(reached), "–" if measure.falls else percent(accuracy))]
     if measure.falls and accuracy is not None:  # a recipe for images on text: bits stand beside no percentage
         results.append(("accuracy", "–", percent(accuracy)))
     rows = (
         *results,
-        ("data", outcome.data or "–", "ImageNet" if accuracy is not None else "–"),
+        ("data", outcome.data or "–", data),
         ("batch", outcome.batches, text["batch"]),
         ("workers", count(outcome.workers), "–"),
         ("time", duration(outcome.seconds), duration(seconds)),
         ("hardware", outcome.hardware, text["hardware"]),
     )
     differences = []
-    if not on_imagenet:
-        theirs = "others" if accuracy is None else "ImageNet"
+    if outcome.data != data.lower().replace("-", ""):
+        theirs = "others" if data == "–" else data
         differences.append(
             f"Data and model: {outcome.data or 'another set'} with {outcome.model or 'another model'} here, {theirs} "
             "in the paper. The results are not comparable with each other, only each with others on the same data."
         )
+    elif outcome.data != "imagenet":  # where everybody trains the same network
+        differences.append(f"Model: {outcome.model or 'another'} here; the paper's own may differ.")
     if outcome.preset not in ("paper", ""):
         differences.append(f"Preset {outcome.preset}: batch, epochs and rates are fitted to it, not the paper's own.")
     if outcome.ranks is not None and outcome.workers is not None and outcome.ranks < outcome.workers:

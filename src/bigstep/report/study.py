@@ -105,7 +105,7 @@ class Study:
             place = "no result"
         elif any(group is leader for leader in self.leaders.values()):
             place = "best"
-        troubles = ((group.failures, "failed"), (group.stopped, "stopped"))
+        troubles = ((group.running, "running"), (group.failures, "failed"), (group.stopped, "stopped"))
         return ", ".join([place, *(f"{count(number)} {what}" for number, what in troubles if number)])
 
     @property
@@ -167,6 +167,8 @@ class Study:
             said.append(f"The run failed: {run.failure}")
         elif run.status == "stopped":
             said.append(f"{clean(run.run.facts['stopped'])}")
+        elif run.status == "running":
+            said.append("The run still goes on; what follows is what it has recorded so far.")
         elif run.status == "unfinished":
             said.append("The run did not finish; what follows is what it recorded.")
         if run.per_1000:
@@ -185,7 +187,8 @@ class Study:
             return [*said, *(self._losses() or ["None of them has an evaluation."])]
         if len(groups) == 1:
             low, high = (self.measure.cell(score) for score in (best.scores[0], best.scores[-1]))
-            said.append(f"The median is {self.measure.text(best.median)}, from {low} to {high}.")
+            between = f", from {low} to {high}" if best.n > 1 else ""
+            said.append(f"The median is {self.measure.text(best.median)}{between}.")
         else:
             said += self._ranking()
         said += self._reasons() + self._speed() + self._scaling() + self._techniques() + self._cautions()
@@ -309,6 +312,9 @@ class Study:
             said.append(f"{plural(failures, 'run')} diverged or did not finish: {listing(broken, 10)}.")
             reasons = {o.failure: group.label for group in self.groups for o in group.outcomes if o.failure}
             said += [f"{label} failed: {reason}" for reason, label in list(reasons.items())[:3]]
+        running = [group.label for group in self.groups if group.running]
+        if running:
+            said.append(f"Still running: {listing(running, 10)}.")
         stopped = [group.label for group in self.groups if group.stopped]
         if stopped:
             said.append(f"Stopped before the end, and ready to continue with --resume: {listing(stopped, 10)}.")

@@ -79,6 +79,7 @@ def standings_of(study: Study) -> list[dict[str, Any]]:
             "runs": len(group.outcomes),
             "failed": group.failures,
             "stopped": group.stopped,
+            "running": group.running,
             "accuracy": group.median_of("accuracy") if study.measure.falls else group.median,
             "accuracy_last5": group.median_of("accuracy_last5"),
             "bits_per_byte": group.median_of("bits_per_byte"),

@@ -40,7 +40,7 @@ def summary(runs: Sequence[Run] | Study, *, width: int = 80) -> RenderableType:
         parts += [_effects(study), Text()] if study.effects else []
     else:
         parts += [table for table in (_published(study),) if table is not None]
-        for note in study.outcomes[0].run.notes[:5]:
+        for note in list(dict.fromkeys(study.outcomes[0].run.notes))[:5]:
             parts.append(Text(f"Note: {clean(note)}", style="yellow"))
     parts += _charts(study, min(width, 100))
     return Group(*parts)

@@ -16,6 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from bigstep.errors import ConfigError, DataError
+from bigstep.records import in_use
 from bigstep.report.gather import gather, run_folders
 from bigstep.report.html import render
 from bigstep.report.study import study_of
@@ -72,6 +73,7 @@ class Watch(ThreadingHTTPServer):
         seen = []
         for path in self._paths:
             for folder in run_folders(path):
+                seen.append(f"{in_use(folder)}")  # a run that is killed writes nothing more
                 for name in ("run.json", "metrics.jsonl"):
                     try:
                         found = (folder / name).stat()

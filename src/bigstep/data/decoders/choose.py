@@ -54,7 +54,7 @@ def choose(asked: str, source: Any, *, size: int, loaders: int, device: torch.de
         why = (
             "an exact run, or one in float64, needs one decoder everywhere"
             if exact
-            else "on a CPU the model takes the time"
+            else "on a CPU the model takes longer than they do"
         )
         return Decoding(why=f"Images are decoded by Pillow {_where(loaders)}: {why}.")
     return _with_way(_fastest(source, size, loaders, device), device)

@@ -129,7 +129,7 @@ get as far with 12 % of the samples in 1.9 times the steps.
     fewer = count * local_batch
     samples = (1 + fewer / scale) / (1 + batch / scale)
     steps = (1 + scale / fewer) / (1 + scale / batch)
-    guide = f" A guide only: that model takes a step to be the rate times the gradient, and {rule}'s is not."
+    guide = f" A rough guide: that model is of plain SGD, and {rule}'s steps differ."
     return (
         f"The batch of {batch:,} is {batch / scale:,.0f} times the gradient noise scale of about {scale:,.0f}: by that "
         f"model, {fewer:,} (workers.count={count}) would get as far with {100 * samples:.0f} % of the samples in "

@@ -70,7 +70,7 @@ class Progress(Observer):
         self._epochs, self._steps, self._unit = epochs, steps, unit
         self._stream = sys.stderr if stream is None else stream
         self._row: dict[str, Any] = {}
-        self._reached = ""
+        self._reached = self._remark = ""
         self._evaluations: list[Mapping[str, Any]] = []
         self._first: tuple[float, float] | None = None
         self._spent = dict.fromkeys(PARTS, 0.0)
@@ -119,7 +119,10 @@ class Progress(Observer):
         return f" (last five {100 * median:.1f} %)"
 
     def noted(self, text: str, **facts: Any) -> None:
-        """Show a remark on a line of its own."""
+        """Show a remark on a line of its own, unless it says what the one before it said."""
+        if text == self._remark:
+            return
+        self._remark = text
         if self._live:
             from rich.text import Text
 
