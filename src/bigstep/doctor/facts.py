@@ -222,6 +222,8 @@ class Update(Event):
     sharded: bool = False
     strange: int = 0
     """Parameters of the optimizer that belong to no model that was called."""
+    kept: int = 0
+    """Parameters whose gradient of the update before was still there when the first backward of this one began."""
     untouched: int = 0
     """Trained parameters that this rank's own backward passes gave no gradient."""
     names: tuple[str, ...] = ()

@@ -142,6 +142,27 @@ def undivided_accumulation(case: Case) -> Iterator[Finding]:
         )
 
 
+def uncleared_gradients(case: Case) -> Iterator[Finding]:
+    """Nothing clears the gradients: each update uses the sum of all so far."""
+    updates = [update for _, update in stretches(_any_world(case).ranks[0])]
+    later = [u for u in updates if u.number > 0 and u.micro_steps > 0 and any(norm > 0 for norm in u.norms)]
+    if not later:
+        raise Unseen("fewer than two updates were seen")
+    kept = [update for update in later if update.kept >= sum(norm >= 0 for norm in update.norms)]
+    if len(kept) > len(later) / 2:
+        yield Finding(
+            name="uncleared-gradients",
+            title="gradients are not cleared: each update uses the sum of all before it",
+            evidence=f"in {len(kept)} of {len(later)} updates all gradients of the update before were still there when "
+            "backward began",
+            cost="the weights follow a sum that only grows: the loss falls at first, as with too much momentum, and "
+            "then swings or breaks",
+            remedy="call optimizer.zero_grad() once an update, before the first backward of the next",
+            likelihood=0.97,
+            line=kept[0].line,
+        )
+
+
 def mean_of_means(case: Case) -> Iterator[Finding]:
     """Losses are means over unequal numbers of targets, and the mean of those is not the mean over targets."""
     world = _any_world(case)
@@ -179,4 +200,4 @@ def mean_of_means(case: Case) -> Iterator[Finding]:
         )
 
 
-RULES: tuple[Rule, ...] = (clipped_early, undivided_accumulation, mean_of_means)
+RULES: tuple[Rule, ...] = (clipped_early, undivided_accumulation, uncleared_gradients, mean_of_means)

@@ -45,6 +45,8 @@ class Tally:
     unclipped: float | None = None
     """The functional of the gradient before it was clipped."""
     autocast: str = ""
+    kept: set[int] = field(default_factory=set)
+    """Parameters, by id, that had a gradient before the first backward."""
     began: float = field(default_factory=now)
 
 

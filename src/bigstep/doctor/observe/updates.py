@@ -53,6 +53,8 @@ def _observed_backward(recorder: Recorder, original: Callable[..., Any]) -> Call
         root = tensors if isinstance(tensors, Tensor) else next(iter(tensors), None)
         if recorder.detailed and not recorder.looking and isinstance(root, Tensor) and root.numel() == 1:
             with recorder.quietly():
+                if not recorder.tally.micro_steps:
+                    recorder.tally.kept = _with_gradients()
                 synchronised = all(_synchronises(reference()) for reference in models.wrapped.values())
                 scale = next((s.get_scale() for reference in scalers if (s := reference()) is not None), 1.0)
                 factor, summed = _factor(root)
@@ -73,6 +75,13 @@ def _observed_backward(recorder: Recorder, original: Callable[..., Any]) -> Call
             recorder.tally.micro_steps += 1
 
     return backward
+
+
+def _with_gradients() -> set[int]:
+    """Return the parameters of all optimizers that hold a gradient which is not zero, by id."""
+    held = [reference() for reference in optimizers]
+    parameters = [p for optimizer in held if optimizer is not None for g in optimizer.param_groups for p in g["params"]]
+    return {id(p) for p, norm in zip(parameters, norms([p.grad for p in parameters]), strict=True) if norm > 0}
 
 
 def _synchronises(wrapper: nn.Module | None) -> bool:
@@ -221,6 +230,7 @@ def _look(recorder: Recorder, optimizer: Optimizer) -> None:
                 "norms": norms(gradients),
                 "names": tuple(names.get(id(p), "") for p in parameters),
                 "strange": sum(id(p) not in names for p in parameters) if names else 0,
+                "kept": sum(id(p) in recorder.tally.kept for p in parameters),
                 "untouched": sum(p.requires_grad and id(p) not in _local for p in parameters),
                 "used": _sum(plain) if recorder.tally.unclipped is None else recorder.tally.unclipped,
                 "local": float(sum((_local.get(id(p), 0.0) for p in parameters), torch.zeros((), dtype=torch.float64))),
