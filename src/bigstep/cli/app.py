@@ -52,7 +52,7 @@ app = typer.Typer(
     cls=_Commands,
     help="Distributed SGD for PyTorch: train with many workers, prove that N give the result of one, compare the "
     "published systems side by side, and predict a run before you rent a cluster.",
-    epilog="Start with `bigstep train`: it trains on data that ships with the package, in about a minute.",
+    epilog="Start with `bigstep train`: it trains on data that ships with the package, in about half a minute.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # boxes leave 18 columns of 80 for what an option means
