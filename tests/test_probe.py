@@ -99,6 +99,7 @@ def test_what_cannot_be_probed_is_refused(tmp_path: Path) -> None:
 def test_the_planner_reads_what_the_probe_writes(tmp_path: Path) -> None:
     told: list[str] = []
     probe(tmp_path, model="small", batch=8, image_size=28, channels=1, classes=10, repeats=1, tell=told.append)
-    assert told == ["codecs", "collectives among 2 ranks", "memory and arithmetic", "small, layer by layer"]
+    assert told[:4] == ["codecs", "collectives among 2 ranks", "memory and arithmetic", "small as a whole"]
+    assert told[4].startswith("small, layer by layer")
     machine, workload = Cluster.load(str(tmp_path / "machine.yaml")), Workload.load(str(tmp_path / "small.yaml"))
     assert predict(workload, machine, devices=2, local_batch=8).step_s > 0

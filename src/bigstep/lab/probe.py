@@ -84,9 +84,8 @@ def probe(
         else:
             network = build_model(model, classes=classes, channels=channels, image_size=image_size).to(device)
             sample = torch.randn(batch, channels, image_size, image_size, device=device)
-        tell(f"{model}, layer by layer")
         safe = model.replace(":", "-").replace("/", "-")
-        workload = measure_workload(network, sample, name=safe, repeats=repeats)
+        workload = measure_workload(network, sample, name=safe, repeats=repeats, tell=tell)
         workload = replace(workload, tokens=length if of_tokens else 0)
         files.append(out / f"{safe}.yaml")
         write_atomically(files[1], workload_to_yaml(workload).encode())

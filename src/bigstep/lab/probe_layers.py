@@ -25,7 +25,15 @@ class _Leaf:
     outputs: int
 
 
-def measure_workload(model: nn.Module, sample: Tensor, *, name: str, samples: int = 0, repeats: int = 5) -> Workload:
+def measure_workload(
+    model: nn.Module,
+    sample: Tensor,
+    *,
+    name: str,
+    samples: int = 0,
+    repeats: int = 5,
+    tell: Callable[[str], None] = lambda line: None,
+) -> Workload:
     """Time the forward and backward pass of every layer of `model` on a batch.
 
     Each leaf module is run by itself on what it received in a forward pass of the whole model; modules without
@@ -38,6 +46,7 @@ def measure_workload(model: nn.Module, sample: Tensor, *, name: str, samples: in
         name: Of the workload.
         samples: Samples in an epoch, if known.
         repeats: Each figure is the median of this many.
+        tell: Called with what is measured next.
 
     Returns:
         The workload, measured at the batch of `sample`.
@@ -48,12 +57,16 @@ def measure_workload(model: nn.Module, sample: Tensor, *, name: str, samples: in
         >>> [layer.name for layer in workload.layers], workload.parameters, workload.measured_batch
         (['0', '2'], 212, 32)
     """
+    tell(f"{name} as a whole")
+    began = time.perf_counter()
     leaves = _record(model, sample)
     called = {parameter for leaf in leaves for parameter in leaf.module.parameters()}
     unseen = tuple(tuple(parameter.shape) for parameter in model.parameters() if parameter not in called)
     forward, backward = _time(model, (sample,), repeats, sample.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
     update = _median(optimizer.step, repeats, sample.device)
+    took = time.perf_counter() - began  # its layers do again what it did
+    tell(f"{name}, layer by layer: {len(leaves)} layers, about {took:.0f} s" if took > 1 else f"{name}, layer by layer")
     timed = [(leaf, *_time(leaf.module, leaf.inputs, repeats, sample.device)) for leaf in leaves]
     scale_f = forward / max(1e-12, sum(row[1] for row in timed))
     scale_b = backward / max(1e-12, sum(row[2] for row in timed))
