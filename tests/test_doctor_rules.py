@@ -35,6 +35,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def judge(folder: Path) -> Examination:
+    assert folder.is_dir(), "not recorded: benchmarks/doctor/run.py --facts"  # nothing seen would be nothing wrong
     case = load_case(folder)
     return diagnose(case, folder.name, runs=[world for world in (case.one, case.many) if world])
 

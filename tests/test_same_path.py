@@ -136,7 +136,7 @@ def test_ranks_agree_at_awkward_sizes_as_far_as_the_readme_says(
     world: Callable[[int], World], tmp_path: Path, precision: str, steps: int
 ) -> None:
     readme = " ".join((Path(__file__).parents[1] / "README.md").read_text().split())
-    told = re.search(r"ranks agree to (\S+) in float64; in float32 .* \(some (\S+) within a dozen steps", readme)
+    told = re.search(r"In float64 .* ranks agree to (\S+)\. In float32 .* \(to some (\S+) within a dozen steps", readme)
     assert told, "the README says how far losses agree, in both precisions"
     # some 1e-4 is an order of magnitude, seen as 1.8e-4
     bound = float(told[1]) if precision == "float64" else 10 * float(told[2])
