@@ -134,14 +134,14 @@ def between_flushes(rows: list[dict[str, Any]], warm: int) -> tuple[float, list[
 
 
 def train(
-    folder: Path, out: Path, sizes: Sizes, decoder: str, cores: int, settled: str, limit_s: float
+    folder: Path, out: Path, sizes: Sizes, decoder: str, cores: int, loaders: int, settled: str, limit_s: float
 ) -> dict[str, Any]:
     """Run `bigstep train` on some cores, and read from its records how fast it was and how long the GPU waited.
 
     `settled` is a variable of its environment, as in `OTHERWISE`.
     """
     settings = [
-        *sizes.settings, f"workers.local_batch={sizes.batch}", f"data.loaders={cores}", f"data.decoder={decoder}",
+        *sizes.settings, f"workers.local_batch={sizes.batch}", f"data.loaders={loaders}", f"data.decoder={decoder}",
         f"data.image_size={sizes.image_size}", "lr.base=0.1", "checkpoint.every=0",
     ]  # fmt: skip
     profile = out.with_suffix(".profile.json")
@@ -260,9 +260,11 @@ def main() -> None:
         root = Path(scratch)
         folder, packed = root / "set", root / "packed"
 
-        def end_to_end(where: Path, decoder: str, of: int, settled: str = "BIGSTEP_NVJPEG_DECODERS=2") -> Any:
-            out = root / f"run-{where.name}-{decoder}-{of}-{settled.replace('=', '-')}"
-            return lambda limit_s: train(where, out, sizes, decoder, of, settled, limit_s)
+        def end_to_end(
+            where: Path, decoder: str, of: int, settled: str = "BIGSTEP_NVJPEG_DECODERS=2", loaders: int = 0
+        ) -> Any:
+            out = root / f"run-{where.name}-{decoder}-{of}-{loaders}-{settled.replace('=', '-')}"
+            return lambda limit_s: train(where, out, sizes, decoder, of, loaders or of, settled, limit_s)
 
         plan: list[tuple[str, float, Any]] = [
             ("files", 0, lambda limit_s: make_files(root, sizes)),
@@ -274,6 +276,9 @@ def main() -> None:
             ("library", 80, lambda limit_s: library(folder, args.tiny, limit_s)),
             ("pack", 20, lambda limit_s: make_packed(root, sizes, limit_s)),
             ("packed, auto", 35, end_to_end(packed, "auto", cores)),
+            # as many as a run has by default: fewer threads want Python's lock while a step is launched
+            ("packed, auto, 2 loaders", 35, end_to_end(packed, "auto", cores, loaders=2)),
+            ("folder, auto, 2 loaders", 35, end_to_end(folder, "auto", cores, loaders=2)),
             ("profile", 30, lambda limit_s: profile(folder, root / "profiled", sizes, cores, args.out, limit_s)),
             ("compare", 25, lambda limit_s: part("compare", folder, sizes, cores, min(limit_s, 60), args.photos)),
             ("kernel", 20, lambda limit_s: part("kernel", folder, sizes, cores, limit_s)),
