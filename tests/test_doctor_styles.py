@@ -32,6 +32,7 @@ from bigstep.doctor.facts import (
 )
 from bigstep.doctor.finding import Case
 from bigstep.doctor.launch import Limits, run_world
+from bigstep.doctor.observe import clock
 from bigstep.doctor.observe.clock import now
 from bigstep.doctor.settings import Settings
 from bigstep.doctor.world import Process, World
@@ -223,6 +224,24 @@ def test_the_clock_bears_threads_that_come_and_go() -> None:
         thread.start()
         thread.join()
     assert not failures
+
+
+def test_a_wait_between_the_two_readings_of_the_clock_is_not_taken_from_the_time_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A thread that loses its core there has waited longer, by the counter, than the seconds it has read know of."""
+    seconds, waited = 10.0, 0
+
+    def loses_its_core_once() -> float:
+        nonlocal seconds, waited
+        read = seconds
+        if not waited:
+            seconds, waited = seconds + 1.0, 10**9
+        return read
+
+    monkeypatch.setattr(clock.time, "perf_counter", loses_its_core_once)
+    monkeypatch.setattr(clock._Counter, "waited_ns", lambda counter: waited)
+    assert now() == 10.0
 
 
 RIGHT = """

@@ -44,6 +44,12 @@ def now() -> float:
     if counter is None or counter.pid != os.getpid():  # a forked process has inherited that of its parent
         counter = _own.counter = _Counter()
     try:
-        return time.perf_counter() - counter.waited_ns() / 1e9
+        waited = counter.waited_ns()
+        for _ in range(3):  # whoever waited between the two readings would subtract a wait that lies behind the time
+            before, seconds = waited, time.perf_counter()
+            waited = counter.waited_ns()
+            if waited == before:
+                break
+        return seconds - before / 1e9
     except (OSError, IndexError, ValueError):  # whatever the clock meets, the program must not feel it
         return time.perf_counter()
