@@ -2,14 +2,16 @@
 
     PYTHONPATH=src OMP_NUM_THREADS=1 python benchmarks/cifar10/small.py --data FOLDER --processes 2
 
-What `converged.py` asks of resnet9 in thirty epochs, asked of what a CPU core trains in a minute: batches of 16,384 in
-the largest stage, three steps an epoch. Parts, which go on where they were:
+What `converged.py` asks of resnet9 in thirty epochs, asked of what a CPU core trains in a minute. Batches are those of
+the largest stage; 16,384 is three steps an epoch. Parts, which go on where they were:
 
-`search`    each system's rates on 5,000 held-out images, 14,720 in a step of the other 45,000: a grid that grows until
-            its best is inside, one rule and one budget for all
-`table`     other seeds with the rate that `search` chose, on the test images, a whole seed before the next
+`search`    each system's rates on 5,000 held-out images, for 16,384 by 14,720 in a step of the other 45,000, then for
+            2,048: a grid that grows until its best is inside, one rule and one budget for all
+`table`     other seeds on the test images at 16,384, with the rate that `search` chose
 `ablation`  the same seeds of `leap` and `sony` without one technique
 `auto`      the same two with `plan: auto`, from a sixteenth of the batch on, at the rate of their own plans
+`rounds`    a whole seed before the next: the ablation and the table at the other batches. The rate is that of 2,048 by
+            the square root below it, and beyond it by the power of the batch that brings it to the rate of 16,384
 
 Every run is a line of results/small.jsonl; `--summary` writes results/small.md from it.
 """
@@ -17,9 +19,10 @@ Every run is a line of results/small.jsonl; `--summary` writes results/small.md 
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,11 @@ from techniques import without  # found by way of `ours`
 
 RESULTS = Path(__file__).parent / "results"
 EPOCHS, BATCH, SEEDS = 10, 16384, (1, 2, 3)
+SEARCHED = {BATCH: THREE_STEPS, 2048: 2048}
+"""Batches whose rates are searched for, each with the batch that stands for it on the images left."""
+BATCHES = (512, 2048, 8192, BATCH, 25000)
+ABLATED = (BATCH, 8192, 512)
+"""Batches at which techniques are left out."""
 NETWORK = ("model=small", "precision=float32")
 UNMEASURED = "measure_noise=false"
 MIDDLES = {
@@ -54,12 +62,12 @@ def planned(name: str, system: str, batch: int, rate: float, seed: int = 0, hold
     return Planned(f"{name} {system} {batch} rate {rate:g}", system, batch, settings, EPOCHS, seed, holdout)
 
 
-def best_rate(system: str) -> Generator[Planned, Mapping[str, Any], float]:
+def best_rate(system: str, batch: int) -> Generator[Planned, Mapping[str, Any], float]:
     """Rates of a system, one after the other; returns what the held-out images prefer."""
     trials = widening(MIDDLES[system])
     rate = next(trials)
     while True:
-        row = yield planned("search", system, THREE_STEPS, rate, holdout=VALIDATION)
+        row = yield planned("search", system, SEARCHED[batch], rate, holdout=VALIDATION)
         try:
             rate = trials.send(row["accuracy"])
         except StopIteration as end:
@@ -67,42 +75,63 @@ def best_rate(system: str) -> Generator[Planned, Mapping[str, Any], float]:
 
 
 def search(rows: Rows) -> Lanes:
-    """A rate for each system; each is a lane."""
-    return (best_rate(system) for system in MIDDLES)  # type: ignore[misc]  # what a search returns is read from rows
+    """A rate for each system at each of two batches; each is a lane."""
+    return (best_rate(system, batch) for batch in SEARCHED for system in MIDDLES)  # type: ignore[misc]  # read from rows
 
 
-def table(rows: Rows) -> Lanes:
+def table(rows: Rows, batches: Sequence[int] = (BATCH,), seeds: Sequence[int] = SEEDS) -> Lanes:
     """Other seeds on the test images; a system whose search is not over is left out."""
     return singles(
-        planned("table", system, BATCH, rate, seed) for seed in SEEDS for system, rate in chosen(rows).items()
+        planned("table", system, batch, rate, seed)
+        for seed in seeds
+        for batch in batches
+        for system, rate in chosen(rows, batch).items()
     )
 
 
-def chosen(rows: Rows) -> dict[str, float]:
-    """The rate of each system whose search is over."""
-    rates = {system: result_of(best_rate(system), rows) for system in MIDDLES}
+def chosen(rows: Rows, batch: int = BATCH) -> dict[str, float]:
+    """The rate at a batch of each system whose search is over."""
+    rates = {system: _rate_at(batch, lambda at, of=system: result_of(best_rate(of, at), rows)) for system in MIDDLES}
     return {system: rate for system, rate in rates.items() if rate is not None}
 
 
-def _changed(name: str, system: str, settings: tuple[str, ...], seed: int) -> Planned:
-    return Planned(f"{name} {system}", system, BATCH, (*NETWORK, *settings), EPOCHS, seed)
+def _rate_at(batch: int, found: Callable[[int], float | None]) -> float | None:
+    """The rate by the rule of the batch: a square root up to the smaller one that was searched, beyond it a power."""
+    if batch in SEARCHED:
+        return found(batch)
+    smaller, larger = min(SEARCHED), max(SEARCHED)
+    low, high = found(smaller), found(larger)
+    if low is None or high is None:
+        return None
+    power = 0.5 if batch < smaller else math.log(high / low) / math.log(larger / smaller)
+    return float(f"{low * (batch / smaller) ** power:.3g}")
 
 
-def left_out(rows: Rows, system: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _changed(name: str, system: str, settings: tuple[str, ...], seed: int, batch: int = BATCH) -> Planned:
+    at = "" if batch == BATCH else f" {batch}"
+    return Planned(f"{name} {system}{at}", system, batch, (*NETWORK, *settings), EPOCHS, seed)
+
+
+def left_out(rows: Rows, system: str, batch: int = BATCH) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Techniques, and settings that leave each out of a system; another optimizer has the rate of its own search."""
-    constant = (f"workers.count={BATCH // LOCAL}", f"workers.local_batch={LOCAL}")
-    rates = chosen(rows)
+    constant = (f"workers.count={batch // LOCAL}", f"workers.local_batch={LOCAL}")
+    rates = chosen(rows, batch)
     return without(system, "cifar10", constant, lambda other: rated(rates[other]) if other in rates else (), EPOCHS)
 
 
-def ablation(rows: Rows) -> Lanes:
+def ablation(rows: Rows, batches: Sequence[int] = (BATCH,), seeds: Sequence[int] = SEEDS) -> Lanes:
     """What each technique buys."""
     return singles(
-        _changed(f"ablation without {name}", system, (UNMEASURED, *rated(chosen(rows)[system]), *settings), seed)
-        for seed in SEEDS
+        _changed(
+            f"ablation without {name}", system, (UNMEASURED, *rated(chosen(rows, batch)[system]), *settings),
+            seed, batch,
+        )
+        for seed in seeds
+        for batch in batches
         for system in OURS_AND_BEST
-        for name, settings in left_out(rows, system)
-    )
+        if system in chosen(rows, batch)
+        for name, settings in left_out(rows, system, batch)
+    )  # fmt: skip
 
 
 def auto(rows: Rows) -> Lanes:
@@ -118,7 +147,15 @@ def auto(rows: Rows) -> Lanes:
     )
 
 
-PARTS = {"search": search, "table": table, "ablation": ablation, "auto": auto}
+def rounds(rows: Rows) -> Lanes:
+    """What the other batches show, a seed at a time."""
+    for seed in SEEDS:
+        yield from table(rows, ABLATED[1:], (seed,))
+        yield from ablation(rows, ABLATED[1:], (seed,))
+        yield from table(rows, (2048, 25000), (seed,))
+
+
+PARTS = {"search": search, "table": table, "ablation": ablation, "auto": auto, "rounds": rounds}
 
 
 def _percent(values: Sequence[float]) -> str:
@@ -133,47 +170,79 @@ def _of(rows: Rows, name: str) -> dict[int, Mapping[str, Any]]:
     return {row["seed"]: row for key, row in rows.items() if key.rsplit(" seed ", 1)[0] == name}
 
 
+def _whole(rows: Rows, system: str, batch: int) -> dict[int, Mapping[str, Any]]:
+    """Runs of a system at the rate of a batch, on test images, by seed."""
+    rate = chosen(rows, batch).get(system)
+    return {} if rate is None else _of(rows, f"table {system} {batch} rate {rate:g}")
+
+
+def _accuracy(runs: Mapping[int, Mapping[str, Any]]) -> list[float]:
+    return [100 * (row["accuracy"] or 0.0) for row in runs.values()]
+
+
 def _table(rows: Rows) -> list[str]:
-    """Test accuracy and all rates, best system first."""
-    rates, lines = chosen(rows), []
+    """Test accuracy by system and batch, best system first."""
+    lines = []
     for system in MIDDLES:
-        prefix = f"search {system} {THREE_STEPS} rate "
-        tried = {
-            float(name.removeprefix(prefix).split()[0]): 100 * (row["accuracy"] or 0.0)
-            for name, row in rows.items()
-            if name.startswith(prefix)
-        }
-        if not tried:
-            continue
-        best = rates.get(system, 0.0)
-        cells = (f"{'**' * (rate == best)}{rate:g}: {tried[rate]:.1f}{'**' * (rate == best)}" for rate in sorted(tried))
-        shown = _of(rows, f"table {system} {BATCH} rate {best:g}").values()
-        values = [100 * (row["accuracy"] or 0.0) for row in shown]
-        steps = next((row["steps"] for row in shown if "steps" in row), "")
-        is_open = "" if min(tried) < best < max(tried) else "; open"
+        cells = [_whole(rows, system, batch) for batch in BATCHES]
+        values = _accuracy(_whole(rows, system, BATCH))
         mean = statistics.mean(values) if values else 0.0
-        lines.append((-mean, f"| `{system}` | {_percent(values)} | {steps} | {', '.join(cells)}{is_open} |"))
-    return ["| system | 16,384 | steps | rates |", "|---|---:|---:|---|", *(line for _, line in sorted(lines))]
+        lines.append((-mean, f"| `{system}` | {' | '.join(_percent(_accuracy(cell)) for cell in cells)} |"))
+    steps = (_steps(_whole(rows, "plain", batch).values()) for batch in BATCHES)
+    more = (_steps(_whole(rows, "leap", batch).values()) for batch in BATCHES)
+    head = f"| system | {' | '.join(f'{batch:,}' for batch in BATCHES)} |"
+    return [
+        head, "|---|" + "---:|" * len(BATCHES), *(line for _, line in sorted(lines)),
+        f"| steps of a constant batch | {' | '.join(steps)} |", f"| steps of `leap` and `sony` | {' | '.join(more)} |",
+    ]  # fmt: skip
+
+
+def _steps(runs: Iterable[Mapping[str, Any]]) -> str:
+    return next((str(row["steps"]) for row in runs if "steps" in row), "")
+
+
+def _searched(rows: Rows) -> list[str]:
+    """All rates, with what the held-out images made of them."""
+    lines = []
+    for batch, stands in SEARCHED.items():
+        rates = chosen(rows, batch)
+        for system in MIDDLES:
+            prefix = f"search {system} {stands} rate "
+            tried = {
+                float(name.removeprefix(prefix).split()[0]): 100 * (row["accuracy"] or 0.0)
+                for name, row in rows.items()
+                if name.startswith(prefix)
+            }
+            if not tried:
+                continue
+            best = rates.get(system, 0.0)
+            bold = {rate: "**" * (rate == best) for rate in tried}
+            cells = (f"{bold[rate]}{rate:g}: {tried[rate]:.1f}{bold[rate]}" for rate in sorted(tried))
+            is_open = "" if min(tried) < best < max(tried) else "; open"
+            lines.append(f"| `{system}` | {batch:,} | {', '.join(cells)}{is_open} |")
+    return ["| system | batch | rates |", "|---|---:|---|", *lines]
 
 
 def _ablation(rows: Rows) -> list[str]:
     """Points of test accuracy lost without a technique, seed by seed."""
     lines = []
     for system in OURS_AND_BEST:
-        if system not in chosen(rows):
-            continue
-        whole = _of(rows, f"table {system} {BATCH} rate {chosen(rows)[system]:g}")
-        for name, _ in left_out(rows, system):
-            without_it = _of(rows, f"ablation without {name} {system}")
-            lost = [
-                100 * ((whole[seed]["accuracy"] or 0.0) - (row["accuracy"] or 0.0))
-                for seed, row in without_it.items()
-                if seed in whole
-            ]
-            steps = next((row["steps"] for row in without_it.values() if "steps" in row), "")
-            if lost:
-                lines.append(f"| `{system}` | {name} | {_percent(lost)} | {steps} |")
-    return ["| system | without | points lost | steps |", "|---|---|---:|---:|", *lines] if lines else []
+        names = [name for name, _ in left_out(rows, system)] if system in chosen(rows) else []
+        for name in names:
+            cells = []
+            for batch in sorted(ABLATED):
+                whole = _whole(rows, system, batch)
+                changed = _of(rows, _changed(f"ablation without {name}", system, (), 0, batch).name)
+                lost = [
+                    100 * ((whole[seed]["accuracy"] or 0.0) - (row["accuracy"] or 0.0))
+                    for seed, row in changed.items()
+                    if seed in whole
+                ]
+                cells.append(_percent(lost))
+            if any(cells):
+                lines.append(f"| `{system}` | {name} | {' | '.join(cells)} |")
+    head = f"| system | without | {' | '.join(f'{batch:,}' for batch in sorted(ABLATED))} |"
+    return [head, "|---|---|" + "---:|" * len(ABLATED), *lines] if lines else []
 
 
 def _auto(rows: Rows) -> list[str]:
@@ -193,15 +262,17 @@ def summary(rows: Rows) -> str:
     """All that is there, as Markdown."""
     about = {key: sorted({str(row[key]) for row in rows.values()}) for key in ("commit", "torch", "device")}
     text = [
-        "# CIFAR-10, a small network, ten epochs, 16,384 images in the largest step", "",
+        "# CIFAR-10, a small network, ten epochs", "",
         "Written by `python benchmarks/cifar10/small.py --summary` from small.jsonl. Test accuracy in percent, mean ±",
-        "half the range of seeds that no rate was chosen with; rates with their held-out accuracy, best in bold.", "",
+        "half the range of seeds that no rate was chosen with, by images in the largest step. Behind a rate is its",
+        "held-out accuracy, the best in bold.", "",
         "; ".join(f"{key} {', '.join(values)}" for key, values in about.items()),
     ]  # fmt: skip
     for title, lines in (
         ("Every system at its best rate", _table(rows)),
-        ("Without one technique", _ablation(rows)),
+        ("Points lost without one technique", _ablation(rows)),
         ("plan: auto, from 1,024 on", _auto(rows)),
+        ("Rates", _searched(rows)),
     ):
         if lines:
             text += ["", f"## {title}", "", *lines]
