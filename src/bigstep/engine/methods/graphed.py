@@ -59,7 +59,8 @@ class Graphed:
             compiled=compiled,
             emulate=emulate,
         )
-        self._names = [name for name, parameter in learner.objective.named_parameters() if parameter.requires_grad]
+        names = {parameter: name for name, parameter in learner.objective.named_parameters()}
+        self._names = [names.get(parameter, "") for parameter in self.graphs.params]  # in the order of the optimizer
         self._debt = Debt()
         self._gathering = False
         self.counts = 1.0
