@@ -129,4 +129,5 @@ class Graphed:
         return {"scaler": self.graphs.loss_scale, "exchange": self._debt}
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Give back the memory of the graphs."""
+        self.graphs.close()
