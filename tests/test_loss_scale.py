@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from bigstep.engine.methods.eager import Eager
+from bigstep.engine.observers.watches import LossWatch
 from bigstep.engine.precision import Precision
-from bigstep.engine.ranks import Ranks
+from bigstep.engine.ranks import AgreedError, Ranks
 from bigstep.exchange import Exchange
 from bigstep.gpu.loss_scale import LossScale
 
@@ -118,3 +119,21 @@ def test_an_update_reads_the_scale_only_where_the_exchange_carries_what_is_scale
         passes.update()
     assert weight.item() == 0.5
     assert read.call_count == reads
+
+
+def test_a_run_whose_steps_are_all_skipped_ends_and_one_that_skips_now_and_then_does_not() -> None:
+    def tell(watch: LossWatch, *losses: float) -> None:
+        rows = [{"loss": loss, "step": step, "epoch": 1.0, "lr": 0.1} for step, loss in enumerate(losses, 1)]
+        watch.flushed(mock.Mock(rows=rows))
+
+    nan = float("nan")
+    tell(LossWatch(patience=2), nan, nan, 1.0, nan, nan, 1.0)
+    tell(LossWatch(patience=float("inf")), *[nan] * 1000)
+    with pytest.raises(AgreedError, match="The loss is nan at step 1 "):
+        tell(LossWatch(), nan)
+    watch = LossWatch(patience=2)
+    tell(watch, 1.0, nan)
+    with pytest.raises(
+        AgreedError, match=r"The loss is nan at step 2 .*, and was not finite in the 2 steps before; low"
+    ):
+        tell(watch, nan, nan)
