@@ -157,9 +157,27 @@ class Queue:
         """Wait for it."""
         self._machine.wait("waits for its stream")
 
-    def record_event(self) -> SimpleNamespace:
-        """Mark what it was given so far."""
-        return SimpleNamespace(synchronize=lambda: self._machine.wait("waits for a step"), query=lambda: True)
+
+class Moment:
+    """An event: all that was given before is done."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+
+    def record(self) -> None:
+        """Mark what the current stream was given so far."""
+
+    def query(self) -> bool:
+        """Whether it is done."""
+        return True
+
+    def synchronize(self) -> None:
+        """Wait for it."""
+        self._machine.wait("waits for a step")
+
+    def elapsed_time(self, later: Moment) -> float:
+        """Return milliseconds until another."""
+        return 0.0
 
 
 def _host_for(value: Any) -> Any:
@@ -192,6 +210,7 @@ def pretended() -> Iterator[Machine]:
         "synchronize": lambda *_: machine.wait("waits for all streams"),
         "current_stream": lambda *_: Queue(machine),
         "Stream": lambda *_, **__: Queue(machine),
+        "Event": lambda **_: Moment(machine),
         "stream": lambda _: nullcontext(),
         "mem_get_info": lambda *_: (2**34, 2**34),
         "get_device_name": lambda *_: "no GPU",

@@ -23,10 +23,15 @@ from bigstep.config import (
     OptimizerConfig,
     RunConfig,
     Stage,
+    WorkersConfig,
 )
 from bigstep.config.edit import stretch
 from bigstep.config.text import apply_settings
+from bigstep.engine.build import Emulation, Own, build
 from bigstep.engine.checkpoint import load_latest, save_checkpoint
+from bigstep.engine.loop import train
+from bigstep.engine.observers.base import Audience
+from bigstep.engine.ranks import Ranks
 from bigstep.errors import ConfigError
 from bigstep.exchange import Exchange, sum_owed
 from bigstep.optim import AdaGradSGD, RankAdaGrad, parameter_groups
@@ -225,6 +230,21 @@ def test_one_rank_pays_what_several_had_not_delivered(
         key = name.removeprefix("model.")
         difference = (weights["without"][key] - weights["with"][key]).flatten()
         torch.testing.assert_close(difference, 0.02 * one, rtol=1e-9, atol=1e-12)  # float64
+
+
+def test_steps_that_are_graphs_pay_each_parameter_what_it_is_owed() -> None:
+    """Its optimizer holds weights first and biases behind them, the model one layer after another."""
+    weights = []
+    for graphs in (False, True):
+        model = network()
+        data = torch.utils.data.TensorDataset(images_of(0, 0), torch.tensor([0, 1, 2, 0, 1]))
+        config = order("none", workers=WorkersConfig(count=1, local_batch=5), precision="float64")
+        run = build(config, Ranks(), Own(model, (data, data)), Emulation(graphs=graphs))
+        owed = {f"model.{name}": torch.full((p.numel(),), p.numel() / 1e3) for name, p in model.named_parameters()}
+        run.state.parts["exchange"].load_state_dict({"carried": {"sent_by_rank": {"0": owed}}, "late": {}})
+        train(run, Audience(), max_steps=1)
+        weights.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
+    torch.testing.assert_close(weights[1], weights[0], rtol=1e-12, atol=1e-14)  # float64, sums in another order
 
 
 def test_the_warm_up_does_not_begin_again_when_one_rank_is_joined(

@@ -9,14 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from bigstep.config.edit import stretch
 from bigstep.config.text import apply_settings
 from bigstep.engine.build import build
 from bigstep.engine.checkpoint import load_checkpoint, load_latest, save_checkpoint, weights_hash
-from bigstep.engine.ranks import Ranks
+from bigstep.engine.ranks import DeviceChoice, Ranks
 from bigstep.errors import DataError
 from bigstep.recipes import load
 from bigstep.records import read_run
 from bigstep.train import fit
+from pretended import pretended
+from test_host_waits import SMALL, images, network
 from worlds import World
 
 
@@ -117,3 +120,25 @@ def test_statistics_travel_to_the_rank_that_writes_them_and_what_is_common_once(
     first, *others = world(3).run(statistics_captured, workers)  # two workers leave a rank to wait
     assert others == [None, None]
     assert first == [["decay", "initial", "share"], ["share"], ["share"]]
+
+
+@pytest.mark.parametrize("kernels", ["graphs", "plain"])
+@pytest.mark.parametrize("devices", [("cpu", "cuda"), ("cuda", "cpu")], ids=str)
+def test_a_run_goes_on_on_another_kind_of_device(
+    devices: tuple[DeviceChoice, DeviceChoice], kernels: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the kernels of that device: those that a checkpoint names are another's."""
+    monkeypatch.setenv("BIGSTEP_DATA", str(tmp_path / "cache"))
+    config = apply_settings(stretch(load("plain"), 1.0), (*SMALL, f"kernels={kernels}"))
+
+    def go(folder: Path, device: DeviceChoice, steps: int, *, resume: bool = False) -> list[float]:
+        torch.manual_seed(0)
+        model, data = network(), images()
+        with pretended() if device == "cuda" else contextlib.nullcontext():
+            fit(config, model, data, out=folder, device=device, max_steps=steps, resume=resume)
+        return [row["loss"] for row in read_run(folder).train]
+
+    whole = go(tmp_path / "whole", "cpu", 8)
+    go(tmp_path / "parts", devices[0], 4)
+    parts = go(tmp_path / "parts", devices[1], 8, resume=True)
+    assert parts == pytest.approx(whole, rel=1e-5)  # float32, along 8 steps

@@ -130,7 +130,7 @@ def test_a_step_that_is_to_be_skipped_waits_to_know_it() -> None:
 def test_what_other_streams_are_at_is_not_waited_for_where_losses_are_read() -> None:
     """Batches to come are on their way in one, a mean of islands in another."""
     steps = waits_of("plain", "kernels=plain")
-    assert "engine/meter.py, flush: waits for a step" in steps[1]
+    assert "exchange/clock.py, seconds_since: waits for a step" in steps[1]
     assert not [wait for step in steps for wait in step if "its stream" in wait]
     assert not [wait for step in steps for wait in step if "all streams" in wait]
 

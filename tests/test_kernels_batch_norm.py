@@ -133,6 +133,24 @@ def test_statistics_survive_a_mean_far_from_zero() -> None:
 
 @needs_triton
 @pytest.mark.usefixtures("kernels_run")
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+@pytest.mark.parametrize("form", ["alone", "residual", "pool"])
+def test_a_channel_that_is_no_number_stays_so(form: str, wrong: float) -> None:
+    """On a GPU the loss tells that a run has diverged; torch's ReLU and pooling hide it from nobody."""
+    x = image((2, 16, 6, 6), 0, torch.float32).detach()
+    x[1, 3, 2, 2] = wrong
+    norm = norm_of(16, 1, 0)
+    y = (
+        fused_norm_pool(x, norm)[0]
+        if form == "pool"
+        else fused_norm(x, norm, residual=x if form == "residual" else None)[0]
+    )
+    assert y.isnan().sum((0, 2, 3)).tolist() == [y[:, 3].numel() if channel == 3 else 0 for channel in range(16)]
+
+
+@needs_triton
+@pytest.mark.usefixtures("kernels_run")
 def test_no_relu_and_an_unused_output() -> None:
     x = image((2, 8, 4, 4), 0, torch.float32)
     norm = norm_of(8, 1, 0)

@@ -15,7 +15,8 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from bigstep.gpu import crops_triton, cross_entropy_triton, lamb_triton, lars_triton
+from bigstep.gpu import batch_norm_forward_triton as norms
+from bigstep.gpu import crops_triton, cross_entropy_triton, lamb_triton, lars_triton, max_pool_triton, pool_triton
 
 WALK = {"table": "*i64", "chunk_tensor": "*i32", "chunk_first": "*i32", "sizes": "*i32", "first_chunk": "*i32"}
 ROWS = {"logits": "*bf16", "gradient": "*bf16", "target": "*i64", "classes": "i32", "smoothing": "fp32"}
@@ -24,7 +25,13 @@ CROPS = {
     **{name: "i32" for name in ("out_image", "out_channel", "out_row", "out_column")},
     **{f"{name}{channel}": "fp32" for name in ("scale", "shift") for channel in range(3)},
 }
-TYPES = {**WALK, **ROWS, **CROPS, "tensors": "i32", "chunks": "i32", "momentum": "fp32"}
+SIZES = ("rows", "channels", "windows", "columns", "images_per_group", "out_height", "out_width", "plane")
+IMAGES = {
+    **dict.fromkeys(("x", "y", "y2", "residual", "other", "picked"), "*bf16"), "signs": "*u8", "winner": "*u8",
+    **dict.fromkeys(SIZES, "i32"),
+}
+TYPES = {**WALK, **ROWS, **CROPS, **IMAGES, "tensors": "i32", "chunks": "i32", "momentum": "fp32"}
+FLAGS = ("EVEN", "RELU", "RESIDUAL", "OTHER", "SIGNS", "HALF")
 KIND = {"CHUNK": 2048, "NARROW": tl.bfloat16, "ALIGNED": True}
 KERNELS = [
     (lars_triton.norms_kernel, KIND, 8),
@@ -41,6 +48,9 @@ KERNELS = [
     (cross_entropy_triton.gradient_kernel, {"IGNORED": -100, "B": 4096}, 8),
     (cross_entropy_triton.cost_kernel, {"SMOOTHED": False, "IGNORED": -100, "B": 256}, 1),  # bytes
     (crops_triton.crop_kernel, {"BLOCK": 256}, 4),
+    (norms.normalize_kernel, {"BM": 32, "BC": 128, **dict.fromkeys(FLAGS, True)}, 4),
+    (pool_triton.normalize_pool_kernel, {"BW": 8, "BC": 64}, 4),
+    (max_pool_triton.pool_kernel, {"BM": 32, "BC": 64}, 4),
 ]
 for kernel, fixed, warps in KERNELS:
     names = kernel.arg_names
@@ -50,6 +60,8 @@ for kernel, fixed, warps in KERNELS:
     if "cross_entropy" in kernel.__module__:  # 32,768 rows of 65,536 logits are 2^31: places must have 64 bits
         products = [line for line in compiled.asm["ttir"].splitlines() if "arith.muli" in line and "%row" in line]
         assert products and all(": i64" in line for line in products), compiled.asm["ttir"]
+    if "RELU" in fixed:
+        assert "max.NaN" in compiled.asm["ptx"], "what is no number must not become 0"
     print(kernel.__module__.split(".")[-1], kernel.__name__, compiled.asm["ptx"].count(".v4.b32"))
 """
 
@@ -60,7 +72,7 @@ def test_kernels_compile_for_a_gpu_and_updates_move_sixteen_bytes_at_once() -> N
     run = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=environment, check=False)
     assert run.returncode == 0, run.stderr
     rows = [line.split() for line in run.stdout.splitlines()]
-    assert len(rows) == 14
+    assert len(rows) == 17
     # what walks over tensors does it with 16-byte accesses; an address from a table does not tell the compiler
     walks = [int(wide) for _, kernel, wide in rows if kernel in ("norms_kernel", "moments_kernel", "update_kernel")]
     assert len(walks) == 5

@@ -6,7 +6,9 @@ Here they run through the tape that stands for a CUDA graph; with BIGSTEP_TEST_G
 from __future__ import annotations
 
 import copy
+import gc
 import math
+import weakref
 from typing import Any
 
 import pytest
@@ -346,6 +348,20 @@ def test_a_compiled_step_in_a_graph_follows_the_plain_one(precision: str) -> Non
     for _ in range(20):
         ours, plain = (float(step(tokens, tokens.roll(-1, 1))) for step in steps)
         assert ours == pytest.approx(plain, rel=0.05 if precision == "bf16" else 1e-3)  # other roundings over 20 steps
+
+
+def test_an_optimizer_that_lives_on_keeps_no_graph_of_a_step_that_was_closed() -> None:
+    model, images, labels = model_and_batch()
+    optimizer = optimizer_of("sgd", model)
+    step = graphed(model, optimizer)
+    step(images, labels)
+    graph, copies = (weakref.ref(each) for each in (next(iter(step._captured.values())).graph, step.copies))
+    step.close()
+    assert graph() is None
+    del step
+    gc.collect()
+    assert copies() is None
+    assert optimizer.state
 
 
 def test_what_cannot_be_graphed_is_named() -> None:

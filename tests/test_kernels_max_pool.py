@@ -34,6 +34,15 @@ def test_pooling_and_its_gradient_are_torchs_own(shape, dtype, monkeypatch) -> N
     assert torch.equal(ours.grad, theirs.grad)
 
 
+@pytest.mark.parametrize("place", [(0, 0), (0, 1), (1, 0), (1, 1)])
+def test_a_window_with_what_is_no_number_gives_none(place: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "INTERPRET", True)
+    x = torch.randn(1, 8, 4, 4, device=DEVICE).to(memory_format=torch.channels_last)
+    x[0, 2, place[0], place[1]] = float("nan")
+    assert torch.equal(max_pool2(x).isnan(), F.max_pool2d(x, 2).isnan())
+    assert max_pool2(x)[0, 2, 0, 0].isnan()
+
+
 def test_other_tensors_take_torchs_own() -> None:
     x = torch.randn(2, 3, 5, 5, device=DEVICE, requires_grad=True)
     assert torch.equal(max_pool2(x), F.max_pool2d(x, 2))

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch
 from torch import nn
 
+from bigstep.engine.methods.eager import Eager
+from bigstep.engine.observers.watches import LossWatch
+from bigstep.engine.precision import Precision
+from bigstep.engine.ranks import AgreedError, Ranks
+from bigstep.exchange import Exchange
 from bigstep.gpu.loss_scale import LossScale
 
 
@@ -87,3 +94,46 @@ def test_two_optimizers_share_one_decision() -> None:
         scale.step(optimizer)
     scale.update()
     assert (good.item(), bad.item(), scale.get_scale()) == (1.0, 1.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("exchange", "reads"),
+    [
+        (Exchange("ring", "fp16"), 0),
+        (Exchange("torus", "none"), 0),
+        (Exchange("gather", "onebit"), 2),
+        (Exchange("ring", "none", double_buffer=True), 2),
+    ],
+    ids=str,
+)
+def test_an_update_reads_the_scale_only_where_the_exchange_carries_what_is_scaled(
+    exchange: Exchange, reads: int
+) -> None:
+    """On a GPU the host waits for the whole step to read it."""
+    weight, scale = nn.Parameter(torch.ones(1)), LossScale(scale=8.0)
+    learner = mock.Mock(trained=[weight], optimizer=torch.optim.SGD([weight], lr=1.0, fused=True))
+    parallel = mock.Mock(exchange=exchange, counts_of=lambda counts: counts)
+    passes = Eager(learner, Ranks(), Precision("float32", "cpu"), scale, parallel)
+    weight.grad = torch.tensor([4.0])
+    with mock.patch.object(scale, "get_scale", wraps=scale.get_scale) as read:
+        passes.update()
+    assert weight.item() == 0.5
+    assert read.call_count == reads
+
+
+def test_a_run_whose_steps_are_all_skipped_ends_and_one_that_skips_now_and_then_does_not() -> None:
+    def tell(watch: LossWatch, *losses: float) -> None:
+        rows = [{"loss": loss, "step": step, "epoch": 1.0, "lr": 0.1} for step, loss in enumerate(losses, 1)]
+        watch.flushed(mock.Mock(rows=rows))
+
+    nan = float("nan")
+    tell(LossWatch(patience=2), nan, nan, 1.0, nan, nan, 1.0)
+    tell(LossWatch(patience=float("inf")), *[nan] * 1000)
+    with pytest.raises(AgreedError, match="The loss is nan at step 1 "):
+        tell(LossWatch(), nan)
+    watch = LossWatch(patience=2)
+    tell(watch, 1.0, nan)
+    with pytest.raises(
+        AgreedError, match=r"The loss is nan at step 2 .*, and was not finite in the 2 steps before; low"
+    ):
+        tell(watch, nan, nan)

@@ -197,12 +197,13 @@ def test_advice_says_where_its_assumption_does_not_hold() -> None:
     assert rules == {"plain": "", "lars": "lars", "adamw": "adamw", "lamb": "lamb"}
 
 
-def test_noise_alone_gives_no_scale_and_infinity_is_left_out() -> None:
+def test_noise_alone_gives_no_scale_and_infinity_and_one_gradient_are_left_out() -> None:
     scale = NoiseScale()
     scale.update(8.0, 1, 0.5, 8)
     assert scale.value is None
     scale.update(math.inf, 1, 0.5, 8)
     scale.update(math.nan, 1, math.nan, 8)
+    scale.update(0.5, 8, 0.5, 8)
     assert scale.count == 1
 
 

@@ -9,11 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
-from bigstep.config import CheckpointConfig, IslandsConfig, LrConfig, OptimizerConfig, RunConfig, WorkersConfig
+from bigstep.config import CheckpointConfig, IslandsConfig, LrConfig, OptimizerConfig, RunConfig, Stage, WorkersConfig
 from bigstep.config.edit import make_exact
+from bigstep.engine.methods import build
+from bigstep.engine.methods.graphed import Graphed
 from bigstep.optim import orthogonal
-from test_same_path import small_order, train_here
+from bigstep.records import read_run
+from bigstep.train import fit
+from test_same_path import Eighty, small_order, train_here
 from worlds import World
 
 STEPS = 12
@@ -78,3 +83,32 @@ def test_the_ranks_of_an_island_share_and_those_of_another_do_not_wait(
     together = world(4).run(train, islands, str(tmp_path / "4"))
     assert together[0]["losses"] == pytest.approx(alone["losses"], rel=1e-10)
     assert [each["matrices"] for each in together] == [STEPS, 0, STEPS, 0]
+
+
+def train_on(order: RunConfig, folder: str, graphs: bool) -> list[float]:
+    """Train without dropout; with `graphs` as on GPUs, where a rank that shares its steps with nobody has them."""
+
+    def emulated(*pieces: Any, **settings: Any) -> Graphed:
+        return Graphed(*pieces, **{**settings, "emulate": True})
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 6, 3, padding=1), nn.BatchNorm2d(6), nn.Flatten(), nn.Linear(864, 3))
+    with pytest.MonkeyPatch.context() as patch:
+        if graphs:
+            patch.setattr(build, "_takes_graphs", lambda setting, ranks: ranks.size == 1)
+            patch.setattr(build, "Graphed", emulated)
+        fit(order, model, (Eighty(), Eighty()), out=folder, device="cpu", max_steps=STEPS)
+    return [row["loss"] for row in read_run(Path(folder)).train] if Path(folder, "run.json").exists() else []
+
+
+@pytest.mark.parametrize("alone", ["islands", "one worker"])
+def test_a_rank_that_goes_on_by_itself_with_graphs_asks_no_other_for_its_share(
+    alone: str, world: Callable[[int], World], tmp_path: Path
+) -> None:
+    changes: dict[str, Any] = {"plan": (Stage(epoch=1, count=1, local_batch=12),)}
+    if alone == "islands":
+        changes = {"islands": IslandsConfig(count=2, every=3, begin=1)}
+    asked = order(workers=WorkersConfig(count=4, local_batch=6), **changes)
+    plain, graphs = (world(2).run(train_on, asked, str(tmp_path / str(each)), each)[0] for each in (False, True))
+    assert len(plain) == STEPS
+    assert graphs == pytest.approx(plain, rel=1e-10)  # float64, other orders of sums along the path

@@ -81,6 +81,24 @@ def test_losses_over_tokens_do_not_depend_on_the_number_of_ranks(world: Callable
         assert together[0]["bits_per_byte"] == pytest.approx(alone["bits_per_byte"], rel=1e-10)
 
 
+def train_without_dropout(windows_of: int, workers: int, folder: str) -> list[dict[str, Any]]:
+    """Train so that a rank's workers share a forward; return the rows, on the first rank."""
+    torch.manual_seed(0)
+    model = GPT(vocabulary=256, length=15, depth=1, width=16, heads=2)
+    data = DataPair(windows(TEXT[: windows_of * 15 + 1], length=15), windows(TEST, length=15))
+    fit(order(workers=WorkersConfig(count=workers, local_batch=1), epochs=1), model, data, out=folder, device="cpu")
+    return read_run(Path(folder)).train if Path(folder, "run.json").exists() else []
+
+
+def test_a_measured_step_whose_samples_are_all_one_ranks_forward_measures_nothing(
+    world: Callable[[int], World], tmp_path: Path
+) -> None:
+    # step 10, the last of an epoch of 42, has two samples, both the first rank's; on two ranks no forward is cut
+    rows, _ = world(2).run(train_without_dropout, 42, 4, str(tmp_path / "run"))
+    assert [row["step"] for row in rows] == list(range(1, 12))
+    assert rows[-1].get("noise_scale") == rows[-2].get("noise_scale")
+
+
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_workers_share_a_forward_where_samples_cannot_touch_and_the_step_stays_what_it_was(dropout: float) -> None:
     """On one rank a step of 7 workers is one forward without dropout; with it, each worker draws its own."""

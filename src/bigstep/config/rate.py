@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from bigstep.errors import require
 from bigstep.tables.schedules import SHAPES
-from bigstep.validate import Count, Positive, Range, WholeNotNegative, check_ranges, require_name
+from bigstep.validate import Count, NotNegative, Positive, Range, WholeNotNegative, check_ranges, require_name
 
 __all__ = ["LrConfig", "Piece", "RateGroup"]
 
@@ -24,17 +24,19 @@ class Piece:
     """The curve: one of {shapes}."""
     until: Positive
     """The epoch at which the next piece takes over."""
-    start: float | Literal["base"] = 1.0
+    start: NotNegative | Literal["base"] = 1.0
     """Value at the beginning; `base` means the rate before scaling by the batch."""
-    end: float = 1.0
+    end: NotNegative = 1.0
     """Value at `until` (warmup, linear, polynomial, cosine)."""
     power: Positive = 2.0
     """Exponent of a polynomial."""
     at: tuple[float, ...] = ()
     """Epochs of the changes of step and table."""
-    factor: float = 0.1
+    factor: NotNegative = 0.1
     """What step multiplies by at each epoch of `at`."""
-    values: tuple[float, ...] = ()
+    values: Annotated[
+        tuple[float, ...], Range(lambda values: min(values, default=0) >= 0, "hold no negative number")
+    ] = ()
     """The values of a table: one more than epochs in `at`."""
 
     def __post_init__(self) -> None:

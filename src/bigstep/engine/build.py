@@ -22,7 +22,7 @@ from bigstep.engine.checkpoint import weights_hash
 from bigstep.engine.evaluate import Evaluation, Evaluator
 from bigstep.engine.fusing import Kernels, fuse
 from bigstep.engine.growth import Growth
-from bigstep.engine.learner import Learner, Loss, WorkerLoss
+from bigstep.engine.learner import Learner, Loss, WorkerLoss, keep_kernels
 from bigstep.engine.methods.base import Method
 from bigstep.engine.methods.build import Emulation, Setting, make_method
 from bigstep.engine.own import Own, named_loss, require_trainable, require_usable
@@ -327,6 +327,7 @@ def _learner(config: RunConfig, ranks: Ranks, model: nn.Module, own: Own, feed: 
                 f"{rule.name} does not take optimizer.settings as they are ({error}): give the arguments of its "
                 "constructor by name, beside parameters and lr."
             ) from None
+        keep_kernels(optimizer)
     return Learner(
         model,
         WorkerLoss(model, own.loss or _loss(feed, config.loss.label_smoothing)),

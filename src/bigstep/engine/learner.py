@@ -14,7 +14,7 @@ from bigstep.errors import ConfigError
 from bigstep.norm import WorkerStatistics
 from bigstep.optim import RankAdaGrad
 
-__all__ = ["Learner", "Loss", "WorkerLoss"]
+__all__ = ["Learner", "Loss", "WorkerLoss", "keep_kernels"]
 
 Loss = Callable[[Any, Any], Tensor]
 """(output, target) -> the mean loss over what a forward counts: its samples, or its tokens."""
@@ -54,6 +54,27 @@ def _why_no_loss(loss: Any) -> str:
     if isinstance(loss, Tensor) and loss.numel() == 1:
         gave = "a number that no weight has a part in (was it detached?)"
     return f"The loss gave {gave}, but it must give its mean over the samples, a tensor of one number with a gradient."
+
+
+def keep_kernels(optimizer: torch.optim.Optimizer) -> None:
+    """Let an optimizer stay with the kernels that it was made for, whatever a saved state of another device says.
+
+    >>> optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1, fused=True)
+    >>> keep_kernels(optimizer)
+    >>> optimizer.load_state_dict(torch.optim.SGD(optimizer.param_groups[0]["params"], lr=0.2).state_dict())
+    >>> optimizer.param_groups[0]["fused"], optimizer.param_groups[0]["lr"]
+    (True, 0.2)
+    """
+
+    def mend(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any] | None:
+        groups = saved["param_groups"]
+        if len(groups) != len(optimizer.param_groups):
+            return None  # torch says so
+        names = ("foreach", "fused", "capturable")
+        kept = [{name: group[name] for name in names if name in group} for group in optimizer.param_groups]
+        return {**saved, "param_groups": [{**group, **own} for group, own in zip(groups, kept, strict=True)]}
+
+    optimizer.register_load_state_dict_pre_hook(mend)
 
 
 @dataclass(frozen=True)

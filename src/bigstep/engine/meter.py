@@ -24,6 +24,7 @@ from bigstep.data.sampler import Step
 from bigstep.data.waits import Waits
 from bigstep.engine.methods.base import Outcome
 from bigstep.engine.ranks import Ranks
+from bigstep.exchange.clock import Clock, Mark
 
 __all__ = ["Flush", "Meter", "StepCost", "measured_on_device"]
 
@@ -84,6 +85,19 @@ def measured_on_device(
     return [StepCost(data_s + rest_s, data_s, cost.exchange_s) for cost, data_s in zip(costs, waited, strict=True)]
 
 
+class _Pause(NamedTuple):
+    """Something between two steps that is none."""
+
+    seconds: float
+    before: Mark
+    """The end of the step before."""
+    end: Mark
+
+    def idle_s(self) -> float:
+        """Count what the device had nothing to do in: it may have come to the end of that step only meanwhile."""
+        return min(self.seconds, self.end.seconds_since(self.before))
+
+
 class _Taken(NamedTuple):
     """A step that is not told yet."""
 
@@ -94,7 +108,9 @@ class _Taken(NamedTuple):
     noise: Tensor | None
     batches: int
     """Handed out since the beginning, when it was done."""
-    end: torch.cuda.Event | None
+    pauses: list[_Pause]
+    """Between the step before and this one."""
+    end: Mark
     """When the device has done it."""
 
 
@@ -120,10 +136,14 @@ class Meter:
         if self._cuda and ranks.size == 1:
             self._beside = torch.cuda.Stream(ranks.device, priority=-1)  # type: ignore[no-untyped-call]  # untyped in torch
         self._taken: list[_Taken] = []
-        self._begun = self._started = self._flushed = time.perf_counter()
+        self._clock = Clock(ranks.device)
+        self._told = self._last = self._clock.mark()
+        """The ends of the last step that was told, and of the last that was taken."""
+        self._pauses: list[_Pause] = []
+        """Since then."""
+        self._begun = self._started = time.perf_counter()
         self._seconds_before = seconds_before
         self._interval = 1
-        self._paused_s = 0.0
         self.loss = math.nan
         """The last loss that was finite."""
 
@@ -145,18 +165,17 @@ class Meter:
         """Note the step that was begun; `row` is what else belongs in the record."""
         cost = StepCost(time.perf_counter() - self._begun, outcome.data_s, outcome.exchange_s)
         batches = 0 if self._waits is None else self._batches + len(self._waits)
-        end = torch.cuda.current_stream(self._ranks.device).record_event() if self._cuda else None
         row = {"kind": "train", **row, "bytes_sent": outcome.bytes_sent}
-        self._taken.append(_Taken(step, row, outcome.loss, cost, outcome.noise, batches, end))
+        pauses, self._pauses, self._last = self._pauses, [], self._clock.mark()
+        self._taken.append(_Taken(step, row, outcome.loss, cost, outcome.noise, batches, pauses, self._last))
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """Leave out time between two flushes that no step used, such as an evaluation; a busy GPU has not paused."""
+        """Leave out time between two steps that none used, such as an evaluation; a busy GPU has not paused."""
         paused = time.perf_counter()
         yield
-        end = self._taken[-1].end if self._taken else None
-        if end is None or end.query():  # type: ignore[no-untyped-call]  # untyped in torch
-            self._paused_s += time.perf_counter() - paused
+        if self._last.has_passed():
+            self._pauses.append(_Pause(time.perf_counter() - paused, self._last, self._clock.mark()))
 
     def flush(self, votes: list[float], *, whole: bool, final: bool) -> Flush:
         """Return the gathered rows with global losses; every rank must call this at the same step.
@@ -170,11 +189,10 @@ class Meter:
         if self._beside is not None and not whole and count > 1:
             count -= 1
         taken, self._taken = self._taken[:count], self._taken[count:]
-        if (end := taken[-1].end) is not None:
-            end.synchronize()  # for the steps alone: batches or a mean of islands may go on in other streams
-        now = time.perf_counter()
-        elapsed_s = max(now - self._flushed - self._paused_s, 1e-9)
-        self._flushed, self._paused_s = now, 0.0
+        # waits for the steps alone: batches or a mean of islands may go on in other streams
+        passed_s = taken[-1].end.seconds_since(self._told)
+        elapsed_s = max(passed_s - sum(pause.idle_s() for each in taken for pause in each.pauses), 1e-9)
+        self._told, seconds = taken[-1].end, self.seconds
         costs, size = self._costs(taken, elapsed_s), self._ranks.size
         small = torch.zeros(2 * size + 1 + len(votes), dtype=torch.float64)
         small[self._ranks.rank] = sum(each.cost.compute_s for each in taken)  # the host's: no waiting for other ranks
@@ -190,7 +208,7 @@ class Meter:
         )
         noise = {index: list(itertools.islice(sums, 4)) for index in noises}
         rows = [each.row for each in taken]
-        self._complete(rows, costs, losses_of_all, compute_by_rank, elapsed_s)
+        self._complete(rows, costs, losses_of_all, compute_by_rank, elapsed_s, seconds)
         wanted = _SECONDS_BETWEEN_FLUSHES * count * size / elapsed_of_all
         self._interval = int(min(max(wanted, 1), _MOST_STEPS_BETWEEN_FLUSHES))
         return Flush(rows, noise, compute_by_rank, data_by_rank, agreed, elapsed_s, taken[-1].step, final)
@@ -212,6 +230,7 @@ class Meter:
         losses: list[float],
         compute_by_rank: list[float],
         elapsed_s: float,
+        seconds: float,
     ) -> None:
         """Put into the rows what is known now."""
         per_s = sum(row["batch"] for row in rows) / elapsed_s
@@ -220,7 +239,7 @@ class Meter:
             row |= {
                 "loss": loss,
                 "images_per_s": per_s,
-                "seconds": self._seconds_before + self._flushed - self._started,
+                "seconds": seconds,
                 "compute_s": cost.compute_s,
                 "exchange_s": cost.exchange_s,
                 "data_s": cost.data_s,

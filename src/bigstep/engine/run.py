@@ -30,7 +30,7 @@ from bigstep.engine.observers.base import Audience, Observer
 from bigstep.engine.observers.busy import BusyWatch
 from bigstep.engine.observers.noise import NoiseWatch
 from bigstep.engine.observers.records import Records
-from bigstep.engine.observers.watches import InputWatch, LossWatch, StragglerWatch
+from bigstep.engine.observers.watches import InputWatch, LossWatch, StragglerWatch, patience_of
 from bigstep.engine.profile.profiler import StepProfiler
 from bigstep.engine.ranks import SAME_CODE, AgreedError, Ranks, cores_of_rank
 from bigstep.engine.rates import batch_plan
@@ -260,9 +260,8 @@ def _opened_records(order: Order, built: Run, own: Own) -> Iterator[RunWriter | 
 def _own_observers(order: Order, built: Run, noise: NoiseWatch, writer: RunWriter | None) -> list[Observer]:
     """Return the observers of every run; the noise scale is first, since it adds its figure to the rows."""
     config = order.config
-    skips = config.nonfinite == "skip" or config.arithmetic.loss_scale > 0  # the loss scale skips such steps too
     watches: list[Observer] = [
-        noise, LossWatch(skipped=skips), StragglerWatch(config.islands.count),
+        noise, LossWatch(patience_of(config)), StragglerWatch(config.islands.count),
         InputWatch(built.train_feed.loaders, cores_of_rank(built.ranks), built.train_feed.spent),
     ]  # fmt: skip
     if built.ranks.device.type == "cuda" and prepares(config):  # on every rank: each compiles

@@ -232,10 +232,14 @@ class Exchange:
             self._late.load(dict(state["late"]))
 
     @property
+    def carries(self) -> bool:
+        """Whether a part of a gradient, or all of it, stays here until a later step."""
+        return CODECS[self.codec].loses == "carried" or self._late is not None
+
+    @property
     def gives_the_mean(self) -> bool:
         """Whether a backward leaves the mean over ranks of its own gradients, up to the rounding of a half type."""
-        carries = CODECS[self.codec].loses == "carried"
-        return not (carries or self.parts or self._late or self._prepare)
+        return not (self.carries or self.parts or self._prepare)
 
     def keep_own(self) -> None:
         """Copy what this rank brings into the next exchange, before it is encoded; `take_own` hands it out."""

@@ -165,7 +165,7 @@ def normalize_kernel(
         packed_at = base // 8 + (r[:, None] * (channels // 8) + packed_c[None, :])
         tl.store(signs + packed_at, pack_bits(z > 0, BM, BC), mask=packed_ok)
     if RELU:
-        z = tl.maximum(z, 0.0)
+        z = tl.maximum(z, 0.0, propagate_nan=tl.PropagateNan.ALL)  # a run whose loss stayed finite would not be told
     write(y + at, z, ok, EVEN)
     if HALF:
         half, there = half_row(g * rows + tile * BM + r, height, width)

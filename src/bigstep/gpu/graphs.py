@@ -115,7 +115,7 @@ class GraphedStep:
         self._sums: list[Tensor] = []  # made once, so that the table of their addresses is written once
         self._parts = 0
         self._update_of_sums: GraphUpdate | None = None
-        optimizer.register_load_state_dict_post_hook(self._forget_graphs)
+        self._hook = optimizer.register_load_state_dict_post_hook(self._forget_graphs)
 
     def __call__(self, inputs: Any, targets: Tensor) -> Tensor:
         """Take one step and return its loss (on the device; reading it waits for the step).
@@ -213,6 +213,11 @@ class GraphedStep:
         after changing them past torch's count of changes, through `param.data` or a kernel.
         """
         self.copies.rewrite()
+
+    def close(self) -> None:
+        """Give back the memory of the graphs; the optimizer, which may live on, would keep it."""
+        self._hook.remove()
+        self._captured.clear()
 
     def _prepare(self) -> None:
         """Bring copies and settings up to date with weights and parameter groups."""

@@ -35,7 +35,7 @@ def pool_kernel(x, y, winner, windows, rows, columns, height, width, channels, B
     which = tl.zeros((BM, BC), dtype=tl.int32)
     for tap in tl.static_range(1, 4):
         value = tl.load(x + at + ((tap // 2) * width + tap % 2) * channels, mask=ok, other=0.0)
-        better = value > best
+        better = (value > best) | (value != value)  # what is no number stays so, as in torch
         best = tl.where(better, value, best)
         which = tl.where(better, tap, which)
     out = window[:, None] * channels + c[None, :]

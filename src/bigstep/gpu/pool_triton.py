@@ -61,13 +61,14 @@ def normalize_pool_kernel(
         ok = ((h >= 0) & (h < height) & (w >= 0) & (w < width) & (ow < out_width))[:, None] & inside[None, :]
         value = tl.load(image + (h * width + w)[:, None] * channels + c[None, :], mask=ok, other=0.0)
         z = tl.where(ok, value.to(tl.float32) * scale[None, :] + shift[None, :], float("-inf"))
-        better = z > best
+        better = (z > best) | (z != z)  # what is no number stays so, as in torch
         best = tl.where(better, z, best)
         best_x = tl.where(better, value, best_x)
         best_tap = tl.where(better, tap, best_tap)
     keep = (ow < out_width)[:, None] & inside[None, :]
     at = line.to(tl.int64) * out_width * channels + (ow[:, None] * channels + c[None, :])
-    tl.store(y + at, tl.maximum(best, 0.0).to(y.dtype.element_ty), mask=keep)
+    best = tl.maximum(best, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    tl.store(y + at, best.to(y.dtype.element_ty), mask=keep)
     tl.store(picked + at, best_x, mask=keep)
     tl.store(winner + at, best_tap.to(tl.uint8), mask=keep)
 

@@ -130,21 +130,23 @@ class Eager:
     def update(self) -> None:
         """Weigh and clip the gradient that the weights hold, update them with it, and clear it."""
         optimizer: Any = self._learner.optimizer
-        scaled = self._scale.is_enabled()
+        parallel = self._parallel
+        # what is carried is scaled as well; nothing else asks for the scale, for which the host waits on a GPU
+        carried = parallel.exchange if parallel and parallel.exchange.carries and self._scale.is_enabled() else None
         if self._share_update:
             optimizer.process_group = self._ranks.process_group  # islands: others may have taken the step before
-        counts = self.counts if self._parallel is None else self._parallel.counts_of(self.counts)
+        counts = self.counts if parallel is None else parallel.counts_of(self.counts)
         if counts != 1:
             weigh(self.gradients(), counts)
-        before = self._scale.get_scale() if scaled and self._parallel else 1.0
+        before = self._scale.get_scale() if carried else 1.0
         if self._clip:
             self._scale.unscale_(optimizer)  # the norm is that of the gradient itself
             torch.nn.utils.clip_grad_norm_(self._learner.trained, self._clip, foreach=True)
         self._scale.step(optimizer)
         self._scale.update()
         self._learner.clear()
-        if scaled and self._parallel is not None and (now := self._scale.get_scale()) != before:
-            self._parallel.exchange.rescale(now / before)  # what a lossy codec carries is scaled as well
+        if carried and (now := self._scale.get_scale()) != before:
+            carried.rescale(now / before)
 
     def flush(self) -> None:
         """Double buffering: use the gradient that was still on its way."""

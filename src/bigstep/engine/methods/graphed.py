@@ -49,6 +49,8 @@ class Graphed:
         compiled: Let torch compile what is captured.
         emulate: On a CPU, with a tape in place of a graph.
         """
+        if hasattr(learner.optimizer, "process_group"):  # of ranks that have shared the steps before these
+            learner.optimizer.process_group = None
         self.graphs = GraphedStep(
             learner.model,
             learner.objective.loss,
@@ -59,7 +61,8 @@ class Graphed:
             compiled=compiled,
             emulate=emulate,
         )
-        self._names = [name for name, parameter in learner.objective.named_parameters() if parameter.requires_grad]
+        names: dict[Tensor, str] = {parameter: name for name, parameter in learner.objective.named_parameters()}
+        self._names = [names.get(parameter, "") for parameter in self.graphs.params]  # in the order of the optimizer
         self._debt = Debt()
         self._gathering = False
         self.counts = 1.0
@@ -126,4 +129,5 @@ class Graphed:
         return {"scaler": self.graphs.loss_scale, "exchange": self._debt}
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Give back the memory of the graphs."""
+        self.graphs.close()

@@ -71,8 +71,10 @@ class NoiseScale:
             small_norm2: |g_b|^2.
             small: b, in samples.
             big_norm2: |g_B|^2; a measurement that is not finite (fp16 with too large a loss scale) is left out.
-            big: B, in samples.
+            big: B, in samples; where one forward held the whole step there are no two gradients, and nothing is taken.
         """
+        if small == big:
+            return
         signal = (big * big_norm2 - small * small_norm2) / (big - small)
         noise = (small_norm2 - big_norm2) / (1 / small - 1 / big)
         if not (math.isfinite(signal) and math.isfinite(noise)):

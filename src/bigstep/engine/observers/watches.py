@@ -6,14 +6,17 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from bigstep.config import RunConfig
 from bigstep.data.sampler import hosted_workers
 from bigstep.engine.meter import Flush
 from bigstep.engine.methods.base import Note
 from bigstep.engine.observers.base import Observer
 from bigstep.engine.ranks import AgreedError
 
-__all__ = ["InputWatch", "LossWatch", "StragglerWatch", "loads_of_ranks"]
+__all__ = ["InputWatch", "LossWatch", "StragglerWatch", "loads_of_ranks", "patience_of"]
 
+_HOPELESS = 100
+"""Steps in a row that fp16 may skip: its scale is at its floor after ten, and no weight has moved in any of them."""
 _SLOWER = 1.4
 """A rank is a straggler from this ratio to the median of the others on."""
 _IN_A_ROW = 2
@@ -36,20 +39,40 @@ _REMEDIES = {
 
 
 class LossWatch(Observer):
-    """Ends a run whose loss is not finite, unless steps with such gradients are skipped anyway."""
+    """Ends a run whose loss is not finite, or stays so where steps with such gradients are skipped anyway.
 
-    def __init__(self, *, skipped: bool):
-        self._skipped = skipped
+    Args:
+        patience: Steps in a row that may be so: 0 ends the run at once, infinity never.
+    """
+
+    def __init__(self, patience: float = 0):
+        self._patience, self._times = patience, 0
 
     def flushed(self, flush: Flush) -> Iterable[Note]:
         """Look at every loss; all ranks see the same."""
         for row in flush.rows:
-            if not (self._skipped or math.isfinite(row["loss"])):
+            self._times = 0 if math.isfinite(row["loss"]) else self._times + 1
+            if self._times > self._patience:
+                since = f", and was not finite in the {self._patience:.0f} steps before" if self._patience else ""
                 raise AgreedError(
                     f"The loss is {row['loss']} at step {row['step']} (epoch {row['epoch']:.2f}, learning rate "
-                    f"{row['lr']:.4g}); lower lr.base, lengthen the warm-up or shrink the batch."
+                    f"{row['lr']:.4g}){since}; lower lr.base, lengthen the warm-up or shrink the batch."
                 )
         return ()
+
+
+def patience_of(config: RunConfig) -> float:
+    """Return how many steps in a row may have a loss that is not finite.
+
+    >>> from bigstep.config.schema import config_from_mapping
+    >>> base = {"workers": {"count": 8, "local_batch": 32}, "epochs": 2, "lr": {"base": 0.1}}
+    >>> [patience_of(config_from_mapping({**base, "precision": name})) for name in ("bf16", "fp16")]
+    [0, 100]
+    """
+    if config.nonfinite == "skip":
+        return math.inf
+    # one of several islands may stay so until it meets the others again
+    return max(_HOPELESS, 2 * config.islands.every) if config.arithmetic.loss_scale > 0 else 0
 
 
 class StragglerWatch(Observer):
