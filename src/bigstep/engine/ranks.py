@@ -10,7 +10,7 @@ import datetime
 import itertools
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -111,10 +111,13 @@ class Ranks:
         dist.broadcast_object_list(box, group_src=0, group=self.group)
         return box[0]
 
-    def take_first_(self, tensor: Tensor) -> None:
-        """Give all ranks rank 0's tensor, in place; every rank must call this at the same point."""
-        if self.size > 1:
-            dist.broadcast(tensor, group=self.group, group_src=0)
+    def take_first_(self, tensors: Iterable[Tensor]) -> None:
+        """Give all ranks rank 0's tensors, which are contiguous, in place; every rank must call this at the same point.
+
+        They travel as bytes: neither Gloo nor NCCL knows all types, integers of 16 bits for example.
+        """
+        for tensor in tensors if self.size > 1 else ():
+            dist.broadcast(tensor.view(-1).view(torch.uint8), group=self.group, group_src=0)
 
     def require_same(self, value: str, what: str, change: str) -> None:
         """Stop the run, naming the ranks that differ from rank 0 and what to change, unless all hold the same value."""

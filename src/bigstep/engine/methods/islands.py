@@ -36,6 +36,7 @@ from bigstep.engine.methods.rounds import Rounds
 from bigstep.engine.methods.synchronous import Synchronous
 from bigstep.engine.ranks import Ranks
 from bigstep.engine.state import Carried, Count
+from bigstep.norm import other_buffers
 
 __all__ = ["Islands"]
 
@@ -240,13 +241,17 @@ class Islands:
 
     @contextlib.contextmanager
     def evaluation(self) -> Iterator[nn.Module]:
-        """Lend out the mean of all islands: their weights, and the statistics of their batch norms."""
+        """Lend out the mean of all islands: their weights, and the statistics of their batch norms.
+
+        What else a network notes in buffers is rank 0's for all, as in a synchronous run.
+        """
         if self.mainland is not None:
             with self.mainland.evaluation() as model:
                 yield model
             return
         model = self.learner.model
         put_mean_under(model, self.islands, self.config.count, self._add_up)
+        self.ranks.take_first_(other_buffers(model))
         model.eval()
         try:
             yield model

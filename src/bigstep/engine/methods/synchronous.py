@@ -226,8 +226,7 @@ class Synchronous:
         What else a network notes in buffers as it trains, each rank for itself, is rank 0's for all, as under DDP.
         """
         self.learner.statistics.synchronize(self.ranks.sum_)
-        for buffer in other_buffers(self.learner.model):
-            self.ranks.take_first_(buffer)
+        self.ranks.take_first_(other_buffers(self.learner.model))
         self.learner.model.eval()
         try:
             yield self.learner.model
