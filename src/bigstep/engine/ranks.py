@@ -222,6 +222,9 @@ def joined_ranks(device: DeviceChoice = "auto", timeout_s: float = 600) -> Itera
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     ask_for_queues()  # where it is not the command that runs, but somebody's program
     chosen = _device(device, int(os.environ.get("LOCAL_RANK", "0")), local_size)
+    if chosen.type == "cuda" and dist.is_initialized() and "LOCAL_RANK" not in os.environ:
+        # torch.multiprocessing.spawn tells nobody a local rank, so that its programs choose their GPUs themselves
+        chosen = torch.device("cuda", torch.cuda.current_device())
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
     if dist.is_initialized():  # somebody else's program: use its group and leave it alive
