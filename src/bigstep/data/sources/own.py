@@ -191,12 +191,13 @@ class OwnItems(Source):
         return counts.long() if self._indices is None else counts.long()[self._indices]
 
     def fingerprint(self) -> str:
-        """Hash the shape of x and, unless they change from one reading to the next, some of the targets."""
+        """Hash which items there are, the shape of x and, unless they change with each reading, some of the targets."""
         chosen = [[index] for index in spread(len(self), _HASHED // 8).tolist()]  # one by one: lengths may differ
         targets, again = ([self._read(index)[1] for index in chosen] for _ in range(2))
         kept = [y for y, repeated in zip(targets, again, strict=True) if torch.equal(y, repeated)]
         x, _ = self.first
-        return digest(len(self), kinds_of(x) if self.has_several_inputs else tuple(x.shape), *kept)
+        items = torch.tensor([]) if self._indices is None else self._indices
+        return digest(len(self), kinds_of(x) if self.has_several_inputs else tuple(x.shape), *kept, items)
 
     def describe(self, verify: bool) -> dict[str, Any]:
         """Describe the first item; `verify` reads all."""
