@@ -131,6 +131,7 @@ class Islands:
         if parting:
             self.part()
         assert self.rounds is not None
+        self.taken = max(self.taken, step.position.step)  # those before are of the mainland, or of before a resume
         sent, waited_s = self._transport.bytes_sent, self.rounds.waited_s
         loss = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
         data_s = exchange_s = bytes_sent = 0.0
