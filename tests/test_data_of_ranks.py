@@ -66,7 +66,7 @@ def train(given: str) -> str:
 def test_ranks_with_different_samples_are_told_at_once(world: Callable[[int], World], given: str) -> None:
     for said in world(2).run(train, given):
         assert said.startswith("The samples of rank 1 differ from those of rank 0 ("), said
-        assert said.endswith("give every rank the same samples in the same order: whole copies, or divided with one seed.")
+        assert "give every rank the same samples in the same order: whole copies" in said
 
 
 @pytest.mark.parametrize("given", ["alike", "drawn anew"])

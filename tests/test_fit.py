@@ -87,7 +87,7 @@ def test_an_own_loss_and_metrics_may_give_their_one_number_in_any_shape() -> Non
 
 def test_a_metric_that_gives_several_numbers_is_named() -> None:
     data, each = samples(), {"each": nn.MSELoss(reduction="none")}
-    with pytest.raises(ConfigError, match=r"The metric each gave a tensor of \(64, 1\), but it must give its mean"):
+    with pytest.raises(ConfigError, match=r"The metric each gave a tensor of \(64, 1\), but it must give one number"):
         fit(CONFIG, Net(), (data, data), nn.functional.mse_loss, metrics=each, device="cpu")
 
 

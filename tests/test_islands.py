@@ -43,9 +43,7 @@ def config(*settings: str) -> RunConfig:
     return apply_settings(plain, [*quiet, *settings])
 
 
-def path_of(
-    folder: str, *settings: str, resume: bool = False, loaded: bool = False, **options: Any
-) -> dict[str, Any]:
+def path_of(folder: str, *settings: str, resume: bool = False, loaded: bool = False, **options: Any) -> dict[str, Any]:
     model, samples = network(), list(data()) if loaded else data()
     result = fit(config(*settings), model, (samples, samples), out=folder, resume=resume, device="cpu", **options)
     weights = {name: value.tolist() for name, value in model.state_dict().items() if value.is_floating_point()}

@@ -11,8 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from bigstep.config import (
-    ExchangeConfig, IslandsConfig, LrConfig, OptimizerConfig, OuterConfig, RunConfig, WorkersConfig,
-)  # fmt: skip
+    ExchangeConfig,
+    IslandsConfig,
+    LrConfig,
+    OptimizerConfig,
+    OuterConfig,
+    RunConfig,
+    WorkersConfig,
+)
 from bigstep.errors import ConfigError, RunError
 from bigstep.train import fit
 from worlds import World

@@ -116,7 +116,7 @@ class Totals:
             value = torch.as_tensor(mean, device=sums.device)
             require(
                 value.numel() == 1,
-                f"{what} gave a tensor of {tuple(value.shape)}, but it must give its mean over what counts, one number.",
+                f"{what} gave a tensor of {tuple(value.shape)}, but it must give one number: its mean.",
             )
             return torch.where(counted > 0, on_grid(value.view(()).double() * counted, digits=30), 0.0)
 
