@@ -27,7 +27,9 @@ from bigstep.config import (
     RunConfig,
     WorkersConfig,
 )
+from bigstep.data.feed import Feed
 from bigstep.data.sampler import Sampler
+from bigstep.data.waits import Waits
 from bigstep.engine.build import Own, build
 from bigstep.engine.ranks import Ranks
 from bigstep.engine.rates import batch_plan
@@ -193,6 +195,17 @@ def test_a_replica_holds_one_share_at_a_time() -> None:
         assert drawn == list(range(number + 1))
         assert (share.position.step, len(images)) == (number, share.size)
     assert len(drawn) == 6  # the sixth told that the run has ended
+
+
+def test_a_replica_keeps_nothing_of_what_a_gpu_measures_of_its_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Waits, "handed", lambda waits, asked, ready: waits._handed.append((asked, ready)))
+    monkeypatch.setattr(Feed, "waits", property(lambda feed: feed._way.waits))
+    run = build(order(SGD), Ranks(), Own(network(), (Ninety(), Ninety())))
+    drawn = iter(range(100))
+    shares = Shares(run.sampler, epochs=2)
+    kept = [len(run.train_feed.waits or ()) for _ in batches_of(run, shares, lambda: next(drawn))]
+    assert set(kept) == {1}
+    run.close()
 
 
 def test_staleness_and_overlaps_are_those_of_the_schedule() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import random
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,7 +50,8 @@ class Squares:
         return self.count
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return torch.cat([torch.tensor([float(index) ** 2]), torch.rand(2)]).view(3, 1, 1), index % 2
+        by_others = np.random.random() + random.random()
+        return torch.tensor([float(index) ** 2, float(torch.rand(())), by_others]).view(3, 1, 1), index % 2
 
 
 class Broken(Squares):
@@ -181,15 +183,25 @@ def test_a_folder_needs_a_size(tmp_path: Path) -> None:
         Feed(train, train=True)
 
 
-def test_own_data_repeats_its_random_part_and_leaves_the_generator_alone() -> None:
+def seeded() -> None:
     torch.manual_seed(5)
-    expected_next = torch.rand(1)
-    torch.manual_seed(5)
+    np.random.seed(5)
+    random.seed(5)
+
+
+def drawn() -> tuple[float, float, float]:
+    return float(torch.rand(())), np.random.random(), random.random()
+
+
+def test_own_data_repeats_its_random_part_and_leaves_all_generators_alone() -> None:
+    seeded()
+    expected_next = drawn()
+    seeded()
     wanted = requests(2, list(range(130)), [7, 3])
     feeds = [Feed(Squares(), train=True, seed=4, dtype=torch.float64, loaders=n) for n in (0, 1)]
     alone, helped = ([*feed(wanted)] for feed in feeds)
     feeds[1].close()
-    assert torch.equal(torch.rand(1), expected_next)
+    assert drawn() == expected_next
     for (x, y), (u, v) in zip(alone, helped, strict=True):
         assert torch.equal(x, u)
         assert torch.equal(y, v)

@@ -19,7 +19,7 @@ from bigstep.asynchronous import join_downpour, serve_downpour, train_downpour
 from bigstep.asynchronous.gate import split_address
 from bigstep.asynchronous.store import StoreGoneError, connect_store, host_store
 from bigstep.config import LrConfig
-from bigstep.errors import ConfigError, RunError
+from bigstep.errors import ConfigError, DataError, RunError
 from bigstep.records import locked, read_run
 from bigstep.train import FitResult
 from test_async import Ninety, network
@@ -40,6 +40,13 @@ class Missing(Ninety):
 
     def __len__(self) -> int:
         raise FileNotFoundError("no images here")
+
+
+class Fewer(Ninety):
+    """A copy that lacks a sample."""
+
+    def __len__(self) -> int:
+        return 89
 
 
 class Slow(Ninety):
@@ -84,6 +91,19 @@ def test_a_run_does_not_wait_for_a_replica_that_failed_before_it_began(tmp_path:
     result = beside(act, folder, Gated(gate, 3))
     assert result.facts["updates"] == SHARES
     assert "Replica 1 failed: FileNotFoundError: no images here at update" in " ".join(read_run(folder).notes)
+
+
+def test_a_replica_whose_copy_of_the_data_is_another_does_not_take_part(tmp_path: Path) -> None:
+    folder, gate = tmp_path / "run", tmp_path / "gate"
+
+    def act() -> None:
+        with pytest.raises(DataError, match="The samples here differ from those of the run"):
+            join_downpour(address_of(folder), network(), (Fewer(), Ninety()), device="cpu")
+        gate.touch()
+
+    result = beside(act, folder, Gated(gate, 3))
+    assert result.facts["updates"] == SHARES
+    assert "Replica 1 failed: The samples here differ" in " ".join(read_run(folder).notes)
 
 
 def join_slowly(address: str, begun: Path) -> None:

@@ -74,6 +74,23 @@ def test_own_optimizer_metrics_and_observers_take_part(tmp_path: Path) -> None:
     assert with_sgd.weights_sha256 != first.result["weights_sha256"], "the optimizer that was given is the one used"
 
 
+def test_an_own_loss_and_metrics_may_give_their_one_number_in_any_shape() -> None:
+    def wrapped(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return nn.functional.mse_loss(output, target).view(1, 1)
+
+    data, facts = samples(), []
+    for loss in (nn.functional.mse_loss, wrapped):
+        found = fit(CONFIG, Net(), (data, data), loss, metrics={"squares": loss}, device="cpu").facts
+        facts.append([found[name] for name in ("loss", "eval_loss", "squares", "weights_sha256")])
+    assert facts[0] == facts[1]
+
+
+def test_a_metric_that_gives_several_numbers_is_named() -> None:
+    data, each = samples(), {"each": nn.MSELoss(reduction="none")}
+    with pytest.raises(ConfigError, match=r"The metric each gave a tensor of \(64, 1\), but it must give one number"):
+        fit(CONFIG, Net(), (data, data), nn.functional.mse_loss, metrics=each, device="cpu")
+
+
 def test_gradients_of_parameters_that_an_own_optimizer_leaves_out_do_not_add_up() -> None:
     """Clipping takes the norm of all gradients: those of steps before would shrink every step more and more."""
     data, ends = samples(), []

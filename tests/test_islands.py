@@ -43,12 +43,20 @@ def config(*settings: str) -> RunConfig:
     return apply_settings(plain, [*quiet, *settings])
 
 
-def path_of(folder: str, *settings: str, resume: bool = False, **options: Any) -> dict[str, Any]:
-    model, samples = network(), data()
+def path_of(folder: str, *settings: str, resume: bool = False, loaded: bool = False, **options: Any) -> dict[str, Any]:
+    model, samples = network(), list(data()) if loaded else data()
     result = fit(config(*settings), model, (samples, samples), out=folder, resume=resume, device="cpu", **options)
     weights = {name: value.tolist() for name, value in model.state_dict().items() if value.is_floating_point()}
     rows = read_run(Path(folder)).train if Path(folder, "run.json").exists() else []
     return {"losses": [row["loss"] for row in rows], "eval": result.facts["eval_loss"], "weights": weights}
+
+
+def path_of_loaded(folder: str, *settings: str) -> dict[str, Any]:
+    return path_of(folder, *settings, "data.loaders=0", loaded=True)
+
+
+def stop_early(folder: str, *settings: str) -> dict[str, Any]:
+    return path_of(folder, *settings, max_steps=4)
 
 
 def go_on(folder: str, *settings: str) -> dict[str, Any]:
@@ -111,6 +119,23 @@ def test_islands_that_span_ranks_take_the_same_path(
     settings = ("islands.count=2", "islands.every=2", *settings)
     alone = path_of(str(tmp_path / "1"), *settings)
     close(world(4).run(path_of, str(tmp_path / "4"), *settings)[0], alone)
+
+
+ONE_OVER_RANKS = ("islands.outer={name: sgd, lr: 1.0, momentum: 0.0}", "islands.every=2", "islands.begin=0.4")
+
+
+def test_an_island_that_spans_ranks_may_begin_while_samples_are_loaded(
+    world: Callable[[int], World], tmp_path: Path
+) -> None:
+    alone = path_of_loaded(str(tmp_path / "1"), *ONE_OVER_RANKS)
+    close(world(2).run(path_of_loaded, str(tmp_path / "2"), *ONE_OVER_RANKS)[0], alone)
+
+
+def test_an_island_that_spans_ranks_goes_on_behind_its_beginning(world: Callable[[int], World], tmp_path: Path) -> None:
+    whole, broken = str(tmp_path / "whole"), str(tmp_path / "broken")
+    expected = world(2).run(path_of, whole, *ONE_OVER_RANKS)
+    world(2).run(stop_early, broken, *ONE_OVER_RANKS)
+    assert world(2).run(go_on, broken, *ONE_OVER_RANKS) == expected
 
 
 @pytest.mark.parametrize("method", METHODS)

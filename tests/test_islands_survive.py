@@ -16,6 +16,8 @@ from unittest import mock
 import pytest
 
 import bigstep.train
+from bigstep.engine.checkpoint import load_checkpoint, save_checkpoint
+from bigstep.engine.islands_of import APART
 from bigstep.engine.meter import Meter
 from bigstep.engine.methods.islands import Islands
 from bigstep.engine.methods.meeting import Meeting
@@ -48,7 +50,9 @@ def counted() -> Iterator[Counter[tuple[int, int]]]:
         yield taken
 
 
-def fail(rank: int, folder: str, lost: int, in_meeting: tuple[int, ...], at: int, *settings: str) -> Any:
+def fail(
+    rank: int, folder: str, lost: int, in_meeting: tuple[int, ...], at: int, *settings: str, run: Any = plain
+) -> Any:
     """Train until the flush behind step `at`, where all ranks miss the lost one; some do so in the meeting before."""
     go_on, wait = Meter.flush, Meeting.wait
 
@@ -77,7 +81,7 @@ def fail(rank: int, folder: str, lost: int, in_meeting: tuple[int, ...], at: int
         stack.enter_context(mock.patch("bigstep.engine.meter._MOST_STEPS_BETWEEN_FLUSHES", 1))
         stack.enter_context(mock.patch("time.sleep"))  # nobody is silent: no need to listen for signs of life
         stack.enter_context(pytest.raises(RunError))
-        plain(folder, *settings)
+        run(folder, *settings)
     return dict(taken)
 
 
@@ -87,11 +91,15 @@ def fail_as_ranks(*arguments: Any) -> Any:
     return fail(dist.get_rank(), *arguments)
 
 
-def go_on(folder: str, *settings: str) -> Any:
+def from_survivors(folder: str, *settings: str) -> Any:
     """Go on as a launcher does that has seen a rank end."""
-    order = functools.partial(bigstep.train.Order, survivors=True)
-    with counted() as taken, mock.patch.object(bigstep.train, "Order", order):
-        return plain(folder, *settings, resume=True), dict(taken)
+    with mock.patch.object(bigstep.train, "Order", functools.partial(bigstep.train.Order, survivors=True)):
+        return plain(folder, *settings, resume=True)
+
+
+def go_on(folder: str, *settings: str) -> Any:
+    with counted() as taken:
+        return from_survivors(folder, *settings), dict(taken)
 
 
 def reset_at(folder: str, at: int, islands: tuple[int, ...], *settings: str) -> Any:
@@ -163,6 +171,37 @@ def test_a_meeting_that_nobody_could_hold_is_held_again(
     ended = world(2).run(go_on, str(folder), *settings)
     same(ended[0][0], reset_at(str(tmp_path / "reset"), 5, (2, 3), *settings))
     assert sorted(ended[0][1]) == [(0, 7), (0, 8), (0, 9), (1, 7), (1, 8)]
+
+
+def test_islands_that_are_ahead_stay_so_if_another_rank_is_lost_meanwhile(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    taken = [fail(0, str(folder), 1, (), 8)]
+    (apart,) = folder.glob(APART)
+    share = load_checkpoint(apart)  # as where rows were told seldom: the run comes to step 8 in three steps
+    share["islands"]["recorded"] = [{"epoch": 1, "offset": 128, "step": 5}]
+    save_checkpoint(apart.parent, 8, share, keep=1)
+    taken.append(fail(0, str(folder), 1, (), 6, run=from_survivors))
+    ended, rest = go_on(str(folder))
+    assert Counter(taken[0]) + Counter(taken[1]) + Counter(rest) == counts_of(tmp_path)
+    same(ended, plain(str(tmp_path / "whole")))
+
+
+def test_what_is_kept_in_the_first_step_behind_a_resume_tells_where_it_stands(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    fail(0, str(folder), 1, (), 8)
+    broken = mock.patch.object(Synchronous, "step", side_effect=RuntimeError(GONE))
+    with broken, mock.patch("time.sleep"), pytest.raises(RunError):
+        plain(str(folder), resume=True)
+    (apart,) = folder.glob(APART)
+    kept = load_checkpoint(apart)["islands"]
+    assert (kept["taken"], kept["steps"]) == (6, 6), "they have been islands from the beginning"
+
+
+def counts_of(tmp_path: Path) -> Counter[tuple[int, int]]:
+    """The steps that islands take in a run that nothing breaks off."""
+    with counted() as taken:
+        plain(str(tmp_path / "counted"))
+    return taken
 
 
 def die_at(folder: str, at: int) -> str:

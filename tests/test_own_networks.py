@@ -10,7 +10,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bigstep.config import ExchangeConfig, LrConfig, OptimizerConfig, RunConfig, WorkersConfig
+from bigstep.config import (
+    ExchangeConfig,
+    IslandsConfig,
+    LrConfig,
+    OptimizerConfig,
+    OuterConfig,
+    RunConfig,
+    WorkersConfig,
+)
 from bigstep.errors import ConfigError, RunError
 from bigstep.train import fit
 from worlds import World
@@ -32,6 +40,7 @@ class TwoHeads(nn.Module):
         torch.manual_seed(0)
         self.use, self.head, self.other = use, nn.Linear(6, 3), nn.Linear(6, 3)
         self.register_buffer("forwards", torch.zeros(()))
+        self.register_buffer("places", torch.arange(3, dtype=torch.int16))  # a type that no backend sends as it is
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
@@ -83,9 +92,16 @@ def test_what_an_exchange_cannot_do_without_is_named(world: Callable[[int], Worl
         assert "double_buffer" in said
 
 
-def test_buffers_that_forwards_write_are_those_of_the_first_rank_in_the_end(world: Callable[[int], World]) -> None:
+ISLANDS = IslandsConfig(count=2, every=2)
+ONE_ISLAND = IslandsConfig(every=2, outer=OuterConfig(name="sgd", lr=1.0))
+
+
+@pytest.mark.parametrize("islands", [IslandsConfig(), ISLANDS, ONE_ISLAND], ids=["none", "two", "one over both ranks"])
+def test_buffers_that_forwards_write_are_those_of_the_first_rank_in_the_end(
+    world: Callable[[int], World], islands: IslandsConfig
+) -> None:
     """Of seven forwards an epoch one rank of two runs its own; the first has the incomplete batch alone."""
-    found = world(2).run(train, "always")
+    found = world(2).run(train, "always", replace(CONFIG, islands=islands))
     assert [each["forwards"] for each in found] == [14.0, 14.0]
 
 

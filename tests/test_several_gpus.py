@@ -150,6 +150,20 @@ def test_a_device_that_the_programs_own_group_does_not_carry_is_refused() -> Non
         pass
 
 
+@pytest.mark.usefixtures("carries_only_gpus")
+@pytest.mark.parametrize(("local_rank", "place"), [(None, 2), ("1", 1)], ids=["spawn", "torchrun"])
+def test_a_program_with_a_group_of_its_own_keeps_the_gpu_it_has_chosen_unless_its_launcher_gives_one(
+    local_rank: str | None, place: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    if local_rank is not None:
+        monkeypatch.setenv("LOCAL_RANK", local_rank)
+    for name, answer in {"is_available": True, "device_count": 4, "current_device": 2, "set_device": None}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
+    with joined_ranks() as ranks:
+        assert ranks.device == torch.device("cuda", place)
+
+
 def gloo_by_device() -> list[bool]:
     group = dist.new_group([dist.get_rank()], backend="cpu:gloo", use_local_synchronization=True)
     assert isinstance(group, dist.ProcessGroup)

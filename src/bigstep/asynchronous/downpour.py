@@ -80,6 +80,7 @@ def train_sharded(
     layout = Layout.of(built, shares_per_epoch)
     store.set("layout", layout.to_json())
     store.set("run", secrets.token_hex(16))  # by which shards elsewhere know it from others at the same address
+    store.set("data", built.state.parts["data"].state_dict())
     store.set("shards_elsewhere", str(elsewhere[0]))
     store.set("order", json.dumps({"config": config_to_mapping(config), "max_shares": order.max_steps}))
     processes = Processes(where)

@@ -23,10 +23,12 @@ from bigstep.asynchronous.shard import Push
 from bigstep.asynchronous.shares import Shares, batches_of, gradient_of
 from bigstep.asynchronous.store import Store, connect_store, or_gone
 from bigstep.config.text import config_from_mapping
+from bigstep.data.pair import DataPair
 from bigstep.data.sampler import Step
 from bigstep.engine.build import Own, Run, build
 from bigstep.engine.ranks import Ranks
 from bigstep.engine.rates import learning_rate
+from bigstep.errors import DataError
 
 __all__ = ["replicate", "take_part"]
 
@@ -62,6 +64,7 @@ def _work(store: Store, reporter: Reporter, where: Rendezvous, number: int, devi
     order = json.loads(store.get("order"))
     config = config_from_mapping(order["config"])
     run = build(config, Ranks(device=device), own)
+    _require_data(run, store.get("data"))
     reporter.send(kind="ready")
     wait_until(lambda: store.check(["begin"]), START_S, "The Downpour run did not begin; look at its coordinator.")
     if number > 0:
@@ -74,6 +77,16 @@ def _work(store: Store, reporter: Reporter, where: Rendezvous, number: int, devi
     client.close()
     reporter.send(kind="done")
     return replica.pushes
+
+
+def _require_data(run: Run, expected: str) -> None:
+    """Refuse other samples than the run's; targets that are drawn anew in each reading tell nothing."""
+    mine, data = run.state.parts["data"].state_dict(), DataPair(run.train_feed.source, run.evaluator.feed.source)
+    if mine != expected and data.fingerprint() == mine:
+        raise DataError(
+            f"The samples here differ from those of the run (SHA-256 {mine:.12} instead of {expected:.12}): shares "
+            "are numbers of samples, so give every machine a whole copy in the same order."
+        )
 
 
 @dataclass

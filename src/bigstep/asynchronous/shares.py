@@ -79,6 +79,8 @@ def batches_of(run: Run, shares: Shares, draw: Callable[[], int]) -> Iterator[tu
 
     for batch in run.train_feed(requests()):
         yield drawn.popleft(), batch
+        if run.train_feed.waits is not None:
+            run.train_feed.waits.forget()  # nobody asks, and a GPU's events would gather
 
 
 def gradient_of(run: Run, share: Step, batch: tuple[Any, Any]) -> float:

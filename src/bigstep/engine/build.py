@@ -119,6 +119,7 @@ def build(
     plan = batch_plan(config)
     _require_runnable(config, ranks, plan)
     train_feed, test_feed = _feeds(config, ranks, precision, own.data)
+    fingerprint = _fingerprint(DataPair(train_feed.source, test_feed.source), ranks)
     require(
         config.evaluate_views == 1 or not test_feed.length,
         f"evaluate_views is {config.evaluate_views}, but text has no mirror image: use evaluate_views=1.",
@@ -142,9 +143,8 @@ def build(
             own_model=own.model is not None, emulation=emulation,
         )
     )  # fmt: skip
-    data = DataPair(train_feed.source, test_feed.source)
     threads = Threads(torch.get_num_threads() if ranks.device.type == "cpu" else 0)
-    state.register(**method.parts(), data=Identity("The data set", data.fingerprint()), threads=threads)
+    state.register(**method.parts(), data=Identity("The data set", fingerprint), threads=threads)
     rates = Rates(config, sampler, learner.optimizer, learning_rate(config.lr, config.batch, config.plan))
     classes = 0 if own.model is None else _most_rows(model)
     loss, views = own.loss or _loss(test_feed), config.evaluate_views
@@ -203,6 +203,18 @@ def _feeds(config: RunConfig, ranks: Ranks, precision: Precision, data: Any) -> 
         )
 
     return feed(pair.train, True), feed(pair.test, False)
+
+
+def _fingerprint(data: DataPair, ranks: Ranks) -> str:
+    """Return the fingerprint of the data; ranks that have other samples, or in another order, end here.
+
+    Targets that are drawn anew in each reading can give another one each time, which then tells nothing.
+    """
+    fingerprint = data.fingerprint()
+    if len(set(ranks.gather(fingerprint))) > 1 and all(ranks.gather(data.fingerprint() == fingerprint)):
+        change = "give every rank the same samples in the same order: whole copies, or divided with one seed"
+        ranks.require_same(fingerprint, "The samples", change)
+    return fingerprint
 
 
 def _model(config: RunConfig, ranks: Ranks, precision: Precision, own: Own, feed: Feed) -> nn.Module:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bigstep.errors import require
 from bigstep.gpu.cross_entropy import is_counted
 
 __all__ = ["RESERVED", "Evaluation", "Metric", "Totals", "count_targets", "on_grid"]
@@ -110,16 +111,20 @@ class Totals:
         sums = self.sums
         counted = count_targets(target)
 
-        def weighed(mean: Tensor | float) -> Tensor:
+        def weighed(mean: Tensor | float, what: str) -> Tensor:
             """Over nothing a mean is no number, and counts for nothing; nobody waits for the device to tell."""
-            value = torch.as_tensor(mean, device=sums.device).double() * counted
-            return torch.where(counted > 0, on_grid(value, digits=30), 0.0)
+            value = torch.as_tensor(mean, device=sums.device)
+            require(
+                value.numel() == 1,
+                f"{what} gave a tensor of {tuple(value.shape)}, but it must give one number: its mean.",
+            )
+            return torch.where(counted > 0, on_grid(value.view(()).double() * counted, digits=30), 0.0)
 
         sums[0] += len(target)
         sums[1] += counted
-        sums[2] += weighed(loss)
-        for index, metric in enumerate(self._metrics.values(), 8):
-            sums[index] += weighed(metric(output, target))
+        sums[2] += weighed(loss, "The loss")
+        for index, (name, metric) in enumerate(self._metrics.items(), 8):
+            sums[index] += weighed(metric(output, target), f"The metric {name}")
         classes = class_dimension(output, target, self._tokens)
         if classes is None:
             return

@@ -10,7 +10,7 @@ import datetime
 import itertools
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -111,10 +111,13 @@ class Ranks:
         dist.broadcast_object_list(box, group_src=0, group=self.group)
         return box[0]
 
-    def take_first_(self, tensor: Tensor) -> None:
-        """Give all ranks rank 0's tensor, in place; every rank must call this at the same point."""
-        if self.size > 1:
-            dist.broadcast(tensor, group=self.group, group_src=0)
+    def take_first_(self, tensors: Iterable[Tensor]) -> None:
+        """Give all ranks rank 0's tensors, which are contiguous, in place; every rank must call this at the same point.
+
+        They travel as bytes: neither Gloo nor NCCL knows all types, integers of 16 bits for example.
+        """
+        for tensor in tensors if self.size > 1 else ():
+            dist.broadcast(tensor.view(-1).view(torch.uint8), group=self.group, group_src=0)
 
     def require_same(self, value: str, what: str, change: str) -> None:
         """Stop the run, naming the ranks that differ from rank 0 and what to change, unless all hold the same value."""
@@ -219,6 +222,9 @@ def joined_ranks(device: DeviceChoice = "auto", timeout_s: float = 600) -> Itera
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     ask_for_queues()  # where it is not the command that runs, but somebody's program
     chosen = _device(device, int(os.environ.get("LOCAL_RANK", "0")), local_size)
+    if chosen.type == "cuda" and dist.is_initialized() and "LOCAL_RANK" not in os.environ:
+        # torch.multiprocessing.spawn tells nobody a local rank, so that its programs choose their GPUs themselves
+        chosen = torch.device("cuda", torch.cuda.current_device())
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
     if dist.is_initialized():  # somebody else's program: use its group and leave it alive

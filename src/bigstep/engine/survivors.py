@@ -99,7 +99,7 @@ def join_survivors(folder: Path, config: IslandsConfig) -> Joined | None:
             _catch_up(share["islands"], told, config.fragments)
     joined = join_shares([share["islands"] for share in shares])
     met_at = parted + told["met"][0]
-    ahead = {number: share["islands"]["taken"] for share in shares for number in share["islands"]["islands"]}
+    ahead = {number: _reached(share["islands"], number) for share in shares for number in share["islands"]["islands"]}
     lost = [number for number in range(config.count) if str(number) not in ahead]
     donor = next(iter(joined["islands"].values()))["statistics"]
     for number in lost:
@@ -113,6 +113,11 @@ def join_survivors(folder: Path, config: IslandsConfig) -> Joined | None:
     }
     state = {**newest, "position": dataclasses.asdict(begin), "islands": joined}
     return Joined(state, [_tell(lost, begin.step, met_at, max(ahead.values()))] if lost else [])
+
+
+def _reached(share: Mapping[str, Any], number: str) -> int:
+    """Return how many steps an island has computed; the run may still have been behind it, since an earlier loss."""
+    return max(int(share["taken"]), int(share["ahead"].get(number, 0)))
 
 
 def _tell(lost: Sequence[int], begin: int, met_at: int, reached: int) -> str:

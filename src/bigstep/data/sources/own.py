@@ -5,6 +5,9 @@ x is a tensor, or a dict, tuple or list of tensors, which the network is given a
 
 from __future__ import annotations
 
+import contextlib
+import random
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -191,12 +194,13 @@ class OwnItems(Source):
         return counts.long() if self._indices is None else counts.long()[self._indices]
 
     def fingerprint(self) -> str:
-        """Hash the shape of x and, unless they change from one reading to the next, some of the targets."""
+        """Hash which items there are, the shape of x and, unless they change with each reading, some of the targets."""
         chosen = [[index] for index in spread(len(self), _HASHED // 8).tolist()]  # one by one: lengths may differ
         targets, again = ([self._read(index)[1] for index in chosen] for _ in range(2))
         kept = [y for y, repeated in zip(targets, again, strict=True) if torch.equal(y, repeated)]
         x, _ = self.first
-        return digest(len(self), kinds_of(x) if self.has_several_inputs else tuple(x.shape), *kept)
+        items = torch.tensor([]) if self._indices is None else self._indices
+        return digest(len(self), kinds_of(x) if self.has_several_inputs else tuple(x.shape), *kept, items)
 
     def describe(self, verify: bool) -> dict[str, Any]:
         """Describe the first item; `verify` reads all."""
@@ -246,8 +250,9 @@ def widened(values: Tensor) -> Tensor:
 class OwnJobs:
     """Collate the items of a user's own data set.
 
-    torch's generator is seeded for each item from (seed, epoch, index), so that random transforms repeat, and is put
-    back afterwards, so that the rest of the program does not notice.
+    The generators that all code shares, torch's, NumPy's and Python's, are seeded for each item from (seed, epoch,
+    index), so that random transforms repeat, and are put back afterwards, so that the rest of the program does not
+    notice.
     """
 
     def __init__(self, source: OwnItems, seed: int) -> None:
@@ -261,9 +266,11 @@ class OwnJobs:
         seeds = (chance * 2**24).long().tolist()
         items: list[Any] = []
         try:
-            with torch.random.fork_rng(devices=[]):
+            with _generators_put_back():
                 for index, seed in zip(job.indices, seeds, strict=True):
                     torch.default_generator.manual_seed(seed)
+                    np.random.seed(seed)
+                    random.seed(seed)
                     items.append(self.source[index])
         except DataError as error:
             return str(error)
@@ -277,6 +284,18 @@ class OwnJobs:
         if not is_input(items[0][0]):
             return _why_no_pair(items[0], job.indices[0], kind)
         return map_tensors(widened, batch[0]), widened(batch[1])
+
+
+@contextlib.contextmanager
+def _generators_put_back() -> Iterator[None]:
+    """Leave the generators that all code shares as they were."""
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
 
 
 def _why_no_pair(item: Any, index: int, kind: str) -> str:

@@ -190,6 +190,8 @@ def _islands(setting: Setting) -> Islands:
     inside, outer = _divide(count, ranks)
     hosted = hosted_workers(count, outer.rank, outer.size)
     keep = setting.learner.statistics.keep
+    if config.islands.begin and inside.size > 1:  # they part in the middle of a run
+        setting = replace(setting, example=_example(setting.feed))
 
     def make_island(number: int) -> Synchronous:
         learner = replace(setting.learner, statistics=WorkerStatistics(setting.learner.model, keep))

@@ -145,8 +145,7 @@ class Crews:
     def evaluation(self) -> Iterator[nn.Module]:
         """Lend out the model, also to the ranks that wait: they help to evaluate."""
         self.method.learner.statistics.synchronize(self.ranks.sum_)
-        for buffer in other_buffers(self._model):
-            self.ranks.take_first_(buffer)
+        self.ranks.take_first_(other_buffers(self._model))
         if self.size < self.ranks.size:
             shared = self._from_first(self._model.state_dict())
             if self.ranks.rank >= self.size:

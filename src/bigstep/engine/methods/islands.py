@@ -36,6 +36,7 @@ from bigstep.engine.methods.rounds import Rounds
 from bigstep.engine.methods.synchronous import Synchronous
 from bigstep.engine.ranks import Ranks
 from bigstep.engine.state import Carried, Count
+from bigstep.norm import other_buffers
 
 __all__ = ["Islands"]
 
@@ -130,6 +131,7 @@ class Islands:
         if parting:
             self.part()
         assert self.rounds is not None
+        self.taken = max(self.taken, step.position.step)  # those before are of the mainland, or of before a resume
         sent, waited_s = self._transport.bytes_sent, self.rounds.waited_s
         loss = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
         data_s = exchange_s = bytes_sent = 0.0
@@ -240,13 +242,17 @@ class Islands:
 
     @contextlib.contextmanager
     def evaluation(self) -> Iterator[nn.Module]:
-        """Lend out the mean of all islands: their weights, and the statistics of their batch norms."""
+        """Lend out the mean of all islands: their weights, and the statistics of their batch norms.
+
+        What else a network notes in buffers is rank 0's for all, as in a synchronous run.
+        """
         if self.mainland is not None:
             with self.mainland.evaluation() as model:
                 yield model
             return
         model = self.learner.model
         put_mean_under(model, self.islands, self.config.count, self._add_up)
+        self.ranks.take_first_(other_buffers(model))
         model.eval()
         try:
             yield model

@@ -30,7 +30,6 @@ class IslandsState:
         shares = method.outer_ranks.to_first(OwnShare(method).state_dict())  # links between islands may be slow
         return {} if shares is None else join_shares(shares)
 
-    @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there, whichever ranks host the islands now; an island that is missing takes what was agreed."""
         method = self._method
@@ -55,6 +54,7 @@ class IslandsState:
             int(n): (each["mean"].to(method.ranks.device), each["at"]) for n, each in state["travelling"].items()
         }
 
+    @torch.no_grad()
     def _load(self, island: Island, saved: Mapping[str, Any]) -> None:
         method = self._method
         assert method.rounds is not None

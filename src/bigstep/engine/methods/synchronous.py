@@ -182,7 +182,8 @@ class Synchronous:
         for index, (forward, weight) in enumerate(zip(forwards, weights, strict=True)):
             inputs, target, wait_s = self._begin(step, forward, seen, batches)
             is_probed = measured and forward.first_worker == 0
-            loss += self.passes.add(inputs, target, weight, last=index == len(forwards) - 1, keep=is_probed)
+            added = self.passes.add(inputs, target, weight, last=index == len(forwards) - 1, keep=is_probed)
+            loss += added.view(())  # a user's own may give its one number in any shape
             if is_probed:
                 probe = Probe(self.passes.own_gradients(), forward.size, step.size, weight * self.passes.own_weight)
             data_s += wait_s
@@ -226,8 +227,7 @@ class Synchronous:
         What else a network notes in buffers as it trains, each rank for itself, is rank 0's for all, as under DDP.
         """
         self.learner.statistics.synchronize(self.ranks.sum_)
-        for buffer in other_buffers(self.learner.model):
-            self.ranks.take_first_(buffer)
+        self.ranks.take_first_(other_buffers(self.learner.model))
         self.learner.model.eval()
         try:
             yield self.learner.model
