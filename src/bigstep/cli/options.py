@@ -107,4 +107,6 @@ def refuse_existing(*files: Path | None, force: bool) -> None:
         if not file.parent.is_dir():
             raise ConfigError(f"{file} cannot be written: there is no folder {file.parent}; make it first.")
         if not os.access(file.parent, os.W_OK):  # told now, and not after minutes of work
-            raise ConfigError(f"{file} cannot be written: you may not write to {file.parent.absolute()}; name another file.")
+            raise ConfigError(
+                f"{file} cannot be written: you may not write to {file.parent.absolute()}; name another file."
+            )
