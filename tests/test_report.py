@@ -254,6 +254,20 @@ def test_folders_of_runs_are_searched_and_each_run_is_read_once(tmp_path: Path) 
     assert len(gather([tmp_path, first, first.parent])) == 2
 
 
+def test_a_broken_run_among_others_is_left_out_and_told(tmp_path: Path) -> None:
+    sound = write_run(tmp_path / "sound")
+    broken = write_run(tmp_path / "broken")
+    (broken / "run.json").write_text("{")
+    told: list[str] = []
+    assert [run.folder for run in gather([tmp_path], told.append)] == [sound]
+    assert told == [f"Left out: {broken / 'run.json'} is not valid JSON."]
+    with pytest.raises(DataError, match="not valid JSON"):
+        gather([sound, broken])  # asked for by name
+    (sound / "run.json").write_text("{")
+    with pytest.raises(DataError, match="not valid JSON"):
+        gather([tmp_path])  # nothing is left
+
+
 def test_what_is_no_run_is_said_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="holds no run folder"):
         gather([tmp_path])

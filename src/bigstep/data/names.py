@@ -75,6 +75,12 @@ def name_of_set(given: str, current: str = "embedded") -> tuple[str, str]:
         module, colon, function = given.partition(":")
         if colon and function.isidentifier() and all(part.isidentifier() for part in module.split(".")):
             return given, ""
+        if len(path.parts) > 1:  # a path, which is near to no name
+            there = next(parent for parent in path.parents if parent.exists())
+            missing = path.relative_to(there).parts[0]
+            raise DataError(
+                f"{given!r} does not exist: there is no {missing!r} in {there.absolute()}; correct the path."
+            )
         raise DataError(f"{given!r} is neither a known set nor a path that exists: {nearest(given, DATASETS)}")
     return _kind(path, current), str(path)
 

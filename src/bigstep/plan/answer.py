@@ -172,8 +172,9 @@ def _passed_over(first: Choice, best: Choice) -> Iterator[str]:
     """Why the first of the ranking is not the one that is recommended."""
     if first is not best:
         gain = 1 - first.cost / best.cost
+        codec = first.prediction.scheme.codec
         yield (
-            f"The first, {first.prediction.scheme.codec}, would take {100 * gain:.1f} % less time, too little for a code "
+            f"The first, {codec}, would take {100 * gain:.1f} % less time, too little for a code "
             "that changes the path of training."
         )
 
