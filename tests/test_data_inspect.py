@@ -95,7 +95,7 @@ def test_contact_sheet_shows_classes_and_never_overwrites_unasked(tmp_path: Path
 
 
 def test_what_is_no_set_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="neither a known set nor a path"):
+    with pytest.raises(DataError, match="there is no 'nowhere' in /"):
         describe("/nowhere/at/all")
     with pytest.raises(DataError, match="is no data set"):
         describe(str(tmp_path))
