@@ -11,7 +11,7 @@ import pytest
 from bigstep.cli import app
 from bigstep.doctor import Examination, examine
 from bigstep.doctor.launch import Limits
-from bigstep.doctor.report import verdict
+from bigstep.doctor.report import verdict, write_page
 from bigstep.errors import ConfigError
 
 LIMITS = Limits(total_s=20, stall_s=2, grace_s=2)
@@ -178,3 +178,10 @@ def test_a_page_that_cannot_be_written_is_told_before_minutes_of_work(
     with pytest.raises(ConfigError, match="page.html cannot be written: you may not write to"):
         app(["doctor", "--html", "page.html", "train.py"], prog_name="bigstep")
     assert "one rank" not in capfd.readouterr().err
+
+
+def test_no_faults_in_what_was_not_examined_look_like_no_success(project: Path) -> None:
+    write_page(look_at(project, "raise ValueError('no data')\n"), project / "page.html")
+    tile = (project / "page.html").read_text().partition("<li")[2].partition("</li>")[0]
+    assert 'class="faults"' in tile
+    assert "as far as it was examined" in tile
