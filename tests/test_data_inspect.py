@@ -99,6 +99,9 @@ def test_what_is_no_set_is_refused(tmp_path: Path) -> None:
         describe("/nowhere/at/all")
     with pytest.raises(DataError, match="is no data set"):
         describe(str(tmp_path))
+    make_folder(tmp_path)
+    with pytest.raises(DataError, match=r"train holds a folder a class itself.*move or link them there"):
+        describe(str(tmp_path / "train"))  # as torchvision's ImageFolder takes it
 
 
 def test_verification_begins_with_few_images_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

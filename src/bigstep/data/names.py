@@ -104,6 +104,11 @@ def _kind(path: Path, current: str) -> str:
         return current if current in ("mnist", "fashion-mnist") else "fashion-mnist"
     if current in ("mnist", "fashion-mnist", "cifar10"):
         return current
+    if _has_class(path):
+        raise DataError(
+            f"{path} holds a folder a class itself, but these are looked for in {path / 'train'} (and {path / 'val'}, "
+            "to be evaluated on): move or link them there."
+        )
     raise DataError(
         f"{path} is no data set: it has neither train/ with a folder a class, nor the files of CIFAR-10 "
         "(data_batch_1), nor those of MNIST (train-images-idx3-ubyte), nor text (*.txt, *.md)."
