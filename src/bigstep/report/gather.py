@@ -45,8 +45,8 @@ def gather(paths: Sequence[Path], tell: Callable[[str], None] = lambda line: Non
             errors.append(error)
     if errors and not runs:
         raise errors[0]
-    for error in errors:
-        tell(f"Left out: {error}")
+    for left_out in errors:
+        tell(f"Left out: {left_out}")
     return runs
 
 
