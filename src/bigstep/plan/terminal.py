@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from bigstep.plan.crossover import spoken_rate
@@ -9,7 +10,9 @@ from bigstep.plan.crossover import spoken_rate
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["asks_sentence", "crossover_sentence", "render", "spoken_goal", "spoken_minutes"]
+__all__ = [
+    "asks_sentence", "crossover_sentence", "priced_way", "render", "spoken_goal", "spoken_minutes", "way_sentences",
+]  # fmt: skip
 
 BEST = 8
 """Rows of the ranking that a terminal shows."""
@@ -98,12 +101,28 @@ def _render_ways(result: dict[str, Any], console: Console) -> None:
             *([f"{way['price']:,.2f}" if way["price"] else "-"] if priced else []),
         )
     _set_apart(console, table)
-    console.print(f"Way to go: {result['recommended']['method']}, since {result['recommended']['why']}.")
-    for advice in (way["advice"] for way in result["ways"] if way["advice"]):
-        console.print(advice)
+    for sentence in way_sentences(result):
+        console.print(sentence)
+
+
+def way_sentences(result: dict[str, Any]) -> Iterator[str]:
+    """The way to go, how to set it up, and the cheapest number of devices."""
+    yield f"Way to go: {result['recommended']['method']}, since {result['recommended']['why']}."
+    yield from (way["advice"] for way in result["ways"] if way["advice"])
     if found := result.get("cheapest"):
         unit = f"in {spoken_minutes(found['minutes'])}" if found["minutes"] else "a million samples"
-        console.print(f"Cheapest: {spoken_devices(found['devices'])}, {found['price']:,.2f} {unit} ({found['label']}).")
+        yield f"Cheapest: {spoken_devices(found['devices'])}, {found['price']:,.2f} {unit} ({found['label']})."
+
+
+def priced_way(way: dict[str, Any]) -> str:
+    """One way in a sentence: how fast it is, and what it costs where a price is known.
+
+    >>> priced_way({"method": "downpour", "samples_s": 5e5, "minutes": 2.5, "price": 4.0, "label": "8 servers"})
+    'downpour (8 servers): 500,000 samples a second, 2.5 min, price 4.00.'
+    """
+    price = f", price {way['price']:,.2f}{'' if way['minutes'] else ' a million samples'}" if way["price"] else ""
+    time = f", {spoken_minutes(way['minutes'])}" if way["minutes"] else ""
+    return f"{way['method']} ({way['label']}): {way['samples_s']:,.0f} samples a second{time}{price}."
 
 
 def _choices(rows: list[dict[str, Any]], width: int, *, with_gpus: bool) -> Any:
