@@ -194,7 +194,7 @@ def test_finishing_on_one_worker_lowers_batch_and_rate_together() -> None:
     grown = finish_on_one(recipes.load("sony"), 2)  # 1,024, then 2,048, then 32
     assert grown.plan[-1].rate == pytest.approx(32 / 2048)
     for epochs in (0, 20):
-        with pytest.raises(ConfigError, match="must lie between 0 and the 20 epochs"):
+        with pytest.raises(ConfigError, match="must be more than 0 and less than epochs .20."):
             finish_on_one(base, epochs)
     with pytest.raises(ConfigError, match="synchronous runs"):
         finish_on_one(recipes.load("hogwild"), 2)

@@ -11,7 +11,7 @@ import pytest
 from bigstep.cli import app
 from bigstep.doctor import Examination, examine
 from bigstep.doctor.launch import Limits
-from bigstep.doctor.report import verdict
+from bigstep.doctor.report import verdict, write_page
 from bigstep.errors import ConfigError
 
 LIMITS = Limits(total_s=20, stall_s=2, grace_s=2)
@@ -118,9 +118,11 @@ def test_a_script_beside_the_folder_is_found_and_its_trouble_told_once(
     monkeypatch.chdir(project / "here")
     result = examine(["../train.py"], limits=LIMITS)
     assert "shapes do not fit" in result.trouble
-    first, second = (note for note in result.notes if "ended after" in note)
-    assert "shapes do not fit" in first
-    assert second == "The run on 2 ranks ended after no updates, for the same reason."
+    assert "shapes do not fit" in verdict(result)
+    assert [note for note in result.notes if "ended after" in note] == [
+        "The run on 1 rank ended after no updates, for the same reason.",
+        "The run on 2 ranks ended after no updates, for the same reason.",
+    ]
 
 
 def test_mistakes_in_the_command_are_told_before_anything_starts(project: Path) -> None:
@@ -134,3 +136,52 @@ def test_mistakes_in_the_command_are_told_before_anything_starts(project: Path) 
         examine(["train.py"], ranks=1)
     with pytest.raises(ConfigError, match="must be one of samples"):
         examine(["train.py"], only="sample")
+    with pytest.raises(ConfigError, match="--device is 'gpu', but it must be auto or cpu"):
+        examine(["train.py"], device="gpu")
+    with pytest.raises(ConfigError, match="-m names no module"):
+        examine(["-m"])
+    with pytest.raises(ConfigError, match="There is no option '--rank'"):
+        examine(["--rank", "4", "train.py"])
+
+
+def test_a_notebook_is_no_script_though_python_reads_its_json(project: Path) -> None:
+    (project / "train.ipynb").write_text('{"cells": []}')
+    with pytest.raises(ConfigError, match="jupyter nbconvert --to script train.ipynb"):
+        examine(["train.ipynb"])
+
+
+@pytest.mark.parametrize(
+    "command", ["python train.py", "/usr/bin/python3.12 train.py", "torchrun --nproc-per-node 2 train.py --lr 1"]
+)
+def test_a_line_that_starts_a_script_is_answered_with_the_doctors(project: Path, command: str) -> None:
+    (project / "train.py").write_text("")
+    with pytest.raises(ConfigError, match="leave it and its options out.*bigstep doctor train.py"):
+        examine(command.split())
+
+
+def test_an_option_of_the_doctor_behind_the_script_is_not_lost_in_silence(
+    project: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (project / "train.py").write_text("")
+    with pytest.raises(SystemExit):
+        app(["doctor", "train.py", "--html=page.html", "--steps", "3"], prog_name="bigstep")
+    told = capfd.readouterr().err
+    assert "--html=page.html stands after the script, which gets it" in told
+    assert "--steps stands" not in told  # many a script has it
+
+
+def test_a_page_that_cannot_be_written_is_told_before_minutes_of_work(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (project / "train.py").write_text("")
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # root may write anywhere
+    with pytest.raises(ConfigError, match="page.html cannot be written: you may not write to"):
+        app(["doctor", "--html", "page.html", "train.py"], prog_name="bigstep")
+    assert "one rank" not in capfd.readouterr().err
+
+
+def test_no_faults_in_what_was_not_examined_look_like_no_success(project: Path) -> None:
+    write_page(look_at(project, "raise ValueError('no data')\n"), project / "page.html")
+    tile = (project / "page.html").read_text().partition("<li")[2].partition("</li>")[0]
+    assert 'class="faults"' in tile
+    assert "as far as it was examined" in tile

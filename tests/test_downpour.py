@@ -383,3 +383,12 @@ def test_pushes_and_fetches_apart_overlapped_and_bounded_still_see_every_share(t
     assert result.accuracy > 0.6  # chance is a third
     first_epoch = [row["replica"] for row in read_run(tmp_path).train if row["epoch"] < 0.9]
     assert set(first_epoch) == {0}  # the warm start
+
+
+def test_a_run_that_ends_within_its_warm_start_ends(tmp_path: Path) -> None:
+    """The other replicas wait for the warm start, and the coordinator for them."""
+    config, data = order(replicas=2, shards=1, warm_start=1.0), Ninety()
+    began = time.monotonic()
+    result = train_downpour(config, network(), (data, data), out=tmp_path, max_steps=5, device="cpu")
+    assert result.facts["updates"] == 5 < 18, "of the 18 of the warm start"
+    assert time.monotonic() - began < PATIENCE_S

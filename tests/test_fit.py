@@ -229,6 +229,8 @@ def test_a_recipe_or_a_file_by_name(tmp_path: Path) -> None:
         ({"device": "tpu"}, "one of auto, cpu, cuda, shared"),
         ({"model": Net().requires_grad_(False)}, "Net has no parameter that can be trained"),
         ({"model": nn.LazyLinear(1)}, "LazyLinear has parameters that have no shape yet"),
+        ({"data": "embedded"}, "leave it out, and set data.name or data.path"),
+        ({"data": Path("images")}, "leave it out, and set data.name or data.path"),
         ({"optimizer": torch.optim.LBFGS}, "LBFGS asks for the loss several times in a step"),
         ({"loss": nn.MSELoss(reduction="none")}, r"The loss gave a tensor of \(4, 1\), but it must give its mean"),
         ({"loss": lambda output, target: 1.0}, "The loss gave a float, but it must give its mean"),

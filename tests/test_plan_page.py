@@ -203,6 +203,28 @@ def test_the_page_and_its_words_name_one_crossover(browser: Browser, page: Path)
     assert f"below {told:.3g} Gbit/s" in str(browser.run("return document.querySelector('.words').textContent"))
 
 
+def test_the_page_tells_ways_and_prices_as_the_terminal_does(tmp_path: Path) -> None:
+    path = tmp_path / "plan.html"
+    answer = cli_result(cluster="dgx_h100", gpus=64, price=2.5, lifetime_hours=100)
+    write_page(answer, path, model="resnet50", cluster="dgx_h100")
+    words = path.read_text()
+    assert f"Way to go: {answer['recommended']['method']}, since" in words
+    assert f"Cheapest: 1 device, {answer['cheapest']['price']:,.2f} in" in words
+    for way in answer["ways"]:
+        assert f"{way['method']} ({way['label']}): " in words
+        assert f"price {way['price']:,.2f}." in words
+
+
+def test_the_page_marks_what_it_recommends_and_not_what_stands_first(tmp_path: Path) -> None:
+    path = tmp_path / "plan.html"
+    answer = cli_result(model="gpt-124m", cluster="dgx_h200", gpus=64)
+    assert answer["ranking"][0] != answer["best"], "else nothing is shown here"
+    write_page(answer, path, model="gpt-124m", cluster="dgx_h200")
+    (marked,) = re.findall(r'<tr class="best"><td>(\w+)</td><td class="text">(\w+)</td>', path.read_text())
+    assert ">sequences/s<" in path.read_text()
+    assert marked == (answer["best"]["collective"], answer["best"]["codec"])
+
+
 def test_less_accuracy_than_the_law_s_is_headlined_as_it_was_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "plan.html"
     write_page(cli_result(cluster="abci", gpus=512, target=75), path, model="resnet50", cluster="abci")

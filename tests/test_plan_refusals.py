@@ -98,6 +98,8 @@ def test_what_cannot_run_is_refused() -> None:
         predict(RESNET, ABCI, devices=8, local_batch=1, scheme=Scheme(collective="torus", grid=(3, 3)))
     with pytest.raises(ConfigError, match="law for resnet50 ends at"):
         cli_result(gpus=8, target=80.0)
+    with pytest.raises(ConfigError, match="target is 0.75, but it is in percent: write 75"):
+        cli_result(gpus=8, target=0.75)
     with pytest.raises(ConfigError, match="gpus=FIRST"):
         parse_sweep("batch=1..2")
     with pytest.raises(ConfigError, match="did you mean 'onebit'"):

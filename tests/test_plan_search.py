@@ -31,6 +31,37 @@ def test_a_budget_finds_the_fewest_devices() -> None:
         cli_result(cluster="mn1", budget_minutes=0.01)
 
 
+def test_a_budget_takes_no_more_devices_than_were_asked_for() -> None:
+    free = cli_result(cluster="dgx_h100", budget_minutes=5)["gpus"]
+    assert cli_result(cluster="dgx_h100", budget_minutes=5, gpus=2 * free)["gpus"] == free
+    assert cli_result(cluster="dgx_h100", budget_minutes=5, gpus=free)["gpus"] == free
+    with pytest.raises(ConfigError, match="any number of devices up to 8; allow more time, more devices"):
+        cli_result(cluster="dgx_h100", budget_minutes=1, gpus=8)
+    with pytest.raises(ConfigError, match="none is known for gpt-124m; fit one to your own runs with --runs"):
+        cli_result(model="gpt-124m", budget_minutes=5)
+
+
+def test_unequal_shares_and_losses_that_the_first_figure_leaves_out_are_told() -> None:
+    assert not cli_result(gpus=64, batch=6400)["warnings"]
+    (told,) = cli_result(gpus=64, batch=6420)["warnings"]
+    assert "unequal shares" in told
+    assert told.endswith("6,400 or 6,464 divides")
+    lost = cli_result(cluster="dgx_h100", gpus=64, lifetime_hours=5)
+    way = next(way for way in lost["ways"] if way["method"] == "synchronous")
+    assert way["minutes"] > 1.2 * lost["best"]["minutes"], "else there were nothing to tell"
+    assert any("never lost" in warning for warning in lost["warnings"])
+
+
+def test_why_the_first_of_the_ranking_is_not_the_one_to_take_is_told() -> None:
+    answer = cli_result(model="gpt-124m", cluster="dgx_h200", gpus=64)
+    first, best = answer["ranking"][0], answer["best"]
+    assert first["codec"] != best["codec"]
+    assert answer["why"][0].startswith(f"The first, {first['codec']}, would take ")
+    plain = cli_result(cluster="abci", gpus=64)
+    assert plain["ranking"][0] == plain["best"]
+    assert plain["why"][0].startswith("Of ")
+
+
 def test_a_budget_is_kept_with_the_exchange_that_was_asked_for() -> None:
     slow = Cluster.load("dgx_h200").with_bandwidth(125e6)
     ring = fewest_devices(RESNET, slow, 60, law=IMAGENET_LARS, collective="ring", codec="none")

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from bigstep.config import LrConfig, RunConfig, WorkersConfig
 from bigstep.config.text import apply_settings
 from bigstep.errors import ConfigError
-from bigstep.plan import Cluster, Scheme, Workload, cli_result, predict
+from bigstep.plan import Cluster, Scheme, Workload, cli_result, predict, render
 from bigstep.plan.cost import exchange_seconds
 from bigstep.plan.crossover import find_crossover
 from bigstep.plan.islands import FEW_MEETINGS, IslandPlan, fewest_steps_between, predict_islands, propose_outer
@@ -203,6 +203,23 @@ def test_the_command_takes_a_price_and_refuses_a_negative_one() -> None:
         assert words in shown.output
     with pytest.raises(ConfigError, match="price is -1"):
         cli_result(price=-1)
+
+
+def test_a_curve_over_devices_has_its_prices(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = cli_result(cluster="dgx_h100", sweep="gpus=1..8", price=2.0)
+    for row in answer["sweep"]:
+        assert row["price"] == pytest.approx(row["gpus"] * row["minutes"] / 60 * 2.0)
+    assert answer["sweep"][0]["price"] == pytest.approx(answer["cheapest"]["price"])
+    render(answer)
+    assert f"{answer['sweep'][0]['price']:,.2f}\n" in capsys.readouterr().out.replace(" \n", "\n")
+    assert all(row["price"] is None for row in cli_result(cluster="dgx_h100", sweep="gpus=1..8")["sweep"])
+
+
+def test_a_price_without_an_end_is_that_of_a_million_samples(capsys: pytest.CaptureFixture[str]) -> None:
+    render(cli_result(model="gpt-124m", cluster="dgx_h200", gpus=1, price=2.5))
+    printed = capsys.readouterr().out
+    assert "a million\n" in printed.replace(" \n", "\n")
+    assert "on 1 device of" in printed
 
 
 def test_a_torus_over_all_devices_can_be_set_beside_islands() -> None:

@@ -87,3 +87,10 @@ def test_a_plan_tells_arithmetic_bytes_and_the_memory_of_optimizer_states(name: 
     assert sum(memory.values()) < asks["device_gb"] == pytest.approx(141 * 2**30 / 1e9, rel=0.08)
     said = asks_sentence(asks)
     assert f"states of {rule} {memory['optimizer']:.2f}" in said
+
+
+def test_what_a_small_model_asks_is_not_rounded_to_nothing() -> None:
+    said = asks_sentence(cli_result(model="small", gpus=8)["asks"])
+    assert " 0.0 " not in said
+    assert " 0 MB" not in said
+    assert "0.00," not in said

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -123,6 +124,28 @@ def test_ranks_make_groups_of_their_own(tmp_path: Path) -> None:
     for ranks in (1, 2):
         write_run(tmp_path / str(ranks), ranks=ranks)
     assert sorted(group.label for group in study(tmp_path).groups) == ["plain · ranks 1", "plain · ranks 2"]
+
+
+def test_a_run_that_hardly_began_says_nothing_of_speed(tmp_path: Path) -> None:
+    for ranks in (1, 2):
+        write_run(tmp_path / str(ranks), ranks=ranks, local_batch=64 * ranks)
+    assert "times as fast on 2 ranks" in text_of(study(tmp_path))
+    assert "scaling" in {chart.key for chart in charts_of(study(tmp_path))}
+    write_run(tmp_path / "short", ranks=4, result={"steps": 1})
+    assert "on 4 ranks" not in text_of(study(tmp_path))
+    for ranks in (1, 2):
+        shutil.rmtree(tmp_path / str(ranks))
+        write_run(tmp_path / str(ranks), ranks=ranks, result={"steps": 4})
+    assert "times as fast" not in text_of(study(tmp_path))
+    assert "scaling" not in {chart.key for chart in charts_of(study(tmp_path))}
+
+
+def test_the_leader_on_other_data_is_not_level_with_the_first(tmp_path: Path) -> None:
+    write_run(tmp_path / "here", top=0.9)
+    write_run(tmp_path / "there", top=0.5, config={"data": {"name": "cifar10", "path": ""}})
+    both = study(tmp_path)
+    assert len(both.leaders) == 2
+    assert both.peers("alike") == []
 
 
 def test_labels_stay_different_when_too_much_differs(tmp_path: Path) -> None:
@@ -252,6 +275,20 @@ def test_folders_of_runs_are_searched_and_each_run_is_read_once(tmp_path: Path) 
     first = write_run(tmp_path / "deep" / "er" / "a")
     write_run(tmp_path / "b", seed=1)
     assert len(gather([tmp_path, first, first.parent])) == 2
+
+
+def test_a_broken_run_among_others_is_left_out_and_told(tmp_path: Path) -> None:
+    sound = write_run(tmp_path / "sound")
+    broken = write_run(tmp_path / "broken")
+    (broken / "run.json").write_text("{")
+    told: list[str] = []
+    assert [run.folder for run in gather([tmp_path], told.append)] == [sound]
+    assert told == [f"Left out: {broken / 'run.json'} is not valid JSON."]
+    with pytest.raises(DataError, match="not valid JSON"):
+        gather([sound, broken])  # asked for by name
+    (sound / "run.json").write_text("{")
+    with pytest.raises(DataError, match="not valid JSON"):
+        gather([tmp_path])  # nothing is left
 
 
 def test_what_is_no_run_is_said_in_one_sentence(tmp_path: Path) -> None:

@@ -126,7 +126,10 @@ def locked(folder: Path, *, fresh: bool = False, option: str = "--out") -> Itera
         raise ConfigError(f"The {what} ({error.strerror}); choose another with {option}.") from None
     try:
         if fresh and (folder / "run.json").exists():
-            raise ConfigError(f"{folder} holds a run; add --resume to continue it, or name a new folder with {option}.")
+            raise ConfigError(
+                f"{folder} holds a run; add --resume (in Python resume=True) to continue it, or name a new folder with "
+                f"{option}."
+            )
         linked = [name for name in FILES if (folder / name).is_symlink() and (folder / name).is_dir()]
         if linked:  # whose files would be written over, and which removed, nobody could tell
             raise ConfigError(

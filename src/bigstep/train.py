@@ -53,7 +53,8 @@ def fit(
 
     Args:
         config: Everything that decides the path of the run; or the name of a recipe, or a YAML file, or
-            `package.module:function` of your own that returns a configuration.
+            `package.module:function` of your own that returns a configuration. A recipe with other settings is
+            `apply_settings(recipes.load("sony"), ["epochs=2"])`, of `bigstep.config.text`.
         model: A module that takes the first element of a sample (a tensor, or a dict or tuple of tensors); None builds
             the one that `config` names. Its weights are trained in place.
         data: (training set, evaluation set), each with `__len__` and `__getitem__` returning (input, target).
@@ -91,6 +92,11 @@ def fit(
     config = config if isinstance(config, RunConfig) else _named(config, trust)
     if not isinstance(model, nn.Module | None):
         raise ConfigError(f"fit was given {model!r:.60} as a model; give a module, as in fit(config, Network(), data).")
+    if isinstance(data, str | Path):
+        raise ConfigError(
+            f"fit was given {str(data)!r:.60} as data, but a set by name or path belongs to the configuration: leave "
+            "it out, and set data.name or data.path there."
+        )
     method = config.asynchronous.method
     if method != "none":
         raise ConfigError(f"fit is synchronous, but asynchronous.method is {method}; call train_{method} instead.")

@@ -69,7 +69,8 @@ def build(cls: type[T], mapping: Any, where: str = "", whole: str = "the configu
     """
     name = where or whole
     if not isinstance(mapping, Mapping):
-        raise ConfigError(f"{name} must be a mapping of fields to values (got {mapping!r:.60}).")
+        inner = f"; set {where}.{dataclasses.fields(cast(Any, cls))[0].name}, or another of its fields" if where else ""
+        raise ConfigError(f"{name} must be a mapping of fields to values (got {mapping!r:.60}){inner}.")
     if choose := getattr(cls, "choose", None):
         cls, mapping = choose(mapping)
     fields = {field.name: field for field in dataclasses.fields(cast(Any, cls))}

@@ -145,7 +145,11 @@ class _Coordinator:
         while self._working():
             self._listen()
             self._watch_shards()
-            if not self.store.check(["warm"]) and (self.store.add("shares", 0) >= warm_shares or 0 in self.dead):
+            if not self.store.check(["warm"]) and (
+                self.store.add("shares", 0) >= warm_shares
+                or 0 in self.dead
+                or 0 in self.done  # --steps may end a run within its warm start
+            ):
                 self.store.set("warm", "")
             if self.ledger.evaluation_due:
                 self.ledger.evaluate(self._take_snapshot)

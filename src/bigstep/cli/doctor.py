@@ -12,6 +12,9 @@ from bigstep.cli.options import Json, print_json, refuse_existing
 
 __all__ = ["doctor"]
 
+_OWN = ("--ranks", "--only", "--html", "--json", "--force")
+"""Options of the doctor that few scripts have: after the script they are meant for it only in error."""
+
 
 def doctor(
     command: Annotated[
@@ -40,6 +43,11 @@ def doctor(
     from bigstep.doctor.report import print_report, write_page
 
     refuse_existing(html, force=force)
+    for word in command[1:]:
+        if word.partition("=")[0] in _OWN:
+            typer.echo(
+                f"bigstep: {word} stands after the script, which gets it; the doctor's own go before it.", err=True
+            )
     result = examine(
         command,
         ranks=ranks,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
 import typing
 from collections.abc import Callable
 from pathlib import Path
@@ -95,7 +96,7 @@ def require_device(given: str, *allowed: str) -> None:
 
 
 def refuse_existing(*files: Path | None, force: bool) -> None:
-    """Refuse to write over a file that is there, unless --force was given, or into a folder that is none."""
+    """Refuse a file that is there, unless --force was given, and a folder that is none or not to be written to."""
     for file in files:
         if file is None:
             continue
@@ -105,3 +106,7 @@ def refuse_existing(*files: Path | None, force: bool) -> None:
             raise ConfigError(f"{file} already exists; add --force to replace it, or name another file.")
         if not file.parent.is_dir():
             raise ConfigError(f"{file} cannot be written: there is no folder {file.parent}; make it first.")
+        if not os.access(file.parent, os.W_OK):  # told now, and not after minutes of work
+            raise ConfigError(
+                f"{file} cannot be written: you may not write to {file.parent.absolute()}; name another file."
+            )

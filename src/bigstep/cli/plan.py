@@ -19,7 +19,7 @@ def plan(
     gpus: Annotated[int, typer.Option(help="How many devices; 0 takes the whole cluster.")] = 0,
     batch: Annotated[int, typer.Option(help="Global batch; 0 lets the search choose.")] = 0,
     target: Annotated[float, typer.Option(help="Accuracy to reach, in percent.")] = 0.0,
-    budget: Annotated[float, typer.Option(help="Minutes: find the fewest devices that stay within it.")] = 0.0,
+    budget: Annotated[float, typer.Option(help="Minutes: find the fewest devices within it, up to --gpus.")] = 0.0,
     collective: Annotated[str, typer.Option(help="Consider only this collective.")] = "",
     codec: Annotated[str, typer.Option(help="Consider only this codec.")] = "",
     sweep: Annotated[str, typer.Option(metavar="gpus=1..4096", help="Predict a curve over device counts.")] = "",

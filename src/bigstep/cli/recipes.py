@@ -34,6 +34,7 @@ def recipes(
     from bigstep.report.recipes import print_recipe, print_recipes
 
     if name is None:
+        require(not yaml, "--yaml prints the configuration of one recipe; name it, as in bigstep recipes sony --yaml.")
         descriptions = [describe(each) for each in known()]
         if as_json:
             print_json({"recipes": [dataclasses.asdict(each) for each in descriptions]})

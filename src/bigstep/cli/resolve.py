@@ -113,6 +113,11 @@ def named_config(recipe: str | None, preset: str, file: Path | None, *, trusted:
         return recipes.load(recipe or "plain", preset)
     if recipe is not None:
         raise ConfigError(f"Both the recipe {recipe!r:.60} and --config {file} were given; give one.")
+    require(
+        preset == "mini",
+        f"--preset {preset:.60} belongs to a recipe, but --config {file} is a whole configuration: leave it out, or "
+        f"write the file anew with `bigstep recipes NAME --yaml --preset {preset:.60}`.",
+    )
     return recipes.read(read_yaml(file), file, trusted=trusted)
 
 

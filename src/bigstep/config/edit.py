@@ -129,7 +129,7 @@ def finish_on_one(config: RunConfig, epochs: float) -> RunConfig:
     """
     require(
         0 < epochs < config.epochs,
-        f"--finish-on-one is {epochs:g}, but it must lie between 0 and the {config.epochs:g} epochs of the run.",
+        f"--finish-on-one is {epochs:g}, but it must be more than 0 and less than epochs ({config.epochs:g}).",
     )
     require(
         config.asynchronous.method == "none",

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from bigstep.config.edit import follow_workers
+from bigstep.config.edit import flatten, follow_workers
 from bigstep.config.schema import RunConfig, WorkersConfig, config_from_mapping, config_to_mapping
 from bigstep.config.sentences import sentences_of
 from bigstep.errors import ConfigError, nearest, require
@@ -80,10 +80,22 @@ def _set(mapping: dict[str, Any], path: str, value: Any) -> None:
         if name not in place and not anything:
             where = ".".join([*parents, last][:depth])
             field_names = [f"{where}.{key}" if where else key for key in place]
-            raise ConfigError(f"Unknown field {path!r:.80}: {nearest(path, field_names)}")
+            raise ConfigError(f"Unknown field {path!r:.80}: {_nearest_field(path, field_names, mapping)}")
         if depth < len(parents):
             place = place[name]
     place[last] = value
+
+
+def _nearest_field(path: str, beside: list[str], mapping: dict[str, Any]) -> str:
+    """Offer the nearest of the fields beside it; a name alone may also be that of fields inside of parts."""
+    near = nearest(path, beside)
+    if "." in path:
+        return near
+    inside = [field for field, _ in flatten(mapping) if "." in field]
+    same = [field for field in inside if field.rpartition(".")[2] == path]
+    if near.startswith("allowed"):
+        same = same or [field for field in inside if path in field.rpartition(".")[2].split("_")]
+    return f"did you mean {' or '.join(map(repr, same))}?" if same else near
 
 
 class _PlainLoader(yaml.SafeLoader):

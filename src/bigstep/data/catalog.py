@@ -106,7 +106,7 @@ def open_folder_set(wanted: Wanted) -> DataPair:
     """Open a folder of images."""
     if not wanted.path:
         raise DataError(
-            f"{wanted.name} needs data.path, the folder that holds train/CLASS/*.JPEG and val/CLASS/*.JPEG."
+            f"{wanted.name} needs data.path (--data DIR), the folder with train/CLASS/*.JPEG and val/CLASS/*.JPEG."
         )
     path = Path(wanted.path)
     if wanted.alone and not (path / "val").exists():

@@ -75,6 +75,12 @@ def name_of_set(given: str, current: str = "embedded") -> tuple[str, str]:
         module, colon, function = given.partition(":")
         if colon and function.isidentifier() and all(part.isidentifier() for part in module.split(".")):
             return given, ""
+        if len(path.parts) > 1:  # a path, which is near to no name
+            there = next(parent for parent in path.parents if parent.exists())
+            missing = path.relative_to(there).parts[0]
+            raise DataError(
+                f"{given!r} does not exist: there is no {missing!r} in {there.absolute()}; correct the path."
+            )
         raise DataError(f"{given!r} is neither a known set nor a path that exists: {nearest(given, DATASETS)}")
     return _kind(path, current), str(path)
 
@@ -98,6 +104,11 @@ def _kind(path: Path, current: str) -> str:
         return current if current in ("mnist", "fashion-mnist") else "fashion-mnist"
     if current in ("mnist", "fashion-mnist", "cifar10"):
         return current
+    if _has_class(path):
+        raise DataError(
+            f"{path} holds a folder a class itself, but these are looked for in {path / 'train'} (and {path / 'val'}, "
+            "to be evaluated on): move or link them there."
+        )
     raise DataError(
         f"{path} is no data set: it has neither train/ with a folder a class, nor the files of CIFAR-10 "
         "(data_batch_1), nor those of MNIST (train-images-idx3-ubyte), nor text (*.txt, *.md)."

@@ -118,6 +118,10 @@ def examine(
         raise ConfigError(f"--ranks is {ranks}, but a program is compared on one rank and on several; give 2 or more.")
     if only and only not in RULES:
         raise ConfigError(f"--only is {only!r}, but it must be one of {', '.join(RULES)}.")
+    if device not in ("auto", "cpu"):
+        raise ConfigError(
+            f"--device is {device!r:.60}, but it must be auto or cpu; auto takes the GPUs if there are enough."
+        )
     began = time.monotonic()
     case, runs = observe(
         command, ranks=ranks, steps=steps, only=only, device=device, limits=limits or Limits(), watch=watch
@@ -164,15 +168,16 @@ def diagnose(
             findings += found
             if not found:
                 checked.append(name)
+    trouble = _trouble(runs)
     findings.sort(key=lambda finding: (finding.level != "fault", -finding.likelihood))
     return Examination(
         command=command,
         findings=findings,
         checked=checked,
         unseen=unseen,
-        notes=_notes(runs),
+        notes=_notes(runs, told="" if any(finding.level == "fault" for finding in findings) else trouble),
         times=_times(case),
-        trouble=_trouble(runs),
+        trouble=trouble,
         seconds=seconds,
     )
 
@@ -188,15 +193,16 @@ def _ranks(count: int) -> str:
     return "1 rank" if count == 1 else f"{count} ranks"
 
 
-def _notes(runs: Sequence[World]) -> list[str]:
+def _notes(runs: Sequence[World], told: str) -> list[str]:
+    """How the runs went; a reason that the verdict or an earlier note has told is not told again."""
     notes: list[str] = []
-    told: set[str] = set()
+    reasons = {told}
     for world in runs:
         if world.ended in ("failed", "hung", "late"):
             updates = max((len(process.all(Update)) for process in world.ranks), default=0)
             reason = explain(world)
-            why = ", for the same reason" if reason in told else f": {reason}"
-            told.add(reason)
+            why = ", for the same reason" if reason in reasons else f": {reason}"
+            reasons.add(reason)
             done = "1 update" if updates == 1 else f"{updates or 'no'} updates"
             notes.append(f"The run on {_ranks(world.started)} ended after {done}{why}.")
         written = [event for process in world.everything for event in process.all(Wrote) if not event.refused]

@@ -199,4 +199,4 @@ def explain(world: World) -> str:
         return f"it needs a package that is not installed here ({said})"
     if "bigstep doctor keeps" in said:
         return f"it was about to change a file of yours, and was stopped ({said})"
-    return said or "it failed without a word"
+    return said.rstrip(". ") or "it failed without a word"

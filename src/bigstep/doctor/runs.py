@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -15,13 +16,14 @@ from bigstep.doctor.launch import Limits, run_world
 from bigstep.doctor.scratch import copy_tree
 from bigstep.doctor.settings import Settings
 from bigstep.doctor.world import World
-from bigstep.errors import ConfigError
+from bigstep.errors import ConfigError, require
 
 __all__ = ["Patient", "observe"]
 
 SHORT_BATCHES = 3
 """Batches of a pass in the run that looks at what happens between passes."""
 SHORT_UPDATES = 300
+_LAUNCHER = re.compile(r"python[\d.]*|torchrun|accelerate|deepspeed|mpirun|mpiexec|srun")
 ATTEMPTS = 3
 """A free port may be taken before the ranks get to it."""
 
@@ -133,14 +135,31 @@ def observe(
 def _script_of(command: Sequence[str]) -> Path | None:
     if not command:
         raise ConfigError("No script was given; write bigstep doctor train.py, or bigstep doctor -m package.module.")
-    if command[0] == "-m":
+    first = command[0]
+    if first == "-m":
+        require(len(command) > 1, "-m names no module; write bigstep doctor -m package.module.")
         return None
-    script = Path(command[0])
+    script = Path(first)
+    if script.is_file():
+        require(
+            script.suffix != ".ipynb",
+            f"{first} is a notebook, which python does not run; make a script of it with `jupyter nbconvert --to "
+            f"script {first}`, and give that.",
+        )
+        return script
+    require(
+        not first.startswith("-"),
+        f"There is no option {first!r:.60}; `bigstep doctor --help` lists the doctor's, which go before the script.",
+    )
+    if _LAUNCHER.fullmatch(script.name):
+        named = next((word for word in command[1:] if word.endswith(".py")), "train.py")
+        raise ConfigError(
+            f"{first} starts a script and is none; leave it and its options out, since the doctor starts the ranks "
+            f"itself: bigstep doctor {named}."
+        )
     if script.is_dir():
-        raise ConfigError(f"{command[0]} is a folder; give the path of a Python file in it, or -m and a module.")
-    if not script.is_file():
-        raise ConfigError(f"The script {command[0]} is not there; give the path of a Python file, or -m and a module.")
-    return script
+        raise ConfigError(f"{first} is a folder; give the path of a Python file in it, or -m and a module.")
+    raise ConfigError(f"The script {first} is not there; give the path of a Python file, or -m and a module.")
 
 
 def _saw_passes(world: World) -> bool:

@@ -24,7 +24,7 @@ from bigstep.plan.search import (
     suggest_recipe,
 )  # fmt: skip
 from bigstep.plan.validate import as_dict, check_rows, summarise
-from bigstep.plan.ways import Way, cheapest, compare_ways, recommend
+from bigstep.plan.ways import Way, cheapest, compare_ways, recommend, synchronous
 from bigstep.plan.workload import Workload
 from bigstep.tables import find
 from bigstep.tables.codecs import CODECS
@@ -54,7 +54,7 @@ def cli_result(
     Args:
         model: A model that ships, or a workload file (.yaml).
         cluster: A cluster that ships, or a cluster file (.yaml).
-        gpus: How many devices; 0 takes all of the cluster, or the fewest within a budget.
+        gpus: How many devices; 0 takes all of the cluster. With a budget the most that may be taken.
         batch: Global batch; 0 lets the search choose.
         target: Accuracy in percent; 0 takes that of the law.
         budget_minutes: Look for the fewest devices that reach the target in this time; 0 for no budget.
@@ -83,15 +83,16 @@ def cli_result(
     counts = parse_sweep(sweep) if sweep else []
     if counts:
         machine = machine.resized(max(*counts, gpus))
+    lifetime = lifetime_hours or math.inf
     result: dict[str, Any] = {"kind": "plan", "model": workload.name, "cluster": machine.name}
     if budget_minutes:
-        chosen = _within_budget(workload, machine, budget_minutes, law, batch, collective, codec)
+        chosen = _within_budget(workload, machine, budget_minutes, law, batch, collective, codec, most=gpus)
         gpus = chosen.prediction.devices
     gpus = gpus or (max(counts) if counts else machine.devices)
     choices = rank(workload, machine, gpus, batch=batch, law=law, collective=collective, codec=codec)
     best = prefer(choices)
     result |= {
-        "warnings": list(_warnings(workload, law, target, best)),
+        "warnings": list(_warnings(workload, law, target, best, lifetime_hours)),
         "gpus": gpus,
         "target": law.target if law else None,
         "asked": target or None,
@@ -99,18 +100,17 @@ def cli_result(
         "best": _facts(best),
         "asks": _asks(workload, machine, best),
         "ranking": [_facts(choice) for choice in choices],
-        "why": explain(workload, machine, best),
+        "why": [*_passed_over(choices[0], best), *explain(workload, machine, best)],
         "sure": confidence(),
         "crossover": _crossover(workload, machine, best),
         "sweep": [
-            _facts(choice)
+            _facts(choice) | {"price": synchronous(workload, choice, price=price, lifetime_h=lifetime).price}
             for n in counts
             for choice in best_of_each(
                 workload, machine, [n], batch=batch, law=_reachable(law, n), collective=collective, codec=codec
             )
         ],
     }
-    lifetime = lifetime_hours or math.inf
     result |= _ways(compare_ways(workload, machine, best, price=price, lifetime_h=lifetime))
     if price:
         sizes = sorted({2**power for power in range(21) if 2**power <= machine.devices} | {gpus})
@@ -135,8 +135,22 @@ def _require_numbers(**numbers: float) -> None:
             raise ConfigError(f"{name} is {number:g}, but it must be a finite number.")
 
 
-def _warnings(workload: Workload, law: ConvergenceLaw | None, target: float, best: Choice) -> Iterator[str]:
-    """What is not known, or lies outside of what was measured."""
+def _warnings(
+    workload: Workload, law: ConvergenceLaw | None, target: float, best: Choice, lifetime_h: float
+) -> Iterator[str]:
+    """What is not known, lies outside of what was measured, or is not in the first figure."""
+    batch, devices = best.prediction.batch, best.prediction.devices
+    if batch % devices:
+        below = batch // devices * devices
+        yield (
+            f"a batch of {batch:,.0f} gives {devices:,} devices unequal shares, and all wait for the largest, which is "
+            f"not counted; {below:,.0f} or {below + devices:,.0f} divides"
+        )
+    if lifetime_h:
+        yield (
+            f"the first figure and the tables of exchanges are of devices that are never lost; the ways and all prices "
+            f"count one lost in {lifetime_h:g} hours"
+        )
     if law is None:
         yield (
             f"no law of epochs against batch is known for {workload.name}, so the ranking is by samples a second; "
@@ -154,6 +168,17 @@ def _warnings(workload: Workload, law: ConvergenceLaw | None, target: float, bes
         yield warning
 
 
+def _passed_over(first: Choice, best: Choice) -> Iterator[str]:
+    """Why the first of the ranking is not the one that is recommended."""
+    if first is not best:
+        gain = 1 - first.cost / best.cost
+        codec = first.prediction.scheme.codec
+        yield (
+            f"The first, {codec}, would take {100 * gain:.1f} % less time, too little for a code "
+            "that changes the path of training."
+        )
+
+
 def _reachable(law: ConvergenceLaw | None, devices: int) -> ConvergenceLaw | None:
     """Beyond the batches that converge, a sweep goes on with samples a second alone."""
     return law if law and devices <= law.largest_batch else None
@@ -163,6 +188,8 @@ def choose_law(workload: Workload, target: float, runs: Sequence[Path]) -> Conve
     """The law of epochs against batch: fitted to own runs, or the one that ships; None where none is known."""
     if target and not 0 < target < 100:
         raise ConfigError(f"target is {target}, but it is an accuracy in percent, between 0 and 100.")
+    if 0 < target < 1:
+        raise ConfigError(f"target is {target:g}, but it is in percent: write {100 * target:g}.")
     if runs:
         if not target:
             raise ConfigError("A law fitted to own runs needs --target, the accuracy in percent they are read at.")
@@ -185,17 +212,21 @@ def choose_law(workload: Workload, target: float, runs: Sequence[Path]) -> Conve
 
 def _within_budget(
     workload: Workload, cluster: Cluster, minutes: float, law: ConvergenceLaw | None, batch: int, collective: str,
-    codec: str,
+    codec: str, *, most: int,
 ) -> Choice:  # fmt: skip
     if law is None:
-        raise ConfigError(f"A budget needs a law of epochs against batch, and none is known for {workload.name}.")
+        raise ConfigError(
+            f"A budget needs a law of epochs against batch, and none is known for {workload.name}; fit one to your own "
+            "runs with --runs and --target."
+        )
     if not workload.samples:
         raise ConfigError(f"A budget needs `samples`, those of an epoch, in the file of {workload.name}; add it.")
-    chosen = fewest_devices(workload, cluster, minutes, law=law, batch=batch, collective=collective, codec=codec)
+    chosen = fewest_devices(workload, cluster, minutes, law=law, batch=batch, collective=collective, codec=codec,
+                            most=most)  # fmt: skip
     if chosen is None:
         raise ConfigError(
             f"budget is {minutes:g} min, but {cluster.name} does not reach {law.target} % in that time with any "
-            "number of devices; allow more time or choose a faster cluster."
+            f"number of devices up to {most or cluster.devices:,}; allow more time, more devices or a faster cluster."
         )
     return chosen
 

@@ -9,7 +9,7 @@ from typing import Any
 import bigstep
 from bigstep.pages import packed_plotly, unpack_script
 from bigstep.plan.cluster import Cluster, Link
-from bigstep.plan.terminal import crossover_sentence, spoken_goal, spoken_minutes
+from bigstep.plan.terminal import crossover_sentence, priced_way, spoken_goal, spoken_minutes, way_sentences
 from bigstep.plan.workload import Workload
 from bigstep.records import write_atomically
 from bigstep.tables.codecs import CODECS, encoded_bytes
@@ -42,6 +42,8 @@ def write_page(result: dict[str, Any], path: Path, *, model: str, cluster: str) 
     sentences = [
         *result["why"],
         crossover_sentence(result),
+        *map(priced_way, result["ways"]),
+        *way_sentences(result),
         f"The same model is off by {100 * sure['mean_error']:.0f} % on average and {100 * sure['worst_error']:.0f} % "
         f"at worst on {sure['predicted']} published rows of other people's clusters.",
         *(f"Note: {warning}." for warning in result["warnings"]),
@@ -64,7 +66,8 @@ def write_page(result: dict[str, Any], path: Path, *, model: str, cluster: str) 
         buckets=PAGE_BUCKETS,
         law=facts["model"]["law"],
         gpus=result["gpus"],
-        ranking=[row | {"time": time} for row, time in zip(result["ranking"], times, strict=True)],
+        unit="sequences" if workload.tokens else "images",
+        ranking=[row | {"time": time, "best": row == best} for row, time in zip(result["ranking"], times, strict=True)],
         sentences=sentences,
         version=bigstep.__version__,
         facts=facts,

@@ -254,9 +254,11 @@ def best_of_each(
 
 def fewest_devices(
     workload: Workload, cluster: Cluster, budget_minutes: float, *, law: ConvergenceLaw, batch: int = 0,
-    collective: str = "", codec: str = "",
+    collective: str = "", codec: str = "", most: int = 0,
 ) -> Choice | None:  # fmt: skip
     """The fewest devices, in whole nodes where there is more than one, that reach the target within the budget.
+
+    No more than `most` are tried; 0 takes all of the cluster.
 
     Doubling finds a number that does, bisection the fewest above the one before it; None if no number does.
     """
@@ -265,8 +267,9 @@ def fewest_devices(
         choices = best_of_each(workload, cluster, counts, batch=batch, law=law, collective=collective, codec=codec)
         return next((one for one in choices if one.minutes is not None and one.minutes <= budget_minutes), None)
 
-    k, doubled = cluster.devices_per_node, [2**power for power in range(cluster.devices.bit_length())]
-    counts = sorted({n if n <= k else -(-n // k) * k for n in doubled} | {cluster.devices})
+    most = min(most or cluster.devices, cluster.devices)
+    k, doubled = cluster.devices_per_node, [2**power for power in range(most.bit_length())]
+    counts = sorted({n if n <= k else -(-n // k) * k for n in doubled if n <= k or -(-n // k) * k <= most} | {most})
     found = within(counts)
     if found is None:
         return None

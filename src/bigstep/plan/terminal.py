@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from bigstep.plan.crossover import spoken_rate
@@ -9,7 +10,9 @@ from bigstep.plan.crossover import spoken_rate
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["asks_sentence", "crossover_sentence", "render", "spoken_goal", "spoken_minutes"]
+__all__ = [
+    "asks_sentence", "crossover_sentence", "priced_way", "render", "spoken_goal", "spoken_minutes", "way_sentences",
+]  # fmt: skip
 
 BEST = 8
 """Rows of the ranking that a terminal shows."""
@@ -34,7 +37,7 @@ def _render_plan(result: dict[str, Any], console: Console) -> None:
     goal = spoken_goal(result) or "by samples a second"
     tokens = f"{best['tokens_per_s']:,.0f} tokens/s, " if best["tokens_per_s"] else ""
     console.print(
-        f"[bold]{result['model']} on {best['gpus']:,} devices of {result['cluster']}: {goal}[/bold]\n"
+        f"[bold]{result['model']} on {spoken_devices(best['gpus'])} of {result['cluster']}: {goal}[/bold]\n"
         f"recipe {best['recipe']}, batch {best['batch']:,} ({best['local_batch']:g} a device), "
         f"{best['collective']}{grid}, codec {best['codec']}, buckets of {best['bucket_mb']:g} MB: "
         f"{best['step_ms']:.2f} ms a step, {best['samples_per_s']:,.0f} samples/s, {tokens}"
@@ -64,11 +67,12 @@ def _render_plan(result: dict[str, Any], console: Console) -> None:
 def asks_sentence(asks: dict[str, Any]) -> str:
     """Say what the model asks of a device."""
     memory = asks["memory_gb"]
+    held = {"weights": "weights", "gradients": "gradients", "optimizer": f"states of {asks['optimizer']}",
+            "activations": "what waits for the backward pass"}  # fmt: skip
+    parts = ", ".join(f"{words} {_figure(memory[name], 2)}" for name, words in held.items())
     return (
-        f"Asked of a device: {asks['gflop_a_sample']:,.1f} GFLOP a sample, {asks['gradient_mb']:,.0f} MB of gradient a "
-        f"step, at least {sum(memory.values()):,.1f} of {asks['device_gb']:,.0f} GB: weights {memory['weights']:.2f}, "
-        f"gradients {memory['gradients']:.2f}, states of {asks['optimizer']} {memory['optimizer']:.2f}, what waits for "
-        f"the backward pass {memory['activations']:.2f}."
+        f"Asked of a device: {_figure(asks['gflop_a_sample'], 1)} GFLOP a sample, {_figure(asks['gradient_mb'], 0)} MB "
+        f"of gradient a step, at least {_figure(sum(memory.values()), 1)} of {asks['device_gb']:,.0f} GB: {parts}."
     )
 
 
@@ -85,26 +89,40 @@ def _render_ways(result: dict[str, Any], console: Console) -> None:
 
     table = Table(box=None, pad_edge=False)
     priced = any(way["price"] for way in result["ways"])
-    for name in ("way", "how", "k/s", "time", *(["price"] if priced else [])):
+    price = "price" if any(way["minutes"] for way in result["ways"]) else "a million"  # samples, where no end is known
+    for name in ("way", "how", "k/s", "time", *([price] if priced else [])):
         table.add_column(name, justify="left" if name in ("way", "how") else "right", no_wrap=name != "how")
     for way in result["ways"]:
         table.add_row(
             way["method"],
             way["label"],
-            f"{way['samples_s'] / 1e3:,.1f}",
+            _thousands(way["samples_s"]),
             spoken_minutes(way["minutes"]) if way["minutes"] else "-",
             *([f"{way['price']:,.2f}" if way["price"] else "-"] if priced else []),
         )
     _set_apart(console, table)
-    console.print(f"Way to go: {result['recommended']['method']}, since {result['recommended']['why']}.")
-    for advice in (way["advice"] for way in result["ways"] if way["advice"]):
-        console.print(advice)
+    for sentence in way_sentences(result):
+        console.print(sentence)
+
+
+def way_sentences(result: dict[str, Any]) -> Iterator[str]:
+    """The way to go, how to set it up, and the cheapest number of devices."""
+    yield f"Way to go: {result['recommended']['method']}, since {result['recommended']['why']}."
+    yield from (way["advice"] for way in result["ways"] if way["advice"])
     if found := result.get("cheapest"):
         unit = f"in {spoken_minutes(found['minutes'])}" if found["minutes"] else "a million samples"
-        console.print(
-            f"Cheapest: {found['devices']:,} device{'' if found['devices'] == 1 else 's'}, "
-            f"{found['price']:,.2f} {unit} ({found['label']})."
-        )
+        yield f"Cheapest: {spoken_devices(found['devices'])}, {found['price']:,.2f} {unit} ({found['label']})."
+
+
+def priced_way(way: dict[str, Any]) -> str:
+    """One way in a sentence: how fast it is, and what it costs where a price is known.
+
+    >>> priced_way({"method": "downpour", "samples_s": 5e5, "minutes": 2.5, "price": 4.0, "label": "8 servers"})
+    'downpour (8 servers): 500,000 samples a second, 2.5 min, price 4.00.'
+    """
+    price = f", price {way['price']:,.2f}{'' if way['minutes'] else ' a million samples'}" if way["price"] else ""
+    time = f", {spoken_minutes(way['minutes'])}" if way["minutes"] else ""
+    return f"{way['method']} ({way['label']}): {way['samples_s']:,.0f} samples a second{time}{price}."
 
 
 def _choices(rows: list[dict[str, Any]], width: int, *, with_gpus: bool) -> Any:
@@ -120,10 +138,11 @@ def _choices(rows: list[dict[str, Any]], width: int, *, with_gpus: bool) -> Any:
             "codec": row["codec"],
             "batch": f"{row['batch']:,}",
             "ms/step": f"{row['step_ms']:.2f}",
-            "k/s": f"{row['samples_per_s'] / 1e3:,.1f}",
+            "k/s": _thousands(row["samples_per_s"]),
             "eff.": f"{100 * row['efficiency']:.0f} %",
             "epochs": f"{row['epochs']:.0f}" if row["epochs"] else "-",
             "time": spoken_minutes(row["minutes"]) if row["minutes"] else "-",
+            **({"price" if row["minutes"] else "a million": f"{row['price']:,.2f}"} if row.get("price") else {}),
             "waits for": row["bottleneck"],
         }
         for name, cell in cells.items():
@@ -146,6 +165,25 @@ def spoken_minutes(minutes: float) -> str:
     if minutes < 2:
         return f"{minutes * 60:.1f} s"
     return f"{minutes:.1f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
+
+
+def spoken_devices(count: int) -> str:
+    """So many devices."""
+    return f"{count:,} device{'' if count == 1 else 's'}"
+
+
+def _figure(number: float, places: int) -> str:
+    """A number with so many places, or more if it is too small for them.
+
+    >>> _figure(1817.02, 1), _figure(0.0138, 1)
+    ('1,817.0', '0.014')
+    """
+    return f"{number:,.{places}f}" if number >= 10.0**-places or number == 0 else f"{number:.2g}"
+
+
+def _thousands(rate: float) -> str:
+    """Samples a second, in thousands: a laptop has a few, a cluster millions."""
+    return f"{rate / 1e3:,.1f}" if rate >= 1e3 else f"{rate / 1e3:.3g}"
 
 
 def spoken_goal(result: dict[str, Any]) -> str:

@@ -27,7 +27,7 @@ from bigstep.plan.server import predict_server
 from bigstep.plan.simulate import predict
 from bigstep.plan.workload import Workload
 
-__all__ = ["Way", "cheapest", "compare_ways", "islands_pay_below", "lost_share", "recommend"]
+__all__ = ["Way", "cheapest", "compare_ways", "islands_pay_below", "lost_share", "recommend", "synchronous"]
 
 RESTART_S = 60.0
 """Until a lost process is replaced and the others go on: an assumption."""
@@ -111,8 +111,7 @@ def compare_ways(
 ) -> list[Way]:
     """The best synchronous way beside islands and a parameter server on the same devices, fastest first."""
     devices, local = best.prediction.devices, best.prediction.local_batch
-    ways = [_way(workload, best, "synchronous", best.prediction.scheme.label, best.prediction.samples_s,
-                 lost_share("synchronous", devices, lifetime_h), price)]  # fmt: skip
+    ways = [synchronous(workload, best, price=price, lifetime_h=lifetime_h)]
     nodes, left = divmod(devices, cluster.devices_per_node)
     count = nodes if nodes > 1 and not left else devices
     if 1 < count <= MOST_ISLANDS:
@@ -211,6 +210,13 @@ def _way(
     return Way(method, label, devices, left, minutes, hours * devices * price if price else None, caveat)
 
 
+def synchronous(workload: Workload, best: Choice, *, price: float, lifetime_h: float) -> Way:
+    """The synchronous way of a choice, on devices that are lost so often, at this price of a device hour."""
+    prediction = best.prediction
+    lost = lost_share("synchronous", prediction.devices, lifetime_h)
+    return _way(workload, best, "synchronous", prediction.scheme.label, prediction.samples_s, lost, price)
+
+
 def recommend(ways: Sequence[Way]) -> tuple[Way, str]:
     """The way to go, and why: the synchronous one, unless another is `WORTH` times as fast.
 
@@ -253,9 +259,6 @@ def cheapest(
         collective: Only this collective; empty for all.
         codec: Only this codec; empty for all.
     """
-    ways = []
-    for best in best_of_each(workload, cluster, counts, batch=batch, law=law, collective=collective, codec=codec):
-        prediction = best.prediction
-        lost = lost_share("synchronous", prediction.devices, lifetime_h)
-        ways.append(_way(workload, best, "synchronous", prediction.scheme.label, prediction.samples_s, lost, price))
+    choices = best_of_each(workload, cluster, counts, batch=batch, law=law, collective=collective, codec=codec)
+    ways = [synchronous(workload, best, price=price, lifetime_h=lifetime_h) for best in choices]
     return min(ways, key=lambda way: (way.price or 0.0, -way.samples_s))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ def report_command(
         markdown: Print a Markdown table instead of plots.
         quiet: Print nothing.
     """
-    runs = study_of(gather(paths))
+    runs = study_of(gather(paths, lambda line: print(line, file=sys.stderr)))
     if csv is not None:
         _write(csv, to_csv(runs))
     if html is not None:

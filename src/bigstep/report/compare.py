@@ -34,6 +34,7 @@ RULE = (
 Verdict = Literal["apart", "alike", "too few"]
 EXACT_SPLITS = 20_000
 DRAWN_SPLITS = 2_000
+STEPS_OF_A_SPEED = 10
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,11 @@ class Group:
     def running(self) -> int:
         """Runs that still go on."""
         return sum(outcome.status == "running" for outcome in self.outcomes)
+
+    @property
+    def got_going(self) -> bool:
+        """Whether it took steps enough for a speed: of a run that hardly began, the slow first one is all there is."""
+        return (self.median_of("steps") or math.inf) >= STEPS_OF_A_SPEED
 
     def median_of(self, name: str) -> float | None:
         """Median over the runs of one figure of `Outcome`."""

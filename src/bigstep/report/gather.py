@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from bigstep.errors import DataError
@@ -14,11 +14,13 @@ ROWS_IN_ALL = 400_000
 """Training rows kept over all runs: more than any chart shows, and what fits in memory with 10,000 runs."""
 
 
-def gather(paths: Sequence[Path]) -> list[Run]:
+def gather(paths: Sequence[Path], tell: Callable[[str], None] = lambda line: None) -> list[Run]:
     """Read every run under the given paths, each once.
 
     Args:
-        paths: Run folders (with run.json), or folders that hold run folders at any depth.
+        paths: Run folders (with run.json), or folders that hold run folders at any depth; one among several in such a
+            folder that cannot be read is left out.
+        tell: Called with a sentence about each run that is left out.
 
     Returns:
         The runs in the order given; long runs keep an even selection of their training rows, and all evaluations.
@@ -32,7 +34,20 @@ def gather(paths: Sequence[Path]) -> list[Run]:
         for folder in found:
             folders.setdefault(folder.resolve(), folder)
     most = min(2_000, max(40, ROWS_IN_ALL // max(1, len(folders))))
-    return [_thin(read_run(folder), most) for folder in folders.values()]
+    named = {path.resolve() for path in paths}
+    runs, errors = [], []
+    for whole, folder in folders.items():
+        try:
+            runs.append(_thin(read_run(folder), most))
+        except DataError as error:
+            if whole in named:
+                raise
+            errors.append(error)
+    if errors and not runs:
+        raise errors[0]
+    for left_out in errors:
+        tell(f"Left out: {left_out}")
+    return runs
 
 
 def run_folders(path: Path) -> Iterator[Path]:

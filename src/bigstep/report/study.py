@@ -120,9 +120,14 @@ class Study:
         return effects_of(self.groups, self.measure)
 
     def peers(self, verdict: Verdict) -> list[str]:
-        """Names of the groups that stand so to the first."""
+        """Names of the groups on the data of the first that stand so to it."""
+        task = self.groups[0].outcomes[0].task
         pairs = zip(self.groups[1:], self.verdicts[1:], strict=True)
-        return [group.label for group, found in pairs if found == verdict and group.median is not None]
+        return [
+            group.label
+            for group, found in pairs
+            if found == verdict and group.median is not None and group.outcomes[0].task == task
+        ]
 
     def sentences(self) -> list[str]:
         """The summary: what was run, what it reached, how sure that is, and what a reader must know."""
@@ -279,7 +284,7 @@ class Study:
         speeds: dict[tuple[str, str, str], dict[float, float]] = {}
         for group in self.groups:
             ranks, rate = group.median_of("ranks"), group.median_of(self.speed_name)
-            if ranks and rate:
+            if ranks and rate and group.got_going:
                 speeds.setdefault(group.subject, {}).setdefault(ranks, rate)
         said = []
         for (name, _, _), rates in [each for each in speeds.items() if len(each[1]) > 1][:8]:

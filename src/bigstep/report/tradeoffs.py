@@ -80,12 +80,15 @@ def _mean(values: list[float | None]) -> float:
     return sum(known) / len(known) if known else 0.0
 
 
-def _by_recipe(study: Study, name: str) -> dict[str, dict[float, Group]]:
-    """For each recipe (or name of a suite) the best group at each value of a figure, where it has at least two."""
+def _by_recipe(study: Study, name: str, *, timed: bool = False) -> dict[str, dict[float, Group]]:
+    """For each recipe (or name of a suite) the best group at each value of a figure, where it has at least two.
+
+    Where they are `timed`, those that hardly began are left out.
+    """
     found: dict[tuple[str, str, str], dict[float, Group]] = {}
     for group in study.groups:  # best first, so the first at a value is the best there
         value = group.median_of(name)
-        if value is not None and group.median is not None:
+        if value is not None and group.median is not None and (group.got_going or not timed):
             found.setdefault(group.subject, {}).setdefault(value, group)
     curves = {subject: points for subject, points in found.items() if len(points) > 1}
     names = [recipe for recipe, _, _ in curves]
@@ -187,7 +190,7 @@ def _against_bytes(study: Study) -> Chart | None:
 
 
 def _scaling(study: Study) -> Chart | None:
-    recipes = _by_recipe(study, "ranks")
+    recipes = _by_recipe(study, "ranks", timed=True)
     if not recipes:
         return None
     made = figure("ranks", f"{study.speed_unit} a second", showlegend=True, legend=LEGEND)
