@@ -74,23 +74,6 @@ def test_own_optimizer_metrics_and_observers_take_part(tmp_path: Path) -> None:
     assert with_sgd.weights_sha256 != first.result["weights_sha256"], "the optimizer that was given is the one used"
 
 
-def test_an_own_loss_and_metrics_may_give_their_one_number_in_any_shape() -> None:
-    def wrapped(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        return nn.functional.mse_loss(output, target).view(1, 1)
-
-    data, facts = samples(), []
-    for loss in (nn.functional.mse_loss, wrapped):
-        found = fit(CONFIG, Net(), (data, data), loss, metrics={"squares": loss}, device="cpu").facts
-        facts.append([found[name] for name in ("loss", "eval_loss", "squares", "weights_sha256")])
-    assert facts[0] == facts[1]
-
-
-def test_a_metric_that_gives_several_numbers_is_named() -> None:
-    data, each = samples(), {"each": nn.MSELoss(reduction="none")}
-    with pytest.raises(ConfigError, match=r"The metric each gave a tensor of \(64, 1\), but it must give one number"):
-        fit(CONFIG, Net(), (data, data), nn.functional.mse_loss, metrics=each, device="cpu")
-
-
 def test_gradients_of_parameters_that_an_own_optimizer_leaves_out_do_not_add_up() -> None:
     """Clipping takes the norm of all gradients: those of steps before would shrink every step more and more."""
     data, ends = samples(), []
@@ -291,40 +274,6 @@ def test_every_name_of_a_row_or_result_is_reserved(tmp_path: Path) -> None:
     data, heard = samples(), Listener()
     result = fit(CONFIG, Net(), (data, data), nn.functional.mse_loss, observers=[heard], out=tmp_path, device="cpu")
     assert result.facts.keys() | heard.reached.keys() == (RESERVED | {"accuracy", "eval_loss"}) - {"plan"}
-
-
-class Margins(nn.Module):
-    """A loss with a layer of its own, as metric learning has."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 3)
-
-    def forward(self, output: Tensor, target: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(self.layer(output), target)
-
-
-def classes() -> TensorDataset:
-    inputs = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
-    return TensorDataset(inputs, inputs.argmax(1))
-
-
-def test_a_loss_whose_parameters_would_stay_as_they_are_is_refused() -> None:
-    model, loss, data = nn.Linear(3, 3), Margins(), (classes(), classes())
-    with pytest.raises(ConfigError, match="The loss Margins has parameters that are not of the model"):
-        fit(CONFIG, model, data, loss, device="cpu")
-    fit(CONFIG, model, data, loss.requires_grad_(False), device="cpu")
-    model.layer = loss.requires_grad_(True).layer  # a tied layer is trained with the model
-    before = loss.layer.weight.clone()
-    fit(CONFIG, model, data, loss, device="cpu")
-    assert not torch.equal(loss.layer.weight, before)
-
-
-def test_a_loss_that_holds_weights_of_classes_follows_the_precision_of_the_run() -> None:
-    loss = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]))
-    fit(replace(CONFIG, precision="float64"), nn.Linear(3, 3), (classes(), classes()), loss, device="cpu")
-    assert loss.weight is not None
-    assert loss.weight.dtype == torch.float64
 
 
 def test_gradients_that_cannot_be_exchanged_are_refused_with_the_layer_that_makes_them() -> None:
