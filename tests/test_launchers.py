@@ -74,9 +74,9 @@ def test_a_place_that_cannot_be_is_one_sentence(environment: dict[str, str], wor
 @pytest.mark.parametrize(
     ("place", "begins"),
     [
-        (("0", "4", "0"), "bigstep: 'no/such/folder' is "),
+        (("0", "4", "0"), "bigstep: 'no/such/folder' does not exist"),
         (("1", "4", "1"), None),  # the first rank of its machine tells
-        (("2", "4", "0"), "bigstep: Rank 2: 'no/such/folder' is "),  # the folder may be missing there alone
+        (("2", "4", "0"), "bigstep: Rank 2: 'no/such/folder' does not exist"),  # the folder may be missing there alone
         (("1", "1", "0"), "bigstep: RANK is 1 and WORLD_SIZE 1"),  # there is no first rank
     ],
 )
