@@ -20,7 +20,8 @@ from bigstep.cli.app import app
 from bigstep.cli.resolve import job_of
 from bigstep.cli.sparse import _settings, is_sparse_file
 from bigstep.cli.train import Train
-from bigstep.config.text import config_to_yaml
+from bigstep.config.text import config_to_mapping, config_to_yaml
+from bigstep.records import RunWriter
 
 ROOT = Path(__file__).parents[1]
 COMMANDS: dict[str, Any] = get_command(app).commands  # type: ignore[attr-defined]  # it is a group
@@ -79,6 +80,8 @@ def resolve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], 
         (tmp_path / name).write_text("To be, or not to be")
     (tmp_path / "run.yaml").write_text(config_to_yaml(recipes.load("sony")))
     (tmp_path / "mine.yaml").write_text("- {recipe: plain, epochs: 4, seeds: 3}")
+    for name, recipe in {"sony-mini": "sony", "bigger": "lars"}.items():
+        RunWriter(tmp_path / "runs" / name, config_to_mapping(recipes.load(recipe))).close()
 
     def planned(runs: Any, *_: Any, **__: Any) -> None:
         for run in runs:

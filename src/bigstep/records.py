@@ -327,6 +327,11 @@ class Run:
         return _mapping(self.facts, "config", self.folder)
 
     @property
+    def used(self) -> dict[str, Any]:
+        """What a program brought that the configuration does not name, such as its model, by part."""
+        return _mapping(self.facts, "used", self.folder)
+
+    @property
     def result(self) -> dict[str, Any]:
         """The result, empty while the run is unfinished."""
         return _mapping(self.facts, "result", self.folder)

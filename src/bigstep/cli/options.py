@@ -47,7 +47,10 @@ RecipeName = Annotated[
         help="A published system; `bigstep recipes` lists them. Without one, plain.", autocompletion=recipe_names
     ),
 ]
-ConfigFile = Annotated[Path | None, typer.Option(help="A YAML file like those of `bigstep recipes NAME --yaml`.")]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(help="A YAML file like those of `bigstep recipes NAME --yaml`, or the folder of a run."),
+]
 Settings = Annotated[
     list[str] | None,
     typer.Option(

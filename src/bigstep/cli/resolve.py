@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from bigstep.cli.options import require_device
 from bigstep.config import RunConfig
 from bigstep.config.edit import finish_on_one, make_exact, same_experiment, stretch
 from bigstep.config.text import apply_settings, config_from_mapping, read_yaml
-from bigstep.config.trust import require_trust
+from bigstep.config.trust import names_code, require_trust
 from bigstep.described import usable_cores
 from bigstep.engine.job import Job
 from bigstep.errors import ConfigError, require
@@ -118,7 +119,25 @@ def named_config(recipe: str | None, preset: str, file: Path | None, *, trusted:
         f"--preset {preset:.60} belongs to a recipe, but --config {file} is a whole configuration: leave it out, or "
         f"write the file anew with `bigstep recipes NAME --yaml --preset {preset:.60}`.",
     )
+    if os.path.isfile(file / "run.json"):  # unlike Path's own, it bears any name
+        return recorded_config(file)
+    if file.name == "run.json":
+        return recorded_config(file.parent)
     return recipes.read(read_yaml(file), file, trusted=trusted)
+
+
+def recorded_config(folder: Path) -> RunConfig:
+    """Return the configuration of a run, which must name all that the run took."""
+    run = read_run(folder)
+    config = config_from_mapping(run.config)
+    named = {field.partition(".")[0] for field, value in config.code.items() if names_code(value)}
+    given = [part for part in ("model", "data", "loss", "optimizer") if part in run.used and part not in named]
+    require(
+        not given,
+        f"The run in {folder} took its {' and '.join(given)} from a program, which alone can train it: run that again, "
+        "with fit(…, resume=True) to go on.",
+    )
+    return config
 
 
 def require_trusted(config: RunConfig, origin: Path | None, typed: Iterable[str], *, trusted: bool) -> None:
@@ -137,8 +156,10 @@ def require_trusted(config: RunConfig, origin: Path | None, typed: Iterable[str]
 
 def _base_config(options: Train, folder: Path | None) -> RunConfig:
     """What the other options change: the run's own configuration if one goes on and nothing else is named."""
-    if folder is not None and options.recipe is None and options.config is None and (folder / "run.json").exists():
-        return config_from_mapping(read_run(folder).config)
+    if folder is not None and (folder / "run.json").exists():
+        recorded = recorded_config(folder)
+        if options.recipe is None and options.config is None:
+            return recorded
     return named_config(options.recipe, options.preset, options.config, trusted=options.trust)
 
 

@@ -33,7 +33,8 @@ OPENING = """\
 
 Generated from the tables and the schema by `python -m bigstep.config.reference > docs/configuration.md`; a test fails
 if it is not up to date. A recipe is a complete configuration: `bigstep recipes sony --yaml` prints one with these
-sentences as comments, `--config FILE` reads it back, and `--set lr.base=0.2` changes one field.
+sentences as comments, `--config FILE` reads it back, and `--set lr.base=0.2` changes one field. `--config` takes the
+folder of an earlier run too, to start the same run again.
 
 `--epochs` stretches a run: schedule, batch plan, image sizes, the transition of the RMSprop warm-up, dense first steps,
 the beginning of islands and Downpour's warm start keep their places in it. A resumed run may change `data.path`,
