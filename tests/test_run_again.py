@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from bigstep.config import LrConfig, RunConfig, WorkersConfig
-from bigstep.records import read_run
+from bigstep.records import RunWriter, read_run
 from bigstep.train import fit
 
 Bigstep = Callable[..., tuple[int, str, str]]
@@ -62,3 +62,14 @@ def test_what_a_program_brought_is_not_asked_of_the_command_line(
     assert status == 2
     assert told.startswith("bigstep: The run in own took its model and data from a program, which alone can train it")
     assert sorted(Path("own").rglob("*")) == kept
+
+
+def test_a_broken_run_is_in_nobody_s_way_unless_it_is_the_only_one(bigstep: Bigstep, first: Path) -> None:
+    Path("runs/broken").mkdir(parents=True)
+    Path("runs/broken/run.json").write_text("{")
+    assert "runs/broken/run.json" in bigstep("train", "--resume")[2]
+    begun = RunWriter(Path("runs/begun"), read_run(first).config)
+    begun.close()
+    status, _, told = bigstep("train", "--resume", "--steps", "1", "--device", "cpu")
+    assert status == 0, told
+    assert read_run(Path("runs/begun")).result

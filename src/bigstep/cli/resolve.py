@@ -20,9 +20,9 @@ from bigstep.config.text import apply_settings, config_from_mapping, read_yaml
 from bigstep.config.trust import names_code, require_trust
 from bigstep.described import usable_cores
 from bigstep.engine.job import Job
-from bigstep.errors import ConfigError, require
+from bigstep.errors import ConfigError, DataError, require
 from bigstep.recipes.on_text import on_text, said_of_text, wants_text
-from bigstep.records import Run, read_run
+from bigstep.records import read_run
 
 if TYPE_CHECKING:
     from bigstep.cli.train import Train
@@ -259,7 +259,7 @@ def _existing_folder(options: Train, launched: bool) -> Path | None:
         raise ConfigError(f"--resume finds no run in {options.out}; leave --resume out to start one there.")
     name = "" if options.config or not options.recipe else f"{options.recipe}-{options.preset}"
     name = folder_name(options.name) if options.name else name
-    found = [run.folder for run in _unfinished(name)]
+    found = _unfinished(name)
     if len(found) == 1:
         return found[0]
     if not found:
@@ -270,13 +270,18 @@ def _existing_folder(options: Train, launched: bool) -> Path | None:
     raise ConfigError(f"--resume finds {len(found)} unfinished runs ({listed}); say which with --out.")
 
 
-def _unfinished(name: str) -> Iterator[Run]:
-    """Runs without a result in a folder of this name, or this name and a number; in any for an empty name."""
+def _unfinished(name: str) -> list[Path]:
+    """Folders of this name, or this name and a number, that hold a run without a result; of any for an empty name."""
+    found, broken = [], None
     for path in sorted(RUNS.glob("*/run.json")):
         if not name or re.fullmatch(rf"{re.escape(name)}(-\d+)?", path.parent.name):
-            run = read_run(path.parent)
-            if not run.result:
-                yield run
+            try:
+                found += [] if read_run(path.parent).result else [path.parent]
+            except DataError as error:  # of another run, perhaps
+                broken = error
+    if broken and not found:
+        raise broken
+    return found
 
 
 def finished_result(job: Job) -> dict[str, Any] | None:
