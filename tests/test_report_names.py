@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from bigstep.errors import nearest
@@ -101,6 +102,20 @@ def test_what_a_technique_brings_is_read_from_facts_whatever_the_label(tmp_path:
         (folder / "run.json").write_text(json.dumps({**facts, "bench": told}))
     (effect,) = study(tmp_path).effects
     assert (effect.system, effect.technique, effect.verdict) == ("sony", "batch-size control", "apart")
+
+
+def test_a_technique_is_held_to_the_system_of_its_own_suite_where_a_folder_has_several(tmp_path: Path) -> None:
+    """`bigstep report bench` finds the recipe in other epochs and batches too, under the same name."""
+    for seed in range(3):
+        write_run(tmp_path / f"whole-{seed}", recipe="sony", seed=seed, top=0.90 + 0.001 * seed)
+        write_run(tmp_path / f"longer-{seed}", recipe="sony", seed=seed, top=0.95, epochs=8)
+        write_run(tmp_path / f"larger-{seed}", recipe="sony", seed=seed, top=0.30, local_batch=512)
+        folder = write_run(tmp_path / f"part-{seed}", recipe="sony", seed=seed, top=0.85, config={"plan": [1]})
+        facts = json.loads((folder / "run.json").read_text())
+        (folder / "run.json").write_text(json.dumps({**facts, "bench": {"label": "bare", "without": "growth"}}))
+    (effect,) = study(tmp_path).effects
+    assert effect.brings == pytest.approx(0.901 - 0.85)
+    assert effect.costs == pytest.approx(0.0)
 
 
 def test_json_tells_the_standings(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from bigstep.report.compare import Group, Verdict, told_apart
 from bigstep.report.measure import ACCURACY, Measure
+from bigstep.report.outcome import Outcome
 
 __all__ = ["Effect", "effects_of"]
 
@@ -38,13 +39,12 @@ class Effect:
 
 def effects_of(groups: Sequence[Group], measure: Measure = ACCURACY) -> list[Effect]:
     """Compare every group that leaves something out with the whole system, in order of what that brings."""
-    whole = {group.outcomes[0].name: group for group in groups if not group.outcomes[0].without}
     found = []
     for group in groups:
         system, technique = group.outcomes[0].recipe, group.outcomes[0].without
-        if not technique or system not in whole:
+        base = _whole_of(group.outcomes[0], groups)
+        if not technique or base is None:
             continue
-        base = whole[system]
         known = base.median is not None and group.median is not None
         fast, slow = base.median_of("seconds"), group.median_of("seconds")
         found.append(
@@ -59,3 +59,14 @@ def effects_of(groups: Sequence[Group], measure: Measure = ACCURACY) -> list[Eff
             )
         )
     return sorted(found, key=lambda effect: (effect.system, -1.0 if effect.brings is None else -effect.brings))
+
+
+def _whole_of(lacking: Outcome, groups: Sequence[Group]) -> Group | None:
+    """The whole system that a run lacks something of: other suites may have run it too, in other epochs or batches."""
+
+    def differences(group: Group) -> int:
+        first = group.outcomes[0]
+        return (first.preset != lacking.preset) + len(first.settings.items() ^ lacking.settings.items())
+
+    whole = [each for each in groups if each.outcomes[0].name == lacking.recipe and not each.outcomes[0].without]
+    return min(whole, key=differences, default=None)
