@@ -231,6 +231,27 @@ def test_the_time_to_target_needs_more_than_half_of_the_runs(tmp_path: Path) -> 
     assert group.seconds_to(0.55) is not None
 
 
+def test_the_time_to_target_is_not_that_of_the_runs_alone_that_reached_it(tmp_path: Path) -> None:
+    """Evaluations come every 5 s, and the last three add 10 points each."""
+    for seed, top in enumerate((0.98, 0.9, 0.5)):
+        write_run(tmp_path / str(seed), seed=seed, top=top)
+    (group,) = study(tmp_path).groups
+    assert group.seconds_to(0.75) == 15.0, "the middle one of 10 s, 15 s and never"
+
+
+def test_what_a_failed_run_came_to_is_no_figure_of_its_group(tmp_path: Path) -> None:
+    for seed in range(2):
+        write_run(tmp_path / str(seed), seed=seed)
+    folder = write_run(tmp_path / "failed", seed=2, epochs=1, config={"epochs": 4}, finished=False)
+    facts = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**facts, "bench": {"label": "plain", "failure": "No memory."}}))
+    (group,) = study(tmp_path).groups
+    assert (group.n, group.failures) == (2, 1)
+    assert group.median_of("seconds") == 20.0
+    (alone,) = study_of([read_run(folder)]).groups
+    assert alone.median_of("seconds") == 5.0
+
+
 def test_the_split_of_time_is_per_thousand_images(tmp_path: Path) -> None:
     outcome = outcome_of(read_run(write_run(tmp_path / "run")))
     assert outcome.per_1000 == pytest.approx({"compute": 400 / 1024, "exchange": 60 / 1024, "data": 40 / 1024})

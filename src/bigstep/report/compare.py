@@ -103,17 +103,17 @@ class Group:
         return (self.median_of("steps") or math.inf) >= STEPS_OF_A_SPEED
 
     def median_of(self, name: str) -> float | None:
-        """Median over the runs of one figure of `Outcome`."""
-        values = [value for outcome in self.counted if (value := getattr(outcome, name)) is not None]
+        """Median over the runs of one figure of `Outcome`; what a failed run came to counts only where all failed."""
+        whole = [outcome for outcome in self.counted if not outcome.failure] or self.counted
+        values = [value for outcome in whole if (value := getattr(outcome, name)) is not None]
         return statistics.median(values) if values else None
 
     def seconds_to(self, target: float) -> float | None:
-        """Median time to the target; None unless more than half of the runs reached it."""
+        """Median time to the target, infinite where a run never came there; None unless more than half of them did."""
         key, falls = self.measure.key, self.measure.falls
         found = (outcome.seconds_to(target, key, falls=falls) for outcome in self.counted)
-        times = [math.inf if seconds is None else seconds for seconds in found]
-        middle = statistics.median_high(times)
-        return None if math.isinf(middle) else statistics.median(t for t in times if not math.isinf(t))
+        middle = statistics.median(math.inf if seconds is None else seconds for seconds in found)
+        return None if math.isinf(middle) else middle
 
 
 def group_runs(outcomes: Sequence[Outcome], measure: Measure = ACCURACY) -> list[Group]:
