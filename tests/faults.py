@@ -167,6 +167,12 @@ def augmentation_seeded_by_rank(own: Own, trial: Trial, ranks: Ranks) -> Run:
     return dataclasses.replace(run, train_feed=Feed(run.train_feed.source, train=True, seed=seed, dtype=torch.float64))
 
 
+def steps_that_end_early_on_rank_1(run: Run, begin: Position) -> Iterator[Step]:
+    """A loader of each rank's own: rank 1 has no samples for the last step."""
+    ends = run.ranks.rank == 1
+    return (step for step in LOOP.steps(run, begin) if not (ends and step.stop == run.sampler.size))
+
+
 # ---- rate
 
 

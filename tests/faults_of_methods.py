@@ -1,29 +1,34 @@
-"""More planted faults, as in `faults`: in the loop, in islands, where ranks wait, in graphs and in the loss scale."""
+"""More planted faults, as in `faults`: in loop, islands, waiting ranks, graphs, loss scale, exchange, evaluation."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from bigstep.check import Own, Trial
-from bigstep.data.sampler import Step
+from bigstep.config import ExchangeConfig
+from bigstep.data.sampler import Position, Step
 from bigstep.engine.build import Run
+from bigstep.engine.evaluate import Evaluation
 from bigstep.engine.methods import build as methods
 from bigstep.engine.methods import islands
 from bigstep.engine.methods.crews import Crews
 from bigstep.engine.methods.graphed import Graphed
 from bigstep.engine.methods.islands import Islands
 from bigstep.engine.methods.outer import Outer
+from bigstep.engine.methods.parallel import make_exchange
 from bigstep.engine.methods.rounds import Rounds
 from bigstep.engine.ranks import Ranks
+from bigstep.exchange import Exchange
 from bigstep.gpu.loss_scale import LossScale
-from faults import LOOP, instead, method_of
+from faults import LOOP, instead, method_of, with_rate
 
 # ---- loop
 
@@ -254,3 +259,50 @@ def _scale_of(run: Run) -> LossScale:
     scale = run.state.parts["scaler"]
     assert isinstance(scale, LossScale)
     return scale
+
+
+# ---- rate, exchange, evaluation, resumption
+
+
+def rate_without_numbers_on_several_ranks(own: Own, trial: Trial, ranks: Ranks) -> Run:
+    def rate(run: Run, step: Step) -> float:
+        return run.rates.set(step) if ranks.size == 1 else float("nan")
+
+    return with_rate(LOOP.start(own, trial, ranks), rate)
+
+
+def _receiving(config: ExchangeConfig, change: Callable[[Tensor], Tensor], *, last_rank_only: bool) -> Exchange:
+    """An exchange whose results are changed before DDP has them."""
+    exchange = make_exchange(config)
+    if last_rank_only and dist.get_rank() < dist.get_world_size() - 1:
+        return exchange
+    on_bucket = exchange._on_bucket
+    exchange._on_bucket = lambda bucket: on_bucket(bucket).then(  # type: ignore[method-assign]
+        lambda done: change(done.value())
+    )
+    return exchange
+
+
+def exchange_whose_last_rank_gets_another_mean(config: ExchangeConfig) -> Exchange:
+    return _receiving(config, lambda mean: 1.5 * mean, last_rank_only=True)
+
+
+def exchange_that_gives_no_numbers(config: ExchangeConfig) -> Exchange:
+    return _receiving(config, lambda mean: mean * float("nan"), last_rank_only=False)
+
+
+def evaluation_without_numbers(run: Run) -> Evaluation:
+    """A mean over this rank's samples where a rank has none, or over ranks of which one had none."""
+    seen = LOOP.evaluate(run)  # type: ignore[misc]  # the loop has one
+    return dataclasses.replace(seen, loss=float("nan")) if run.ranks.size > 1 else seen
+
+
+def accuracy_of_each_rank(run: Run) -> Evaluation:
+    """The loss is added up over ranks, and the accuracy forgotten."""
+    seen = LOOP.evaluate(run)  # type: ignore[misc]
+    return dataclasses.replace(seen, accuracy=(seen.accuracy or 0.5) / (1 + run.ranks.rank))
+
+
+def load_that_finds_no_checkpoint(run: Run, folder: Path) -> Position:
+    """It looks in another folder and begins anew without a word."""
+    return Position()

@@ -64,9 +64,11 @@ PLANTED: list[tuple[str, str, str, str]] = [
     ("sampler_that_fails_late", "start", "each sample once an epoch", "in epoch 3"),
     ("sampler_with_one_order", "start", "each sample once an epoch", "in the same order"),
     ("sampler_that_drops_the_last_batch", "steps", "each sample once an epoch", "never"),
+    ("steps_that_end_early_on_rank_1", "steps", "each sample once an epoch", "never in epoch 0"),
     ("worker_0_counted_twice_on_3_ranks", "start", "each sample once an epoch", "on 3 rank(s)"),
     ("augmentation_seeded_by_rank", "start", "augmentation follows the sample", "rank 1 of 2"),
     ("warmup_counted_in_calls", "start", "rate counted in samples", "on rank 0 of"),
+    ("rate_without_numbers_on_several_ranks", "start", "rate counted in samples", "is nan instead of"),
     ("schedule_counted_in_steps", "start", "rate counted in samples", "batch that doubles"),
     ("rate_not_scaled", "start", "rate follows the batch", "factor of 2"),
     ("dropout_seeded_by_rank", "start", "random numbers follow the worker", "numbers"),
@@ -75,6 +77,8 @@ PLANTED: list[tuple[str, str, str, str]] = [
     ("mean_of_the_ranks_means", "start", "gradient of P ranks = of one", "on 4 ranks"),
     ("clipping_before_the_exchange", "start", "accumulation = big batch", "disagree"),
     ("codec_that_drops_its_residual", "exchange", "exchange = no exchange", "carries no residual"),
+    ("exchange_whose_last_rank_gets_another_mean", "exchange", "exchange = no exchange", "2 different gradients"),
+    ("exchange_that_gives_no_numbers", "exchange", "exchange = no exchange", "something else than the mean"),
     ("rate_set_behind_the_step", "train", "loop = rate, gradient, update", "part"),
     ("loop_that_stays_in_evaluation_mode", "start", "loop = rate, gradient, update", "the losses part at step"),
     ("loop_that_forgets_the_last_step", "train", "loop = rate, gradient, update", "steps are taken instead of"),
@@ -98,6 +102,9 @@ PLANTED: list[tuple[str, str, str, str]] = [
     ("statistics_of_rank_0", "start", "batch-norm statistics at evaluation", "not on the mean over all workers"),
     ("statistics_of_each_rank", "start", "batch-norm statistics at evaluation", "different networks"),
     ("evaluation_with_duplicates", "start", "each sample once an evaluation", "instead of"),
+    ("evaluation_without_numbers", "evaluate", "each sample once an evaluation", "the loss is nan instead of"),
+    ("accuracy_of_each_rank", "evaluate", "each sample once an evaluation", "on 2 rank(s) the accuracy is"),
+    ("load_that_finds_no_checkpoint", "load", "resume = no interruption", "steps are taken again"),
     ("checkpoint_without_optimizer", "start", "resume = no interruption", "behind the checkpoint"),
     ("checkpoint_that_begins_the_epoch_again", "start", "resume = no interruption", "behind the checkpoint"),
     ("checkpoint_without_residuals", "start", "resume = no interruption", "behind the checkpoint"),
@@ -113,7 +120,7 @@ PLANTED: list[tuple[str, str, str, str]] = [
 
 def case_of(fault: str) -> RunConfig:
     """The run in which a fault can show: a lossy codec for residuals, an update inside the graph for graphs."""
-    if "residual" in fault:
+    if "residual" in fault or "last_rank" in fault:
         return config(exchange=ONEBIT)
     if "outer" in fault or "meeting" in fault:
         return config(islands=dataclasses.replace(ISLANDS, every=3))
@@ -209,6 +216,14 @@ def test_every_property_holds_without_a_fault(check_pool: Pool, exchange: Exchan
     assert ("onebit quantises per rank" in report.row("path of P ranks = of one").words) == (exchange is ONEBIT)
 
 
+@pytest.mark.parametrize("codec", ["none", "fp16"])
+def test_every_property_holds_where_gradients_come_a_step_late(check_pool: Pool, codec: str) -> None:
+    late = config(exchange=ExchangeConfig(codec=codec, double_buffer=True))
+    report = check(late, model=faults.Net, data=faults.Pairs, ranks=(1, 2, 4), pool=check_pool)
+    assert report.passed, report.cause
+    assert "a step late" in report.row("exchange = no exchange").words
+
+
 def test_every_property_holds_on_islands(check_pool: Pool) -> None:
     report = check(config(islands=ISLANDS), model=faults.Net, data=faults.Pairs, pool=check_pool)
     assert report.ranks == (1, 2, 4), "three ranks do not make two equal islands"
@@ -238,6 +253,21 @@ def test_recipes_pass(check_pool: Pool, recipe: str) -> None:
     assert report.passed, report.cause
     words = report.row("accumulation = big batch").words
     assert "each worker normalises by its own samples" in words
+
+
+def test_a_network_that_draws_nothing_has_no_random_numbers_to_follow(check_pool: Pool) -> None:
+    """Nor is it blamed for a loop that seeds every forward alike."""
+    row = "random numbers follow the worker"
+    subject = faults.planted(start=faults.dropout_seeded_by_rank)
+    report = check(config(), model=without_dropout, data=faults.Pairs, subject=subject, ranks=[1], only=[row],
+                   pool=check_pool)  # fmt: skip
+    assert report.row(row).status == "not applicable", report.cause
+
+
+def without_dropout() -> torch.nn.Module:
+    network = faults.Net()
+    network.drop.p = 0.0
+    return network
 
 
 def test_own_pieces_need_no_configuration(check_pool: Pool) -> None:

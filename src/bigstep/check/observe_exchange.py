@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from bigstep.check.observe import present_ranks
 from bigstep.check.subject import Own, Subject, Trial
 
-__all__ = ["Exchanged", "exchanged"]
+__all__ = ["ROUNDS", "Exchanged", "exchanged"]
 
 ROUNDS = 8
 """Backward passes: DDP regroups its buckets after the first, and a lossy codec must carry something by the last."""
@@ -27,10 +29,12 @@ class Exchanged:
     """|sum of results + what is still owed - sum of means|: what was lost or invented."""
     carries: bool
     """Whether the exchange says that it owes anything."""
+    digest: str
+    """Of all that this rank got; what is owed, and hence what is unaccounted for, rank 0 alone knows."""
 
 
-def exchanged(subject: Subject, own: Own, trial: Trial) -> Exchanged | None:
-    """Send gradients with parameters of the model's shapes through the exchange; only rank 0 returns what it saw."""
+def exchanged(subject: Subject, own: Own, trial: Trial) -> Exchanged:
+    """Send gradients with parameters of the model's shapes through the exchange."""
     assert subject.exchange is not None
     ranks = present_ranks()
     run = subject.start(own, trial, ranks)
@@ -41,7 +45,7 @@ def exchanged(subject: Subject, own: Own, trial: Trial) -> Exchanged | None:
     exchange = subject.exchange(replace(trial.config.exchange, decay=1.0))
     exchange.attach(parallel)
     totals = [torch.zeros_like(parameter) for parameter in form.parameters()]
-    error = largest = 0.0
+    error, largest, digest = 0.0, 0.0, hashlib.sha256()
     for turn in range(ROUNDS):
         came_in = [_coefficients(form, turn, rank) for rank in range(ranks.size)]
         form.zero_grad()
@@ -49,18 +53,26 @@ def exchanged(subject: Subject, own: Own, trial: Trial) -> Exchanged | None:
         for total, parameter, *parts in zip(totals, form.parameters(), *came_in, strict=True):
             mean = torch.stack(parts).mean(0)
             assert parameter.grad is not None
-            error = max(error, float((parameter.grad - mean).abs().max()))
-            largest = max(largest, float(torch.stack(parts).abs().max()))
+            error = max(error, _largest(parameter.grad - mean))
+            largest = max(largest, _largest(torch.stack(parts)))
+            digest.update(parameter.grad.numpy().tobytes())
             total += parameter.grad - mean
     owed = subject.owed(exchange)  # every rank takes part
     exchange.close()
-    if not ranks.first:
-        return None
     unaccounted = max(
-        float((total.flatten() + owed.get(f"values.{i}", torch.zeros(())).double()).abs().max())
-        for i, total in enumerate(totals)
+        _largest(total.flatten() + owed.get(f"values.{i}", torch.zeros(())).double()) for i, total in enumerate(totals)
     )
-    return Exchanged(error / largest, unaccounted / largest, any(bool(value.any()) for value in owed.values()))
+    return Exchanged(
+        error=error / largest,
+        unaccounted=unaccounted / largest,
+        carries=any(bool(value.any()) for value in owed.values()),
+        digest=digest.hexdigest(),
+    )
+
+
+def _largest(tensor: Tensor) -> float:
+    """The largest magnitude; infinite where something is no number."""
+    return float(tensor.abs().max().nan_to_num(nan=math.inf, posinf=math.inf))
 
 
 class _Form(nn.Module):

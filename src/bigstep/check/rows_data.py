@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from itertools import zip_longest
 
 from bigstep.check.laboratory import Laboratory
 from bigstep.check.observe import EPOCHS, Beginning, Journey, beginning, journey
@@ -25,8 +27,8 @@ def epoch_once(lab: Laboratory) -> Verdict:
             repeated = sum(count - 1 for count in times.values() if count > 1)
             missing = size - len(times)
             apart = sum(
-                sum((mine - Counter(theirs)).values())
-                for mine, theirs in zip(batches, alone.epochs[epoch], strict=False)
+                sum((Counter(mine) - Counter(theirs)).values())
+                for mine, theirs in zip_longest(batches, alone.epochs[epoch], fillvalue=())
             )
             if not fault and repeated + missing:
                 fault = f"on {ranks} rank(s) {repeated} samples come twice and {missing} never in epoch {epoch}"
@@ -51,8 +53,8 @@ def epoch_once(lab: Laboratory) -> Verdict:
 
 
 def _by_step(seen: list[Beginning], epoch: int) -> list[tuple[tuple[int, ...], ...]]:
-    """For each step, the samples of each rank."""
-    return list(zip(*(rank.epochs[epoch] for rank in seen), strict=True))
+    """For each step, the samples of each rank; none of one that has ended the epoch before the others."""
+    return list(zip_longest(*(rank.epochs[epoch] for rank in seen), fillvalue=()))
 
 
 def augmentation(lab: Laboratory) -> Verdict:
@@ -84,25 +86,25 @@ def augmentation(lab: Laboratory) -> Verdict:
 
 
 def evaluation_once(lab: Laboratory) -> Verdict:
-    """An evaluation sees each sample once, so its loss is that of one rank."""
+    """An evaluation sees each sample once, so its loss and its accuracy are those of one rank."""
     if lab.subject.evaluate is None:
         return not_applicable("the loop gives no evaluation")
     size = lab.see(beginning, lab.trial, 1)[0].sizes[1]
-    alone = _evaluations(lab, 1)[0].loss
+    expected = {**_figures(_evaluations(lab, 1)[0]), "number of samples": size}
     figure, fault = 0.0, ""
     for ranks in lab.ranks:
         for seen in _evaluations(lab, ranks):
-            extra = abs(seen.samples - size) / size
-            apart = abs(seen.loss - alone) / max(abs(alone), 1e-12)
-            if max(extra, apart) > figure:
-                figure = max(extra, apart)
-                fault = f"on {ranks} ranks the loss is {seen.loss:.9g} instead of {alone:.9g}"
-                if extra:
-                    fault = f"on {ranks} rank(s) {seen.samples} samples were evaluated instead of {size}"
+            told = _figures(seen)
+            apart = {name: _apart(told.get(name, math.nan), value) for name, value in expected.items()}
+            if max(apart.values()) > figure:
+                figure = max(apart.values())
+                name = next((name for name, value in apart.items() if value > lab.path_bound), "loss")
+                mine = told.get(name, math.nan)
+                fault = f"on {ranks} rank(s) the {name} is {mine:.9g} instead of {expected[name]:.9g}"
     return judged(
         figure,
         lab.path_bound,
-        f"relative difference in samples ({size}) and loss of an evaluation",
+        f"relative difference in samples ({size}), loss and accuracy of an evaluation",
         fault=fault,
         remedy="share the evaluation set without padding (batches[rank::ranks]), add up sums and counts over ranks, "
         "and divide once at the end.",
@@ -112,3 +114,15 @@ def evaluation_once(lab: Laboratory) -> Verdict:
 def _evaluations(lab: Laboratory, ranks: int) -> list[Evaluation]:
     seen: list[Journey] = lab.see(journey, lab.lossless, ranks, lab.folder(lab.lossless, ranks))
     return [rank.evaluation for rank in seen if rank.evaluation is not None]
+
+
+def _figures(evaluation: Evaluation) -> dict[str, float]:
+    """What an evaluation says; outputs that are no scores of classes have no accuracy."""
+    figures = {"number of samples": evaluation.samples, "loss": evaluation.loss}
+    return figures if evaluation.accuracy is None else {**figures, "accuracy": evaluation.accuracy}
+
+
+def _apart(value: float, expected: float) -> float:
+    """The relative difference; infinite where there is none, since one of the two is no number."""
+    apart = abs(value - expected) / max(abs(expected), 1e-12)
+    return apart if apart == apart else math.inf

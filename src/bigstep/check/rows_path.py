@@ -42,6 +42,8 @@ def same_path(lab: Laboratory) -> Verdict:
             fault = f"on {ranks} ranks the losses {parted}"
     codec = lab.trial.config.exchange.codec
     note = "" if CODECS[codec].loses == "nothing" else f"; with codec none, since {codec} quantises per rank"
+    if lab.trial.config.exchange.double_buffer:
+        note += "; without double_buffer, since one rank has nothing late"
     if lab.trial.config.optimizer.before_exchange:
         note += "; with adagrad=after, since before scales per rank"
     return judged(
@@ -205,7 +207,10 @@ def resume_here(lab: Laboratory) -> Verdict:
     figure = max(apart, weights, rates, statistics)
     if not figure and [rank.digest for rank in parts] != [rank.digest for rank in whole]:
         figure = float("inf")
-    if rates:
+    if not figure and len(left) == len(whole[0].losses):  # to begin anew gives the same bits, too
+        figure = float("inf")
+        soon = f"all {len(left)} steps are taken again: nothing was resumed"
+    elif rates:
         soon = f"the rate is another from step {late} behind the checkpoint on"
     elif step:
         soon = f"the losses part at step {step} behind the checkpoint"
@@ -241,11 +246,13 @@ def resume_elsewhere(lab: Laboratory) -> Verdict:
         seen = _resumed(lab, lab.lossless, before, after)
         apart, step = _first_apart(seen[0].losses, alone.losses[len(alone.losses) - len(seen[0].losses) :])
         weights, where = difference(seen[0].weights, alone.weights)
-        if len({rank.digest for rank in seen}) > 1:
+        again = not step and len(seen[0].losses) == len(alone.losses)
+        if again or len({rank.digest for rank in seen}) > 1:
             apart = float("inf")
         if max(apart, weights) > worst:
             worst = max(apart, weights)
             at = f"part at step {step} behind the checkpoint" if step else f"agree, the weights do not ({where})"
+            at = f"are those of all {len(alone.losses)} steps again: nothing was resumed" if again else at
             fault = f"saved on {before} rank(s) and resumed on {after}, the losses {at}"
     return judged(
         worst,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from bigstep.check.laboratory import Laboratory
@@ -41,8 +42,8 @@ def rate_in_samples(lab: Laboratory) -> Verdict:
     for name, table, reference in variants:
         for samples in sorted(table.keys() & reference.keys()):
             apart = abs(table[samples] - reference[samples]) / peak
-            if apart > worst:
-                worst = apart
+            if not apart <= worst:  # what is no number is another too
+                worst = apart if apart == apart else math.inf
                 fault = (
                     f"{name} the rate after {samples} samples is {table[samples]:.4g} instead of "
                     f"{reference[samples]:.4g}"
@@ -81,8 +82,8 @@ def rate_follows_batch(lab: Laboratory) -> Verdict:
     worst, fault = 0.0, ""
     for samples in sorted(samples for samples in one.keys() & two.keys() if samples >= begins):
         apart = abs(two[samples] - expected * one[samples]) / peak
-        if apart > worst:
-            worst = apart
+        if not apart <= worst:
+            worst = apart if apart == apart else math.inf
             fault = (
                 f"after {samples} samples the rate is {one[samples]:.4g} at batch {trial.config.batch} and "
                 f"{two[samples]:.4g} at batch {double.config.batch}, but the rule {lr.scaling!r} asks for a factor of "

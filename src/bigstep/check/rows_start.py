@@ -68,7 +68,7 @@ def random_streams(lab: Laboratory) -> Verdict:
     alone = drawn[1]
     repeated = sum(count - 1 for counts in drawn.values() for count in counts.values())
     moved = sum(sum((counts - alone).values()) for counts in drawn.values())
-    if moved and not any(gradient.drew for ranks in seen.values() for rank in ranks for gradient in rank):
+    if (moved or repeated) and not any(gradient.drew for ranks in seen.values() for rank in ranks for gradient in rank):
         return not_applicable("nothing in the network draws random numbers, so that workers may share a forward")
     fault = (
         f"{repeated} forwards drew the numbers of another: streams that must be apart are the same"

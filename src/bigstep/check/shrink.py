@@ -66,16 +66,16 @@ def _meet_soon(islands: IslandsConfig) -> IslandsConfig:
 
 
 def lossless(trial: Trial) -> Trial:
-    """Return the trial with nothing that depends on ranks: a codec that loses nothing, and AdaGrad on the mean."""
+    """Return the trial with nothing that depends on ranks: no losses, no late gradients, and AdaGrad on the mean."""
     optimizer = trial.config.optimizer
     if isinstance(optimizer, SgdSettings) and optimizer.adagrad == "before":
         trial = replace(trial, config=replace(trial.config, optimizer=replace(optimizer, adagrad="after")))
     exchange = trial.config.exchange
-    if CODECS[exchange.codec].loses == "nothing":
-        return trial
-    collective = exchange.collective if COLLECTIVES[exchange.collective].sums else "ring"
-    plain = replace(exchange, collective=collective, codec="none", warmup_steps=0, double_buffer=False)
-    return replace(trial, config=replace(trial.config, exchange=plain))
+    plain = replace(exchange, double_buffer=False)  # a rank that is alone exchanges nothing, and has nothing late
+    if CODECS[exchange.codec].loses != "nothing":
+        collective = exchange.collective if COLLECTIVES[exchange.collective].sums else "ring"
+        plain = replace(plain, collective=collective, codec="none", warmup_steps=0)
+    return trial if plain == exchange else replace(trial, config=replace(trial.config, exchange=plain))
 
 
 def one_island(trial: Trial) -> Trial:
