@@ -239,14 +239,19 @@ def test_the_time_to_target_is_not_that_of_the_runs_alone_that_reached_it(tmp_pa
     assert group.seconds_to(0.75) == 15.0, "the middle one of 10 s, 15 s and never"
 
 
+def test_the_loss_of_a_run_is_that_of_training_whether_it_has_ended_or_not(tmp_path: Path) -> None:
+    found = study_of([read_run(write_run(tmp_path / "run", finished=False))])
+    (row,) = as_rows(found)
+    assert row["loss"] == 2.3 / 40, "an evaluation's stands beside none of another run's training"
+
+
 def test_what_a_failed_run_came_to_is_no_figure_of_its_group(tmp_path: Path) -> None:
-    for seed in range(2):
-        write_run(tmp_path / str(seed), seed=seed)
-    folder = write_run(tmp_path / "failed", seed=2, epochs=1, config={"epochs": 4}, finished=False)
+    write_run(tmp_path / "whole")
+    folder = write_run(tmp_path / "failed", seed=1, epochs=1, config={"epochs": 4}, finished=False)
     facts = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps({**facts, "bench": {"label": "plain", "failure": "No memory."}}))
     (group,) = study(tmp_path).groups
-    assert (group.n, group.failures) == (2, 1)
+    assert (group.n, group.failures) == (1, 1)
     assert group.median_of("seconds") == 20.0
     (alone,) = study_of([read_run(folder)]).groups
     assert alone.median_of("seconds") == 5.0

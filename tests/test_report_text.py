@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from bigstep.records import RunWriter, read_run
 from bigstep.report.charts import charts_of
 from bigstep.report.gather import gather
-from bigstep.report.html import _tiles
+from bigstep.report.html import _tiles, render
 from bigstep.report.measure import ACCURACY, BITS_PER_BYTE, LOSS
 from bigstep.report.study import Study, study_of
 from bigstep.report.table import rows_of, standings_of, to_markdown
@@ -124,6 +125,23 @@ def test_bits_of_a_recipe_for_images_stand_beside_no_percentage(tmp_path: Path) 
     assert beside.rows[:3] == (
         ("bits per byte", "2.500", "–"), ("accuracy", "–", "75.29 %"), ("data", "shakespeare", "ImageNet"),
     )  # fmt: skip
+
+
+def test_recipes_for_images_and_for_text_stand_in_the_same_columns_of_the_page(tmp_path: Path) -> None:
+    papers = {
+        "adamw": {"system": "Theirs", "batch": "64"},
+        "sony": {"system": "Sony", "accuracy": 0.7529, "batch": "34K"},
+    }
+    runs = [read_run(write_text_run(tmp_path / name, name)) for name in papers]
+    for run in runs:
+        run.facts["published"] = papers[run.config["recipe"]]
+    table = render(study_of(runs)).partition("Recipes and their published results")[2].partition("</table>")[0]
+    head, *rows = (re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row, re.S) for row in table.split("<tr>")[1:])
+    assert [len(row) for row in rows] == [len(head)] * 2
+    for row in rows:
+        told = dict(zip(head, row, strict=True))
+        assert told["batch published"] == papers[row[0]]["batch"]
+        assert told["accuracy published"] == ("75.29 %" if row[0] == "sony" else "–")
 
 
 def test_a_terminal_shows_bits_per_byte(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -72,6 +72,7 @@ def render(study: Study) -> str:
         static_rows=STATIC_ROWS,
         details=details_of(study),
         published=study.published,
+        compared=_compared(study),
         rule=RULE,
         payload=pack(json.dumps(payload, allow_nan=False, separators=(",", ":")).encode()),
         plotly=packed_plotly(),
@@ -81,6 +82,12 @@ def render(study: Study) -> str:
         version=bigstep.__version__,
         written=time.strftime("%Y-%m-%d %H:%M"),
     )
+
+
+def _compared(study: Study) -> list[str]:
+    """The columns of recipes beside their papers; those of images and those of text have not the same rows."""
+    rows = (what for _, paper in study.published for what, _, _ in paper.rows)
+    return [what for what in dict.fromkeys(rows) if what not in ("data", "workers", "hardware")]
 
 
 def _chips(study: Study) -> list[dict[str, Any]]:

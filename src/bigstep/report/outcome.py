@@ -167,7 +167,7 @@ def outcome_of(run: Run) -> Outcome:
         bits_per_byte=None if failure else _first(result.get("bits_per_byte"), last.get("bits_per_byte")),
         perplexity=None if failure else _first(result.get("perplexity"), last.get("perplexity")),
         eval_loss=None if failure else _first(result.get("eval_loss"), last.get("eval_loss")),
-        loss=_first(result.get("loss"), last.get("eval_loss")),
+        loss=_first(result.get("loss"), final.get("loss")),
         seconds=seconds,
         epochs=_tidy(_first(last.get("epoch"), final.get("epoch"), config.get("epochs"))),
         steps=_whole(_first(result.get("steps"), last.get("step"), final.get("step"))),

@@ -24,6 +24,10 @@ class BesidePaper:
     differences: tuple[str, ...]
     note: str
 
+    def told(self, what: str) -> tuple[str, str]:
+        """What stands here and there in the row of this name; not every paper has them all."""
+        return next(((here, there) for name, here, there in self.rows if name == what), ("–", "–"))
+
 
 def beside_paper(outcome: Outcome, reached: float | None, measure: Measure = ACCURACY) -> BesidePaper | None:
     """Lay a run and what it (or its group) reached beside the published result; None where none is recorded."""
