@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
+import threading
 import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from bigstep.errors import ConfigError, DataError
-from bigstep.records import FORMAT, RunWriter, median_of_last_epochs, read_run, write_atomically
+from bigstep.records import FORMAT, RunWriter, in_use, locked, median_of_last_epochs, read_run, write_atomically
 
 
 def row(step: int) -> dict[str, float | str]:
@@ -56,6 +58,17 @@ def test_rows_of_somebody_else_do_not_stop_a_run_from_going_on(tmp_path: Path) -
     assert not read_run(tmp_path).complete
     RunWriter(tmp_path, {}, keep_until_step=1).close()
     assert len(read_run(tmp_path).rows) == 3
+
+
+def test_a_report_that_asks_whether_a_run_goes_on_is_not_taken_for_another_run(tmp_path: Path) -> None:
+    (tmp_path / ".lock").touch()
+    with (tmp_path / ".lock").open("rb") as asking:
+        fcntl.flock(asking, fcntl.LOCK_SH)
+        leaving = threading.Timer(0.1, fcntl.flock, (asking, fcntl.LOCK_UN))
+        leaving.start()
+        with locked(tmp_path):
+            assert in_use(tmp_path)
+        leaving.join()
 
 
 def test_going_on_drops_rows_that_will_come_again(tmp_path: Path) -> None:

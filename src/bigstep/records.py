@@ -39,6 +39,10 @@ FILES = (
 """What a run leaves in its folder, besides error-rank-N.txt; whoever clears a folder removes nothing else."""
 
 
+_ASKING_S = 0.5
+"""How long a run waits for its folder: who asks whether it is in use, as a report does, holds it for microseconds."""
+
+
 def write_atomically(path: Path, content: bytes, *, sync: bool = True) -> None:
     """Write a file so that a crash leaves either the old content or the new, never a torn one.
 
@@ -112,7 +116,7 @@ def locked(folder: Path, *, fresh: bool = False, option: str = "--out") -> Itera
     """
     from filelock import FileLock, Timeout  # locks of a thread, not only of a process, and never through a link
 
-    lock = FileLock(folder / ".lock", timeout=0)
+    lock = FileLock(folder / ".lock", timeout=_ASKING_S)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
