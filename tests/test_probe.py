@@ -48,6 +48,32 @@ def test_a_model_of_tokens_is_measured_with_every_parameter_once(name: str, tmp_
     assert predict(again, Cluster.load("big_basin"), devices=8, local_batch=2).step_s > 0
 
 
+class Tied(nn.Module):
+    """A head that shares its table with the embedding, as most language models have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.hidden, self.head = nn.Embedding(50, 8), nn.Linear(8, 8), nn.Linear(8, 50, bias=False)
+        self.head.weight = self.tokens.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.hidden(self.tokens(x)))
+
+
+def test_a_table_that_is_tied_to_the_head_is_exchanged_once_and_last() -> None:
+    workload = measure_workload(Tied(), torch.randint(50, (2, 4)), name="tied", repeats=1)
+    assert workload.parameters == 50 * 8 + 8 * 8 + 8
+    assert workload.layers[0].shapes == ((50, 8),)
+    assert workload.layers[-1].backward_s > 0
+    assert sum(layer.backward_s for layer in workload.layers) > 0
+
+
+def test_what_is_written_over_waits_in_memory_once() -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(inplace=True), nn.Unflatten(1, (2, 3)), nn.Flatten(), nn.ReLU())
+    workload = measure_workload(model, torch.randn(8, 4), name="in place", repeats=1)
+    assert workload.outputs == 6 + 6, "of the linear layer and of the last one"
+
+
 def test_a_slow_layer_is_seen_as_slow() -> None:
     model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(inplace=True), nn.Linear(16, 4096), nn.Linear(4096, 512))
     workload = measure_workload(model, torch.randn(256, 16), name="uneven")

@@ -73,8 +73,12 @@ def measure_workload(
     batch = sample.shape[0]
     # used without a call, as a table of positions may be: its gradient is complete at the end of the backward pass
     layers: list[Layer] = [Layer(name="without a module", shapes=unseen)] if unseen else []
+    counted: set[Tensor] = set()
     for leaf, leaf_f, leaf_b in timed:
-        shapes = tuple(tuple(parameter.shape) for parameter in leaf.module.parameters())
+        # a tied one is its first layer's: there, at the end of the backward pass, its gradient is complete
+        own_parameters = [parameter for parameter in leaf.module.parameters() if parameter not in counted]
+        counted.update(own_parameters)
+        shapes = tuple(tuple(parameter.shape) for parameter in own_parameters)
         own = Layer(name=leaf.name, shapes=shapes, outputs=leaf.outputs // batch, forward_s=leaf_f * scale_f,
                     backward_s=leaf_b * scale_b)  # fmt: skip
         if shapes or not layers:
@@ -118,8 +122,9 @@ def _record(model: nn.Module, sample: Tensor) -> list[_Leaf]:
 
     def keep(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor | tuple[Tensor, ...]) -> None:
         if module not in leaves and all(isinstance(value, Tensor) for value in inputs):
-            copies = tuple(value.detach().clone() for value in inputs)
-            leaves[module] = _Leaf(names[module], module, copies, _first(output).numel())
+            copies, result = tuple(value.detach().clone() for value in inputs), _first(output)
+            written_over = any(result.data_ptr() == value.data_ptr() for value in inputs)  # in place, or a view
+            leaves[module] = _Leaf(names[module], module, copies, 0 if written_over else result.numel())
 
     hooks = [m.register_forward_hook(keep) for m in model.modules() if not list(m.children())]
     with torch.no_grad():
