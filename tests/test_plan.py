@@ -241,6 +241,14 @@ def test_double_buffering_does_not_outrun_the_input() -> None:
     assert sum(double.split.values()) == pytest.approx(double.step_s)
 
 
+def test_a_device_that_waits_for_data_waits_alone_too() -> None:
+    fed = replace(flat(8), loader_samples_s=10.0)
+    alone, eight = (predict(RESNET, fed, devices=devices, local_batch=32) for devices in (1, 8))
+    assert alone.efficiency == pytest.approx(1)
+    assert eight.step_s == alone.step_s == pytest.approx(3.2), "32 samples at 10 a second"
+    assert eight.efficiency == pytest.approx(1)
+
+
 def test_the_paper_preset_of_onebit_computes_half_of_the_papers_minibatch_in_a_backward() -> None:
     from bigstep.recipes import load
 

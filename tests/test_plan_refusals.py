@@ -44,12 +44,19 @@ CLUSTER: dict[str, Any] = {
         ({"oversubscription": 0.5}, "oversubscription is 0.5"),
         ({"device": {"memory_gib": 16, "memory_bandwidth_gbyte_s": 900}}, "device lacks the field 'sustained_tflop_s'"),
         ({"in_network": "yes"}, "in_network takes true or false"),
+        ({"codecs": {"1bit": {"encode_gbyte_s": 1, "decode_gbyte_s": 1}}}, "no codec '1bit'"),
+        ({"collectives": {"toros": {"latency_us": 1}}}, "no collective 'toros': did you mean 'torus'"),
     ],
 )
 def test_a_wrong_cluster_is_refused_in_one_sentence(change: dict[str, Any], field: str) -> None:
     with pytest.raises(ConfigError, match=field) as refused:
         Cluster.from_mapping(CLUSTER | change, "mine.yaml")
     assert "\n" not in str(refused.value)
+
+
+def test_a_file_that_holds_no_fields_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"^The file must be a mapping of fields"):
+        Cluster.from_mapping([1], "mine.yaml")  # type: ignore[arg-type]  # as YAML may
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -94,3 +95,22 @@ def test_what_a_small_model_asks_is_not_rounded_to_nothing() -> None:
     assert " 0.0 " not in said
     assert " 0 MB" not in said
     assert "0.00," not in said
+
+
+def test_a_measured_model_is_not_said_to_ask_for_no_arithmetic(tmp_path: Path) -> None:
+    """Only its times are known."""
+    (tmp_path / "mine.yaml").write_text(
+        "measured_batch: 32\nlayers:\n- {name: a, shapes: [[100, 200]], forward_us: 10, backward_us: 20}\n"
+    )
+    asks = cli_result(model=str(tmp_path / "mine.yaml"), cluster="dgx_h200", gpus=8)["asks"]
+    assert asks["gflop_a_sample"] is None
+    assert "GFLOP" not in asks_sentence(asks)
+
+
+def test_a_file_that_was_measured_again_is_read_again(tmp_path: Path) -> None:
+    for microseconds in (10, 20):
+        (tmp_path / "mine.yaml").write_text(
+            f"measured_batch: 1\nlayers: [{{shapes: [[2]], forward_us: {microseconds}}}]\n"
+        )
+        assert Workload.load(str(tmp_path / "mine.yaml")).layers[0].forward_s == pytest.approx(microseconds * 1e-6)
+    assert Workload.load("small") is Workload.load("small")

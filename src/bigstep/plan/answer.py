@@ -285,7 +285,7 @@ def _asks(workload: Workload, cluster: Cluster, best: Choice) -> dict[str, Any]:
     parts = workload.memory_parts(local, rule)
     return {
         "parameters": workload.parameters,
-        "gflop_a_sample": workload.step_flops / 1e9,
+        "gflop_a_sample": workload.step_flops / 1e9 or None,  # of a measured one only its times are known
         "gradient_mb": 4 * workload.parameters / 1e6,
         "optimizer": rule,
         "memory_gb": {name: size / 1e9 for name, size in parts.items()},

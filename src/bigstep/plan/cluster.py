@@ -11,6 +11,9 @@ from typing import Any
 from bigstep.config.text import read_yaml
 from bigstep.errors import ConfigError, nearest
 from bigstep.plan import units
+from bigstep.tables import find
+from bigstep.tables.codecs import CODECS
+from bigstep.tables.collectives import COLLECTIVES
 
 __all__ = ["Cluster", "CodecSpeed", "CollectiveSpeed", "Device", "Link", "cluster_names"]
 
@@ -200,6 +203,10 @@ class Cluster:
             if values[name].efficiency > 1:
                 raise ConfigError(f"{name}.efficiency is {values[name].efficiency}, but it is a share of at most 1.")
         values["device"] = Device(**units.read_fields(values["device"], _DEVICE, {"name": str}, "device"))
+        for codec in values.get("codecs", {}):
+            find(CODECS, "codec", str(codec))  # a speed under a name that is none would be passed over
+        for collective in values.get("collectives", {}):
+            find(COLLECTIVES, "collective", str(collective))
         values["codecs"] = {
             codec: CodecSpeed(**units.read_fields(speed, _CODEC, {}, f"codecs.{codec}"))
             for codec, speed in values.get("codecs", {}).items()

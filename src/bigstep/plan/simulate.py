@@ -254,7 +254,7 @@ def _account(
         exchange_s=total("exchange"),
         bytes_sent=math.fsum(phase.bytes_sent for bucket in phases for phase in bucket),
         rounds=sum(phase.rounds for bucket in phases for phase in bucket),
-        single_s=compute + total("optimizer"),
+        single_s=max(compute + total("optimizer"), fed),
     )
 
 

@@ -70,9 +70,10 @@ def asks_sentence(asks: dict[str, Any]) -> str:
     held = {"weights": "weights", "gradients": "gradients", "optimizer": f"states of {asks['optimizer']}",
             "activations": "what waits for the backward pass"}  # fmt: skip
     parts = ", ".join(f"{words} {_figure(memory[name], 2)}" for name, words in held.items())
+    work = f"{_figure(asks['gflop_a_sample'], 1)} GFLOP a sample, " if asks["gflop_a_sample"] else ""
     return (
-        f"Asked of a device: {_figure(asks['gflop_a_sample'], 1)} GFLOP a sample, {_figure(asks['gradient_mb'], 0)} MB "
-        f"of gradient a step, at least {_figure(sum(memory.values()), 1)} of {asks['device_gb']:,.0f} GB: {parts}."
+        f"Asked of a device: {work}{_figure(asks['gradient_mb'], 0)} MB of gradient a step, at least "
+        f"{_figure(sum(memory.values()), 1)} of {asks['device_gb']:,.0f} GB: {parts}."
     )
 
 

@@ -70,7 +70,7 @@ def read_fields(
     {'latency_s': 0.005}
     """
     if not isinstance(mapping, Mapping):
-        raise ConfigError(f"{where} must be a mapping of fields to values (got {mapping!r:.60}).")
+        raise ConfigError(f"{where or 'The file'} must be a mapping of fields to values (got {mapping!r:.60}).")
     prefix = f"{where}." if where else ""
     names = {unit: key for key, quantity in quantities.items() for unit in quantity.units}
     values: dict[str, Any] = {}

@@ -140,7 +140,6 @@ class Workload:
         }
 
     @classmethod
-    @functools.cache
     def load(cls, name: str) -> Workload:
         """Take a model that ships by name, or read a YAML file by path."""
         path = Path(name)
@@ -151,12 +150,7 @@ class Workload:
                 f"Unknown model {name!r:.80}: {nearest(name, ARCHITECTURES)} "
                 "Measure any other with `bigstep probe --model` and give its .yaml file."
             )
-        layers = tuple(
-            Layer(name=layer, shapes=shapes, flops=2 * macs, outputs=outputs, sequential=sequential)
-            for layer, shapes, macs, outputs, sequential in ARCHITECTURES[name].layers()
-        )
-        known = ARCHITECTURES[name]
-        return cls(name=name, layers=layers, samples=known.samples, tokens=known.tokens, optimizer=known.optimizer)
+        return _shipped(name)
 
     @classmethod
     def from_mapping(cls, mapping: dict[str, Any], origin: str) -> Workload:
@@ -179,6 +173,17 @@ class Workload:
             )
         usual = "adamw" if values["tokens"] else "lars"
         return cls(**{"name": Path(origin).stem, "optimizer": usual, **values, "layers": layers})
+
+
+@functools.cache
+def _shipped(name: str) -> Workload:
+    """A model that ships, the same object each time: what is derived from it is kept."""
+    known = ARCHITECTURES[name]
+    layers = tuple(
+        Layer(name=layer, shapes=shapes, flops=2 * macs, outputs=outputs, sequential=sequential)
+        for layer, shapes, macs, outputs, sequential in known.layers()
+    )
+    return Workload(name=name, layers=layers, samples=known.samples, tokens=known.tokens, optimizer=known.optimizer)
 
 
 def _layer(mapping: Any, where: str) -> Layer:

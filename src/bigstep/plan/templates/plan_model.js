@@ -155,7 +155,7 @@ const planner = (() => {
     const step = Math.max(done, fed), batch = N * b;
     const epochs = model.law ? model.law.base + model.law.slope * batch : null;
     return {
-      step, split, batch, rate: batch / step, efficiency: (compute + update) / step, epochs,
+      step, split, batch, rate: batch / step, efficiency: Math.max(compute + update, fed) / step, epochs,
       minutes: epochs && model.samples ? (epochs * model.samples * step) / batch / 60 : null,
       busy: sum(links.map((link) => link[1])), encoded: sent,
       memory: model.held * model.parameters + 4 * b * model.outputs,
