@@ -271,6 +271,11 @@ def test_check_allows_an_exact_run_no_difference_at_all(check_pool: Pool) -> Non
         assert (row.status, row.figure, row.bound) == ("pass", 0.0, 0.0), f"{name}: {row.words}"
 
 
+def test_check_passes_on_an_exact_run_in_every_row(check_pool: Pool) -> None:
+    report = check(make_exact(load("plain")), ranks=[1, 2], pool=check_pool)
+    assert report.passed, report.cause
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
