@@ -77,10 +77,18 @@ def _horizon(scheduler: Any) -> int:
 
 
 def _first_zero(function: Callable[[int], float]) -> int:
-    """Return where a factor of the rate, once it has been up, comes down to nothing; 0 if it does not."""
+    """Return where a factor of the rate, once it has been up, comes down to nothing; 0 if it does not.
+
+    It is asked about steps that the program may never take, where it need not have an answer: a table has an end, and
+    (1 - step / last) ** 0.9 is complex behind it.
+    """
     highest, step = 0.0, 0
     while step < 10_000_000:
-        value = float(function(step))
+        try:
+            factor = function(step)
+            value = 0.0 if isinstance(factor, complex) else float(factor)
+        except Exception:  # it is the program's own, and may fail in any way
+            return 0
         highest = max(highest, value)
         if highest > 0 and value <= 1e-6 * highest and step:
             return step
