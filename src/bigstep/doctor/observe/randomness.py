@@ -40,9 +40,10 @@ def _observed_seed(recorder: Recorder, original: Callable[..., Any], generator: 
 
 def _observed_fetch(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
     def fetch_observed(self: Any, indices: Any) -> Any:
-        if hasattr(self, "_doctor_looked"):
+        count = self._doctor_fetched = getattr(self, "_doctor_fetched", -1) + 1  # it lives for one pass, in one process
+        # with its first samples a stream makes its order, which may have to be the same everywhere before it is shared
+        if count != isinstance(self, fetch._IterableDatasetFetcher):
             return original(self, indices)
-        self._doctor_looked = True  # a fetcher lives for one pass, in one process
         before = dict(_states(self.dataset))
         result = original(self, indices)
         worker = get_worker_info()
