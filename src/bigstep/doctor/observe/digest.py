@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["biggest", "digest", "functional", "is_plain", "norms", "rows", "text_digest"]
+__all__ = ["biggest", "digest", "functional", "is_plain", "norms", "rows", "sample", "text_digest"]
 
 ROWS = 64
 """Samples of a batch that are told apart."""
@@ -59,7 +59,8 @@ def is_plain(tensor: Tensor | None) -> bool:
     return tensor is not None and not hasattr(tensor, "_local_tensor") and tensor.layout is torch.strided
 
 
-def _sample(tensor: Tensor) -> Tensor:
+def sample(tensor: Tensor) -> Tensor:
+    """Return values of a tensor, evenly spread, and all of a small one."""
     flat = tensor.detach().reshape(-1)
     return flat[:: -(-flat.numel() // SKETCHED)] if flat.numel() > SKETCHED else flat
 
@@ -69,7 +70,7 @@ def digest(tensors: Iterable[Tensor]) -> str:
     content = hashlib.blake2b(digest_size=6)
     for tensor in tensors:
         if is_plain(tensor) and tensor.numel() and tensor.device.type != "meta":
-            content.update(_sample(tensor).cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+            content.update(sample(tensor).cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return content.hexdigest()
 
 
@@ -81,7 +82,7 @@ def _signs(device: torch.device) -> Tensor:
 
 def functional(tensor: Tensor) -> Tensor:
     """Return a linear functional of a tensor: f(a + b) = f(a) + f(b), so that sums and means can be recognised."""
-    values = _sample(tensor).double()
+    values = sample(tensor).double()
     return (values * _signs(values.device)[: values.numel()]).sum()
 
 

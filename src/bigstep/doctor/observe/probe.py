@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bigstep.doctor.facts import Held, State
 from bigstep.doctor.observe import data, models
-from bigstep.doctor.observe.digest import biggest, digest, rows
+from bigstep.doctor.observe.digest import biggest, digest, is_plain, rows, sample
 from bigstep.doctor.observe.recorder import Recorder
 
 __all__ = ["install"]
@@ -58,14 +58,14 @@ def _roots() -> Iterator[tuple[str, nn.Module]]:
 
 def _averages() -> Iterator[tuple[str, list[Tensor]]]:
     """Yield copies of a model that live beside it: modules of its shapes, or mappings of its names to tensors."""
-    shapes: dict[tuple[Any, ...], str] = {}
+    shapes: dict[tuple[Any, ...], list[Tensor]] = {}
     own: set[int] = set()
-    names: set[str] = set()
-    for name, module in _roots():
+    names: dict[str, Tensor] = {}
+    for _, module in _roots():
         parameters = dict(module.named_parameters())
-        shapes[tuple(p.shape for p in parameters.values())] = name
+        shapes[tuple(p.shape for p in parameters.values())] = list(parameters.values())
         own |= {id(m) for m in module.modules()} | {id(p) for p in parameters.values()}
-        names |= set(parameters)
+        names |= parameters
     if not names:
         return
     for thing in gc.get_objects():
@@ -75,14 +75,25 @@ def _averages() -> Iterator[tuple[str, list[Tensor]]]:
                 continue
             if issubclass(kind, nn.Module):
                 copies: list[Tensor] = list(thing.parameters())
-                if tuple(p.shape for p in copies) in shapes and not any(id(p) in own for p in copies):
+                weights = shapes.get(tuple(p.shape for p in copies))
+                if weights and not any(id(p) in own for p in copies) and _follows(copies, weights):
                     yield type(thing).__name__, copies
-            elif kind is dict and len(thing) >= len(names) and names <= set(thing):
+            elif kind is dict and len(thing) >= len(names) and names.keys() <= thing.keys():
                 values = [thing[n] for n in sorted(names)]
-                if all(isinstance(v, Tensor) and id(v) not in own for v in values):
+                alike = all(isinstance(v, Tensor) and id(v) not in own for v in values)
+                if alike and _follows(values, [names[n] for n in sorted(names)]):
                     yield "dictionary", values
         except (ReferenceError, TypeError, RuntimeError):
             continue
+
+
+def _follows(copies: list[Tensor], weights: list[Tensor]) -> bool:
+    """Whether tensors point where the weights do: what else is kept by their names, as a residual, is a rank's own."""
+    pairs = [(c, w) for c, w in zip(copies, weights, strict=True) if is_plain(c) and is_plain(w)]
+    if not pairs or any(c.shape != w.shape for c, w in pairs):
+        return not pairs
+    first, second = (torch.cat([sample(t).cpu().float() for t in each]) for each in zip(*pairs, strict=True))
+    return bool(first @ second >= 0.5 * first.norm() * second.norm())
 
 
 def _held(dataset: Any) -> Iterator[str]:
