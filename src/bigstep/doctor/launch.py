@@ -192,9 +192,11 @@ def explain(world: World) -> str:
         return f"its time was over before all updates were seen{none}; give it more with --timeout"
     if "EOFError" in said and "reading a line" in said:
         return f"it asked for input, and there is nobody to answer ({said})"
-    gpu = ("No CUDA GPUs", "not compiled with CUDA", "no NVIDIA driver", "No HIP GPUs", "CUDA driver")
+    gpu = ("No CUDA GPUs", "not compiled with CUDA", "no NVIDIA driver", "No HIP GPUs", "CUDA driver", "GPU modules")
     if any(word in said for word in gpu):
         return f"it needs a GPU, and there is none for each rank ({said})"
+    if "FileNotFoundError" in said and "'../" in said:
+        return f"it runs in a copy of this folder and reads what lies beside it; start it from the one above ({said})"
     if "ModuleNotFoundError" in said:
         return f"it needs a package that is not installed here ({said})"
     if "bigstep doctor keeps" in said:

@@ -34,7 +34,8 @@ def install(recorder: Recorder) -> None:
         if event == "open":
             path, mode, flags = arguments
             writes = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR)
-            if writes and isinstance(path, str | bytes | os.PathLike):
+            # tempfile announces the folder, and then what it opens there
+            if writes and isinstance(path, str | bytes | os.PathLike) and not os.path.isdir(path):
                 _judge(recorder, path, allowed)
         elif event in _CHANGING:
             for position in _CHANGING[event]:
