@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 
-from bigstep.doctor.facts import Load, Save, Update
+from bigstep.doctor.facts import Event, Load, Save, Schedule, Update
 from bigstep.doctor.finding import Case, Finding, Rule, Unseen
 from bigstep.doctor.world import Process
 
@@ -42,10 +44,29 @@ def same_file(case: Case) -> Iterator[Finding]:
             return
 
 
-def _reads_first(process: Process) -> bool:
-    """Whether a rank reads a checkpoint before it trains; what is read afterwards is not to go on from."""
-    first = next((event for event in process.events if isinstance(event, Load | Update)), None)
-    return isinstance(first, Load)
+def _reads_first(process: Process, saved: set[str]) -> bool:
+    """Whether a rank reads what is saved before it trains; pretrained weights, or what is read later, do not count."""
+    return any(isinstance(event, Load) and _series(event.path) in saved for event in _before_training(process))
+
+
+def _before_training(process: Process) -> Iterator[Event]:
+    return itertools.takewhile(lambda event: not isinstance(event, Update), process.events)
+
+
+def _series(path: str) -> str:
+    """Return what checkpoints of one program have in common, whatever epoch is in their names."""
+    return re.sub(r"\d+", "#", path)
+
+
+def _restored_without(case: Case) -> tuple[str, ...]:
+    """Return what a run that went on had although the file does not hold it, as a scheduler made with last_epoch."""
+    if case.resumed is None or not case.resumed.ranks or case.many is None or not case.many.ranks:
+        return ()
+    events = case.many.ranks[0].events
+    last = max((i for i, event in enumerate(events) if isinstance(event, Save) and "weights" in event.holds), default=0)
+    saved = max((event.position for event in events[:last] if isinstance(event, Schedule)), default=0)
+    found = [event.position for event in _before_training(case.resumed.ranks[0]) if isinstance(event, Schedule)]
+    return ("scheduler",) if 0 < saved <= max(found, default=0) else ()
 
 
 def incomplete_checkpoint(case: Case) -> Iterator[Finding]:
@@ -54,20 +75,26 @@ def incomplete_checkpoint(case: Case) -> Iterator[Finding]:
     saves = [save for world in worlds for save in world.all(Save) if save.updates and "weights" in save.holds]
     if not saves:
         raise Unseen("no checkpoint was written")
-    reads = any(_reads_first(process) for world in worlds for process in world.ranks)
-    whole = [save for save in saves if not save.lacks]
-    for save in saves:
-        if save.lacks and not whole:
-            lost = "; ".join(_LOSS[part] for part in save.lacks)
+    again = [*worlds, case.resumed] if case.resumed is not None else worlds
+    saved = {_series(save.path) for save in saves}
+    reads = any(_reads_first(process, saved) for world in again for process in world.ranks)
+    beside: dict[int, set[str]] = defaultdict(set)  # optimizer and weights may have a file each
+    for save in (save for world in worlds for save in world.all(Save)):
+        beside[save.updates].update(save.holds)
+    found = {save: beside[save.updates].union(_restored_without(case)) for save in saves}
+    lacking = {save: [part for part in save.lacks if part not in found[save]] for save in saves}
+    for save, lacks in lacking.items():
+        if all(lacking.values()):
+            lost = "; ".join(_LOSS[part] for part in lacks)
             meant = save.resumable or reads
             yield Finding(
                 name="incomplete-checkpoint",
-                title=f"the checkpoint lacks the {' and the '.join(save.lacks)}",
+                title=f"the checkpoint lacks the {' and the '.join(lacks)}",
                 evidence=f"{save.path} holds {', '.join(part for part in save.holds if part != 'counter')}"
                 + (" and a counter to go on from" if "counter" in save.holds else ""),
                 cost=f"a run that goes on from it is another run: {lost}",
                 remedy="save and load "
-                + ", ".join(f"{part}.state_dict()" for part in save.lacks)
+                + ", ".join(f"{part}.state_dict()" for part in lacks)
                 + " beside the model's (accelerator.save_state does)",
                 likelihood=0.85 if meant else 0.35,
                 level="fault" if meant else "advice",
