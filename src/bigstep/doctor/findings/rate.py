@@ -53,6 +53,8 @@ def wrong_rate(case: Case) -> Iterator[Finding]:
             line=update.line,
         )
     elif not _near(rate, batch) and not _near(rate, math.sqrt(batch)):
+        if _moves_by_hand(case.single) or _moves_by_hand(case.several):
+            raise Unseen("the program sets the rate itself in every step, and the one it works up to is not known")
         yield Finding(
             name="wrong-rate",
             title="the rate is not scaled as the batch is",
@@ -63,6 +65,12 @@ def wrong_rate(case: Case) -> Iterator[Finding]:
             likelihood=0.85,
             line=update.line,
         )
+
+
+def _moves_by_hand(world: World) -> bool:
+    """Whether the rate changes from update to update, and no scheduler has noted from where."""
+    updates = [u for u in world.ranks[0].all(Update) if u.rates] if world.ranks else []
+    return len({u.rates[0] for u in updates}) > len(updates) / 2 > 1 and updates[0].base == updates[0].rates[0]
 
 
 def _became(before: float, now: float) -> str:
@@ -105,6 +113,8 @@ def misplaced_schedule(case: Case) -> Iterator[Finding]:
     one = _passes_to_end(case.one, None) if case.one is not None and case.one.ranks else None
     if many is None:
         raise Unseen(f"{event.scheduler} has no end that can be read, or its steps in a pass are not known")
+    if _ends_with_the_training(case):
+        return
     if passes:
         share = passes / many
         before = passes / one if one else None
@@ -166,6 +176,19 @@ def _passes_to_end(world: World | None, short: World | None) -> float | None:
 def _of_one(events: list[Schedule]) -> list[Schedule]:
     """Return the steps of one scheduler: several that are stepped together are at the same position."""
     return list({event.position: event for event in reversed(events)}.values())[::-1]
+
+
+def _ends_with_the_training(case: Case) -> bool:
+    """Whether a run that was seen to its end made as many updates as its schedule has steps, whatever a pass was."""
+    for world in (case.short, case.many):
+        if world is not None and world.ended == "finished" and world.ranks:
+            steps, updates = _of_one(world.ranks[0].all(Schedule)), world.ranks[0].all(Update)
+            last = steps[-1] if steps else None
+            if last is None or not last.horizon or abs(len(updates) - len(steps)) > 1:
+                continue
+            if abs(last.position - last.horizon) <= 1 + last.horizon / 100:  # an end that was searched is near it
+                return True
+    return False
 
 
 def _planned_passes(case: Case) -> int:
