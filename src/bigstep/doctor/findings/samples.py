@@ -100,13 +100,15 @@ def _content_alike(steps: Sequence[tuple[Batch, ...]]) -> bool:
 
 
 def _same_share(world: World, loader: Loader, alike: int) -> Finding:
+    endless = loader.drawn < 0  # its sampler does not say how many it gives
+    left = f"{100 * (1 - loader.drawn / loader.samples):.0f} % of the data is left out of a pass"
+    share = f"each of {world.size} ranks reads {loader.drawn:,} of {loader.samples:,} samples in a pass"
     return Finding(
         name="same-samples",
-        title="every rank trains on the same share of the data",
-        evidence=f"each of {world.size} ranks reads {loader.drawn:,} of {loader.samples:,} samples in a pass, and the "
-        f"first {alike} batches are the same ones on all ranks",
-        cost=f"{world.size} ranks do the work of one, and {100 * (1 - loader.drawn / loader.samples):.0f} % of the "
-        f"data is left out of a pass",
+        title=f"every rank trains on the same {'samples' if endless else 'share of the data'}",
+        evidence=f"{f'{loader.sampler} splits nothing' if endless else share}, and the first {alike} batches are the "
+        f"same ones on all {f'{world.size} ' if endless else ''}ranks",
+        cost=f"{world.size} ranks do the work of one{'' if endless else f', and {left}'}",
         remedy="give each rank its own share: DistributedSampler(dataset) takes rank and number of ranks from the "
         "process group; if you pass rank=, pass dist.get_rank()",
         likelihood=0.96,
@@ -126,6 +128,9 @@ def _unsplit_stream(world: World, loader: Loader) -> Iterator[Finding]:
     read = [read_content(process, loader.loader) for process in world.ranks]
     if not all(_tell_apart(rows) or loader.workers > 1 for rows in read) or not read[0]:
         return
+    apart = all(rows[:4] != read[0][:4] for rows in read[1:])
+    if apart and loader.workers <= 1 and any(len(set(rows)) < len(rows) for rows in read):
+        return  # each draws with replacement, and what they have in common is chance
     share = min(_overlap(read[0], rows) for rows in read[1:])
     if share > 0.5 and len(set(read[0])) > 1:
         yield Finding(
@@ -258,8 +263,9 @@ def same_order(case: Case) -> Iterator[Finding]:
             if length < 2:
                 continue
             seen = True
-            shuffled = list(first[:length]) != sorted(first[:length])
-            if first[:length] != second[:length] or not (shuffled or loader.shuffle):
+            chosen = loader.sampler in ("SequentialSampler", "DistributedSampler")  # whose order was asked for
+            shuffled = loader.shuffle or (not chosen and list(first[:length]) != sorted(first[:length]))
+            if first[:length] != second[:length] or not shuffled:
                 continue
             passes = [p for p in world.ranks[0].all(Pass) if p.loader == loader.loader and p.number in numbers]
             epochs = {p.sampler_epoch for p in passes}
