@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bigstep.doctor.facts import Backward, Collective, Event, Forward, Group, Update
+from bigstep.doctor.facts import Backward, Collective, End, Event, Forward, Group, Update
 from bigstep.doctor.finding import Case, Finding, Rule, Unseen
 from bigstep.doctor.world import Process, World
 
@@ -20,6 +20,8 @@ def waiting_ranks(case: Case) -> Iterator[Finding]:
         return
     stuck = [(process, call) for process in world.ranks if (call := _pending(process)) is not None]
     parted = _parted(world)
+    if world.ended == "failed" and any(_fell(process) for process in world.ranks):
+        return  # the others wait for one that is gone; why it went is told as the program's trouble
     if parted is not None:
         (a, b), position = parted
         yield Finding(
@@ -46,6 +48,16 @@ def waiting_ranks(case: Case) -> Iterator[Finding]:
             likelihood=0.9,
             line=stuck[0][1].line if stuck else _line(world.ranks[0]),
         )
+
+
+_OF_OTHERS = ("gloo", "NCCL", "ProcessGroup", "onnection", "ollective", "imed out", "pipe", "Socket", "recv")
+"""Words of a rank that failed in a collective: for what the others did, or did not do."""
+
+
+def _fell(process: Process) -> bool:
+    """Whether a rank ended by an error of its own."""
+    ends = [event for event in process.all(End) if event.reason == "failed"]
+    return any(not any(word in event.message for word in _OF_OTHERS) for event in ends)
 
 
 def _pending(process: Process) -> Collective | None:

@@ -114,7 +114,7 @@ def synchronising_calls(case: Case) -> Iterator[Finding]:
     line = next((u.sync_line for u in ranks[0] if u.sync_line), "")
     if calls >= 1:
         share = median(u.sync_s / u.total_s for u in ranks[0])
-        costly = share > 0.05
+        costly = share > 0.05 and median(u.total_s for u in ranks[0]) > LEAST_S
         yield Finding(
             name="synchronising-calls",
             title="a value is fetched from a tensor in every step",
