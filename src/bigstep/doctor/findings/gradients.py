@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 
@@ -9,7 +10,7 @@ from bigstep.doctor.facts import Backward, Collective, Forward, Group, Loss, Upd
 from bigstep.doctor.finding import Case, Finding, Rule, Unseen
 from bigstep.doctor.world import Process, World
 
-__all__ = ["RULES", "detailed_updates", "exchanged"]
+__all__ = ["RULES", "detailed_updates", "differ", "exchanged"]
 
 NEAR = 0.02
 """Relative distance within which two functionals of gradients are one: sums in another order differ far less."""
@@ -28,29 +29,40 @@ def _steps(world: World) -> list[tuple[Update, ...]]:
     return steps
 
 
-def _differ(updates: tuple[Update, ...]) -> list[int]:
+def differ(updates: tuple[Update, ...]) -> list[int]:
     """Return the parameters whose gradients are not the same on all ranks."""
     count = min(len(update.norms) for update in updates)
     norms = [update.norms for update in updates]
-    return [i for i in range(count) if len({n[i] for n in norms}) > 1]
+    return [i for i in range(count) if len({str(n[i]) for n in norms}) > 1]  # as text NaN is what NaN is
+
+
+def _first_apart(world: World) -> tuple[int, list[int]]:
+    """Return the first step, from equal weights, in which gradients differ between ranks, and which ones do."""
+    steps = _steps(world)
+    for number, step in enumerate(steps):
+        different = differ(step)
+        if different or len({update.after for update in step}) > 1:
+            return number, different
+    return 0, []
 
 
 def exchanged(world: World) -> bool:
     """Whether the ranks applied the same gradients: in the first step, which starts before anything can drift."""
-    return not _differ(_steps(world)[0])
+    return not differ(_steps(world)[0])
 
 
-# long: seven causes of one symptom, told apart in order
+# long: eight causes of one symptom, told apart in order
 def unexchanged_gradients(case: Case) -> Iterator[Finding]:
     """Ranks apply gradients of their own: the exchange is missing, or the program goes past it."""
     world = case.several
     steps = _steps(world)
-    different = _differ(steps[0])
+    number, different = _first_apart(world)
     if not different:
         return
+    step = steps[number]
     if len({forward.rows for process in world.ranks for forward in process.all(Forward)[:1]}) == 1:
         return  # the same samples on all ranks, and yet different gradients: the weights differ, which is another rule
-    total, first = len(steps[0][0].norms), world.ranks[0]
+    total, first = len(step[0].norms), world.ranks[0]
     past = next((f for f in first.all(Forward) if f.training and f.route == "past"), None)
     wrap, group = world.first(Wrap), world.first(Group)
     hand = [c for c in first.all(Collective) if c.target == "gradient" and c.done]
@@ -68,7 +80,7 @@ def unexchanged_gradients(case: Case) -> Iterator[Finding]:
             line=averaged.line,
         )
     elif len(different) < total and (wrap or hand):
-        yield _missed(world, steps[0], different)
+        yield _missed(world, step, different)
     elif past is not None:
         yield Finding(
             name="unexchanged-gradients",
@@ -88,7 +100,7 @@ def unexchanged_gradients(case: Case) -> Iterator[Finding]:
             cost=cost,
             remedy="call torch.distributed.init_process_group and wrap the model in DistributedDataParallel",
             likelihood=0.97,
-            line=steps[0][0].line,
+            line=step[0].line,
         )
     elif wrap is not None and not any(b.synchronised for b in first.all(Backward)):
         yield Finding(
@@ -100,6 +112,17 @@ def unexchanged_gradients(case: Case) -> Iterator[Finding]:
             likelihood=0.97,
             line=first.all(Backward)[-1].line,
         )
+    elif wrap is not None and (last := _last_backward(first, step[0])) is not None and not last.synchronised:
+        yield Finding(
+            name="unexchanged-gradients",
+            title="an update is taken after a backward inside no_sync",
+            evidence=f"the last backward before update {number + 1} exchanged nothing; {len(different)} of {total} "
+            "gradients differ between ranks",
+            cost=cost,
+            remedy="leave no_sync for the last micro-batch before optimizer.step(): both must count alike",
+            likelihood=0.96,
+            line=last.line,
+        )
     elif wrap is None and not hand:
         yield Finding(
             name="unexchanged-gradients",
@@ -109,17 +132,18 @@ def unexchanged_gradients(case: Case) -> Iterator[Finding]:
             cost=cost,
             remedy="wrap the model in DistributedDataParallel, or all-reduce each p.grad and divide by the world size",
             likelihood=0.97,
-            line=steps[0][0].line,
+            line=step[0].line,
         )
     else:
         yield Finding(
             name="unexchanged-gradients",
             title="the gradients that are applied differ between ranks",
-            evidence=f"{len(different)} of {total} gradients differ in the first step",
+            evidence=f"{len(different)} of {total} gradients differ in "
+            + ("the first step" if not number else f"update {number + 1}, the first in which they do"),
             cost=cost,
             remedy="look at what happens to p.grad between backward and optimizer.step(): the exchange must come last",
             likelihood=0.85,
-            line=steps[0][0].line,
+            line=step[0].line,
         )
 
 
@@ -131,6 +155,12 @@ def _averages_weights(process: Process) -> Collective | None:
         if updated and isinstance(event, Collective) and event.target == "parameter" and "reduce" in event.operation:
             return event
     return None
+
+
+def _last_backward(process: Process, update: Update) -> Backward | None:
+    """Return the last backward before an update."""
+    before = itertools.takewhile(lambda event: event is not update, process.events)
+    return next((event for event in reversed(list(before)) if isinstance(event, Backward)), None)
 
 
 def _missed(world: World, updates: tuple[Update, ...], different: list[int]) -> Finding:
@@ -189,6 +219,8 @@ def scaled_gradients(case: Case) -> Iterator[Finding]:
     first = world.ranks[0]
     line = hand.line if hand else updates[0].line
     if math.isclose(factor, world.size, rel_tol=0.15):
+        if _is_plain_sum(first):
+            return  # on one rank, too, the gradient is the sum over the batch, whatever its size
         yield Finding(
             name="scaled-gradients",
             title="gradients are summed over ranks instead of averaged",
@@ -237,6 +269,15 @@ def _loss_ratio(case: Case) -> float:
         sums.append(sum(found) / len(found) if found else 0.0)
     ratio = sums[1] / sums[0] if sums[0] else 1.0
     return next((k for k in (case.ranks, 1 / case.ranks) if math.isclose(ratio, k, rel_tol=0.05)), 1.0)
+
+
+def _is_plain_sum(process: Process) -> bool:
+    """Whether the loss of the first update adds up samples and is divided by nothing."""
+    before = list(itertools.takewhile(lambda event: not isinstance(event, Update), process.events))
+    losses = [event for event in before if isinstance(event, Loss)]
+    backwards = [event for event in before if isinstance(event, Backward)]
+    sums = all(loss.reduction == "sum" for loss in losses) if losses else all(b.summed for b in backwards)
+    return bool(backwards) and sums and all(b.factor == 1 for b in backwards)
 
 
 def _weights(process: Process) -> Iterator[float]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from bigstep.doctor.facts import Backward, Forward, Seed, State, Update, Weights, Worker, Wrap
 from bigstep.doctor.finding import Case, Finding, Rule, Unseen
-from bigstep.doctor.findings.gradients import detailed_updates, exchanged
+from bigstep.doctor.findings.gradients import detailed_updates, differ, exchanged
 from bigstep.doctor.world import Process, World
 
 __all__ = ["RANDOMNESS", "STATE"]
@@ -109,22 +109,34 @@ def drifting_weights(case: Case) -> Iterator[Finding]:
     if not exchanged(world):
         return
     for step in steps:
+        if differ(step):
+            return  # the gradients themselves differ, which is another rule
         if len({update.after for update in step}) > 1:
-            rates = [update.rates[0] for update in step if update.rates]
-            differ = len(set(rates)) > 1
-            yield Finding(
-                name="drifting-weights",
-                title="ranks drift apart though they apply the same gradients",
-                evidence=f"after update {step[0].number + 1} the weights differ"
-                + (f"; the rates are {', '.join(f'{rate:g}' for rate in rates)}" if differ else ""),
-                cost="each rank trains a model of its own from here on",
-                remedy="set the same rate on every rank (a scheduler that follows a metric must see the reduced metric)"
-                if differ
-                else "look for what ranks do to weights by themselves: clipping weights, averaging, optimizer state",
-                likelihood=0.92,
-                line=step[0].line,
-            )
+            yield _drift(step, "ranks drift apart though they apply the same gradients")
             return
+    every = (step for each in case.worlds for step in zip(*(p.all(Update) for p in each.ranks), strict=False))
+    for step in every:  # rates are known of all updates, and in all runs
+        if len({update.rates for update in step}) > 1 and len({update.optimizer for update in step}) == 1:
+            yield _drift(step, "ranks come to step with different rates")
+            return
+
+
+def _drift(step: tuple[Update, ...], title: str) -> Finding:
+    rates = [update.rates for update in step]
+    group = next((i for i, each in enumerate(zip(*rates, strict=False)) if len(set(each)) > 1), None)
+    told = "" if group is None else f"the rates are {', '.join(f'{each[group]:g}' for each in rates)}"
+    apart = "the weights differ" if len({update.after for update in step}) > 1 else ""
+    return Finding(
+        name="drifting-weights",
+        title=title,
+        evidence=f"after update {step[0].number + 1} " + "; ".join(filter(None, (apart, told))),
+        cost="each rank trains a model of its own from here on",
+        remedy="set the same rate on every rank (a scheduler that follows a metric must see the reduced metric)"
+        if told
+        else "look for what ranks do to weights by themselves: clipping weights, averaging, optimizer state",
+        likelihood=0.92,
+        line=step[0].line,
+    )
 
 
 def different_buffers(case: Case) -> Iterator[Finding]:
