@@ -171,6 +171,8 @@ class Backward(Event):
     """Whether the loss is a sum over samples and no mean."""
     synchronised: bool = True
     """False inside `no_sync`."""
+    anew: bool = False
+    """What the backward before it had left was cleared, and no update came between."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,6 +209,8 @@ class Update(Event):
     kind = "update"
     optimizer: str
     number: int
+    which: int = 0
+    """Of the program's optimizers, in the order in which they were made: several may have one name."""
     rates: tuple[float, ...] = ()
     base: float = 0.0
     """The rate of the first group before any schedule."""
@@ -223,7 +227,9 @@ class Update(Event):
     strange: int = 0
     """Parameters of the optimizer that belong to no model that was called."""
     kept: int = 0
-    """Parameters whose gradient of the update before was still there when the first backward of this one began."""
+    """Parameters whose gradient was used by the optimizer's update before, and was there whenever a backward began."""
+    grown: int = 0
+    """Parameters to whose gradient another backward added after it had been clipped."""
     untouched: int = 0
     """Trained parameters that this rank's own backward passes gave no gradient."""
     names: tuple[str, ...] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -21,25 +22,41 @@ class Stretch:
     forwards: list[Forward] = field(default_factory=list)
     losses: list[Loss] = field(default_factory=list)
     clips: list[Clip] = field(default_factory=list)
-    batches: int = 0
-    loaders: set[int] = field(default_factory=set)
+    batches: list[Batch] = field(default_factory=list)
     clipped_then: str = ""
     """The line of a clip after which gradients were exchanged or added to."""
     cause: str = ""
+    anew: bool = False
+    """Gradients were cleared on the way, so that the update has less than all backward passes."""
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether several forward passes, each over samples of its own, make one gradient."""
+        count = len(self.backwards)
+        if self.anew or count < 2 or count != len(self.forwards) or len({b.loader for b in self.batches}) > 1:
+            return False  # a loss for each of several data sets is no accumulation
+        looped = len({b.line for b in self.backwards if b.synchronised}) < 2  # two losses are written in two lines
+        if len(self.batches) == 1:  # it may have been cut into micro-batches; two views of it are no accumulation
+            parts = [row for forward in self.forwards for row in forward.rows]
+            return looped and 0 < len(parts) == len(set(parts)) and set(parts) <= set(self.batches[0].rows)
+        return looped or len(self.batches) > 1
 
 
 def stretches(process: Process) -> list[tuple[Stretch, Update]]:
     """Cut a rank's events at its updates; only updates that were looked at in detail."""
     found: list[tuple[Stretch, Update]] = []
     now = Stretch()
+    clip = ""
     for event in process.events:
         if isinstance(event, Update):
+            if event.grown and not now.clipped_then:
+                now.clipped_then, now.cause = clip, "more gradients were added afterwards"
             if event.norms:
                 found.append((now, event))
             now = Stretch()
         elif isinstance(event, Backward):
-            if now.clips and not now.clipped_then:
-                now.clipped_then, now.cause = now.clips[-1].line, "more gradients were added afterwards"
+            if event.anew:  # a scaler has skipped the update, or the gradient before was for another purpose
+                now.clips, now.anew = [], True
             now.backwards.append(event)
         elif isinstance(event, Forward) and event.training:
             now.forwards.append(event)
@@ -47,9 +64,9 @@ def stretches(process: Process) -> list[tuple[Stretch, Update]]:
             now.losses.append(event)
         elif isinstance(event, Clip):
             now.clips.append(event)
+            clip = event.line
         elif isinstance(event, Batch):
-            now.batches += 1
-            now.loaders.add(event.loader)
+            now.batches.append(event)
         elif isinstance(event, Collective) and event.target == "gradient" and now.clips and not now.clipped_then:
             now.clipped_then, now.cause = now.clips[-1].line, "gradients were exchanged afterwards"
     return found
@@ -104,9 +121,7 @@ def clipped_early(case: Case) -> Iterator[Finding]:
 def undivided_accumulation(case: Case) -> Iterator[Finding]:
     """Micro-batches are added up, but the loss is not divided by their number, or divided twice."""
     world = _any_world(case)
-    found = [(s, u) for s, u in stretches(world.ranks[0]) if len(s.backwards) > 1 and len(s.forwards) > 1]
-    # a loss for each of several data sets is no accumulation
-    found = [(s, u) for s, u in found if s.batches != 1 and len(s.loaders) < 2 and len(s.backwards) == len(s.forwards)]
+    found = [(s, u) for s, u in stretches(world.ranks[0]) if s.adds_up]
     if len(found) < 2:
         raise Unseen("no accumulation over micro-batches was seen")
     stretch, update = found[0]
@@ -143,24 +158,40 @@ def undivided_accumulation(case: Case) -> Iterator[Finding]:
 
 
 def uncleared_gradients(case: Case) -> Iterator[Finding]:
-    """Nothing clears the gradients: each update uses the sum of all so far."""
-    updates = [update for _, update in stretches(_any_world(case).ranks[0])]
-    later = [u for u in updates if u.number > 0 and u.micro_steps > 0 and any(norm > 0 for norm in u.norms)]
+    """Nothing clears the gradients, or some of them: each update uses the sum of all so far."""
+    groups: dict[int, list[Update]] = defaultdict(list)
+    for _, update in stretches(_any_world(case).ranks[0]):
+        if any(update.norms):
+            groups[update.which].append(update)
+    later = [group[1:] for group in groups.values() if len(group) > 1]  # of each optimizer, the first has no past
     if not later:
-        raise Unseen("fewer than two updates were seen")
-    kept = [update for update in later if update.kept >= sum(norm >= 0 for norm in update.norms)]
-    if len(kept) > len(later) / 2:
-        yield Finding(
-            name="uncleared-gradients",
-            title="gradients are not cleared: each update uses the sum of all before it",
-            evidence=f"in {len(kept)} of {len(later)} updates all gradients of the update before were still there when "
-            "backward began",
-            cost="the weights follow a sum that only grows: the loss falls at first, as with too much momentum, and "
-            "then swings or breaks",
-            remedy="call optimizer.zero_grad() once an update, before the first backward of the next",
-            likelihood=0.97,
-            line=kept[0].line,
-        )
+        raise Unseen("fewer than two updates of an optimizer were seen")
+    worst = max(later, key=lambda group: sum(update.kept > 0 for update in group) / len(group))
+    kept = [update for update in worst if update.kept]
+    if len(kept) <= len(worst) / 2:
+        return
+    whole = all(update.kept >= _with_gradient(update) for update in kept)
+    which = "all gradients" if whole else f"the gradients of {kept[0].kept} of {_with_gradient(kept[0])} parameters"
+    whose = f" of {kept[0].optimizer}" if len(groups) > 1 else ""
+    yield Finding(
+        name="uncleared-gradients",
+        title="gradients are not cleared: each update uses the sum of all before it"
+        if whole
+        else "some gradients are not cleared: each update uses the sum of all before it",
+        evidence=f"in {len(kept)} of {len(worst)} updates{whose} {which} of the update before were still there when "
+        "backward began",
+        cost="the weights follow a sum that only grows: the loss falls at first, as with too much momentum, and "
+        "then swings or breaks",
+        remedy="call optimizer.zero_grad() once an update, before the first backward of the next"
+        + ("" if whole else "; zero_grad() of one module leaves out what else the optimizer holds"),
+        likelihood=0.97,
+        line=kept[0].line,
+    )
+
+
+def _with_gradient(update: Update) -> int:
+    """Return how many parameters had a gradient; of sharded ones the norm is not known."""
+    return sum(norm not in (0.0, -1.0) for norm in update.norms) or len(update.norms)
 
 
 def mean_of_means(case: Case) -> Iterator[Finding]:
@@ -174,11 +205,15 @@ def mean_of_means(case: Case) -> Iterator[Finding]:
         factors = [backward.factor for stretch, _ in update for backward in stretch.backwards]
         if len(losses) != len(factors) or len(losses) < 2:
             continue
-        parts += 1
-        ratio = max(loss.targets for loss in losses) / min(loss.targets for loss in losses)
-        weights = [f / loss.targets for f, loss in zip(factors, losses, strict=True)]
-        if ratio > 1.3 and max(factors) <= 1.01 * min(factors) and max(weights) > 1.2 * min(weights):
-            uneven, line = uneven + 1, losses[0].line
+        alike: dict[str, list[tuple[float, Loss]]] = defaultdict(list)
+        for factor, loss in zip(factors, losses, strict=True):
+            alike[loss.line].append((factor, loss))  # losses of two lines are of two kinds, and no parts of one mean
+        several = [pairs for pairs in alike.values() if len(pairs) > 1]
+        parts += bool(several)
+        ratios = [(_unevenness(pairs), pairs[0][1].line) for pairs in several]
+        ratio, where = max(ratios, default=(1.0, ""))
+        if ratio > 1.3:
+            uneven, line = uneven + 1, where
             worst = max(worst, ratio)
     if not parts:
         raise Unseen("no update was made of several mean losses")
@@ -198,6 +233,16 @@ def mean_of_means(case: Case) -> Iterator[Finding]:
             likelihood=0.8,
             line=line,
         )
+
+
+def _unevenness(pairs: list[tuple[float, Loss]]) -> float:
+    """Return the ratio of the numbers of targets of losses that are weighed alike; 1 where weights make up for it."""
+    factors = [factor for factor, _ in pairs]
+    counts = [loss.targets for _, loss in pairs]
+    weights = [factor / count for factor, count in zip(factors, counts, strict=True)]
+    if max(factors) > 1.01 * min(factors) or max(weights) <= 1.2 * min(weights):
+        return 1.0
+    return max(counts) / min(counts)
 
 
 RULES: tuple[Rule, ...] = (clipped_early, undivided_accumulation, uncleared_gradients, mean_of_means)

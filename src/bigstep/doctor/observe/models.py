@@ -26,6 +26,8 @@ wrapped: dict[int, weakref.ref[nn.Module]] = {}
 _begun: set[int] = set()
 """Modules that were called in training."""
 _inside = threading.local()
+going_back: list[int] = []
+"""Not empty while a backward runs, on whatever thread: what is called then is computed again, as in checkpointing."""
 _evaluated: dict[int, int] = {}
 """Calls outside training, by loader."""
 _LOSSES = (
@@ -49,7 +51,8 @@ def install(recorder: Recorder) -> None:
 
 def _observed_call(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
     def __call__(self: nn.Module, *arguments: Any, **named: Any) -> Any:  # noqa: N807
-        if getattr(_inside, "depth", 0) or recorder.looking or torch.compiler.is_compiling() or _is_criterion(self):
+        seen = getattr(_inside, "depth", 0) or going_back or recorder.looking
+        if seen or torch.compiler.is_compiling() or _is_criterion(self):
             return original(self, *arguments, **named)
         if recorder.enough:
             recorder.stop()

@@ -42,11 +42,7 @@ class Tally:
     sync_s: float = 0.0
     sync_line: str = ""
     clipped: bool = False
-    unclipped: float | None = None
-    """The functional of the gradient before it was clipped."""
     autocast: str = ""
-    kept: set[int] = field(default_factory=set)
-    """Parameters, by id, that had a gradient before the first backward."""
     began: float = field(default_factory=now)
 
 

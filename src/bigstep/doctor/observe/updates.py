@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -28,7 +29,16 @@ _began: dict[int, dict[str, Any]] = {}
 _SUM = 2
 """How autograd writes down that a criterion has added up its values: 0 stands for none, 1 for their mean."""
 _unscaled: set[int] = set()
+"""Optimizers whose gradients a scaler has divided by its scale, by id, until they step."""
 _scaling: list[int] = []
+_used: set[int] = set()
+"""Parameters, by id, whose gradient an update has used, and no backward began since."""
+_kept: set[int] = set()
+"""Those whose gradient was still there whenever a backward began since."""
+_cut: dict[int, Tensor] = {}
+"""The functional of each gradient that was clipped since its last update, by id of the parameter, from before."""
+_grown: set[int] = set()
+"""Those of them to whose gradient another backward has added."""
 
 
 def install(recorder: Recorder) -> None:
@@ -46,15 +56,18 @@ def install(recorder: Recorder) -> None:
     replace(torch.amp.GradScaler, "scale", lambda original: _observed_scale(original))
     replace(torch.amp.GradScaler, "step", lambda original: _observed_scaler(original))
     replace(torch.amp.GradScaler, "unscale_", lambda original: _observed_unscale(original))
+    replace(torch.amp.GradScaler, "update", lambda original: _observed_scaler_update(original))
 
 
 def _observed_backward(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
     def backward(tensors: Any, *arguments: Any, **named: Any) -> Any:
+        if models.going_back:  # a part of another one, as reentrant checkpointing goes back through each segment
+            return original(tensors, *arguments, **named)
         root = tensors if isinstance(tensors, Tensor) else next(iter(tensors), None)
         if recorder.detailed and not recorder.looking and isinstance(root, Tensor) and root.numel() == 1:
             with recorder.quietly():
-                if not recorder.tally.micro_steps:
-                    recorder.tally.kept = _with_gradients()
+                there = _with_gradients()
+                _begin_backward(there)
                 synchronised = all(_synchronises(reference()) for reference in models.wrapped.values())
                 scale = next((s.get_scale() for reference in scalers if (s := reference()) is not None), 1.0)
                 factor, summed = _factor(root)
@@ -64,24 +77,44 @@ def _observed_backward(recorder: Recorder, original: Callable[..., Any]) -> Call
                         factor=factor / scale,
                         summed=summed,
                         synchronised=synchronised,
+                        anew=recorder.tally.micro_steps > 0 and not there,
                         line=recorder.line(),
                     )
                 )
+        models.going_back.append(1)
         began = now()
         try:
             return original(tensors, *arguments, **named)
         finally:
+            models.going_back.pop()
             recorder.tally.backward_s += now() - began
             recorder.tally.micro_steps += 1
 
     return backward
 
 
+def _begin_backward(there: set[int]) -> None:
+    """Of what was used or clipped, go on with what nobody has cleared; a gradient that is there may be another's."""
+    _kept.update(_used)
+    _used.clear()
+    for marked in (_kept, _grown):
+        marked &= there
+    for cleared in _cut.keys() - there:
+        del _cut[cleared]
+
+
 def _with_gradients() -> set[int]:
     """Return the parameters of all optimizers that hold a gradient which is not zero, by id."""
-    held = [reference() for reference in optimizers]
-    parameters = [p for optimizer in held if optimizer is not None for g in optimizer.param_groups for p in g["params"]]
-    return {id(p) for p, norm in zip(parameters, norms([p.grad for p in parameters]), strict=True) if norm > 0}
+    alive = [optimizer for reference in optimizers if (optimizer := reference()) is not None]
+    parameters = [p for optimizer in alive for group in optimizer.param_groups for p in group["params"]]
+    held = norms([_own_values(p.grad) for p in parameters])
+    return {id(p) for p, norm in zip(parameters, held, strict=True) if norm not in (-1.0, 0.0)}  # NaN is a gradient
+
+
+def _own_values(gradient: Tensor | None) -> Tensor | None:
+    """Return what this rank holds of a sharded gradient, and what is not zero of a sparse one."""
+    own = getattr(gradient, "_local_tensor", gradient)
+    return own._values() if isinstance(own, Tensor) and own.is_sparse else own
 
 
 def _synchronises(wrapper: nn.Module | None) -> bool:
@@ -123,6 +156,8 @@ def _observed_group(recorder: Recorder, original: Callable[..., Any]) -> Callabl
 
 def _note_local(recorder: Recorder, parameter: Tensor) -> None:
     if recorder.detailed and is_plain(parameter.grad):
+        if id(parameter) in _cut:
+            _grown.add(id(parameter))
         with recorder.quietly(), torch.no_grad():
             _local[id(parameter)] = functional(parameter.grad)  # type: ignore[arg-type]
 
@@ -132,17 +167,26 @@ def _observed_clip(recorder: Recorder, original: Callable[..., Any]) -> Callable
 
     def clip(parameters: Any, *arguments: Any, **named: Any) -> Any:
         limit = named.get("max_norm", named.get("clip_value", arguments[0] if arguments else 0.0))
-        waiting = any(reference() is not None for reference in scalers) and not _unscaled
-        kept = parameters if isinstance(parameters, Tensor) else list(parameters)
+        kept = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        waiting = any(reference() is not None for reference in scalers) and not _is_unscaled(kept)
+        if math.isinf(float(limit)):  # so one asks for the norm
+            return original(kept, *arguments, **named)
         recorder.tally.clipped = True
         if recorder.detailed:
             with recorder.quietly(), torch.no_grad():
-                gradients = [p.grad for p in ([kept] if isinstance(kept, Tensor) else kept) if is_plain(p.grad)]
-                recorder.tally.unclipped = _sum(gradients)
+                plain = {id(p): p.grad for p in kept if p.grad is not None and is_plain(p.grad)}
+                _cut.update({i: functional(gradient) for i, gradient in plain.items() if i not in _cut})
         recorder.write(Clip(most=float(limit), scaled=waiting, by_value=by_value, line=recorder.line()))
         return original(kept, *arguments, **named)
 
     return clip
+
+
+def _is_unscaled(parameters: Iterable[Tensor]) -> bool:
+    """Whether a scaler has divided the gradients of these, or of any, where no optimizer holds them."""
+    own = set(map(id, parameters))
+    holders = {id(o) for reference in optimizers if (o := reference()) is not None and own & _parameters(o)}
+    return bool(_unscaled & holders) if holders else bool(_unscaled)
 
 
 def _observed_scale(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -161,7 +205,7 @@ def _observed_scaler(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, optimizer, *arguments, **named)
         finally:
             _scaling.pop()
-            _unscaled.clear()
+            _unscaled.discard(id(optimizer))
 
     return step
 
@@ -175,14 +219,22 @@ def _observed_unscale(original: Callable[..., Any]) -> Callable[..., Any]:
     return unscale_
 
 
+def _observed_scaler_update(original: Callable[..., Any]) -> Callable[..., Any]:
+    def update(self: Any, *arguments: Any, **named: Any) -> Any:
+        _unscaled.clear()
+        return original(self, *arguments, **named)
+
+    return update
+
+
 def remember(shelf: list[weakref.ref[Any]], thing: Any) -> None:
     """Put a thing on a shelf, once, without keeping it alive."""
     if not any(reference() is thing for reference in shelf):
         shelf.append(weakref.ref(thing))
 
 
-def _sum(gradients: Iterable[Tensor | None]) -> float:
-    return float(sum((functional(g) for g in gradients if g is not None), torch.zeros((), dtype=torch.float64)))
+def _sum(numbers: Iterable[Tensor]) -> float:
+    return float(sum(numbers, torch.zeros((), dtype=torch.float64)))
 
 
 def _is_part(optimizer: Optimizer) -> bool:
@@ -224,16 +276,18 @@ def _look(recorder: Recorder, optimizer: Optimizer) -> None:
         with recorder.quietly(), torch.no_grad():
             parameters = [p for group in groups for p in group["params"]]
             gradients = [p.grad for p in parameters]
-            plain = [g for g in gradients if g is not None and is_plain(g)]
+            plain = {id(p): p.grad for p in parameters if p.grad is not None and is_plain(p.grad)}
             names = models.names_of_parameters()
             seen |= {
+                "which": next((i for i, reference in enumerate(optimizers) if reference() is optimizer), 0),
                 "norms": norms(gradients),
                 "names": tuple(names.get(id(p), "") for p in parameters),
                 "strange": sum(id(p) not in names for p in parameters) if names else 0,
-                "kept": sum(id(p) in recorder.tally.kept for p in parameters),
+                "kept": sum(id(p) in _kept for p in parameters),
+                "grown": sum(id(p) in _grown for p in parameters),
                 "untouched": sum(p.requires_grad and id(p) not in _local for p in parameters),
-                "used": _sum(plain) if recorder.tally.unclipped is None else recorder.tally.unclipped,
-                "local": float(sum((_local.get(id(p), 0.0) for p in parameters), torch.zeros((), dtype=torch.float64))),
+                "used": _sum(_cut[i] if i in _cut else functional(gradient) for i, gradient in plain.items()),
+                "local": _sum(_local[id(p)] for p in parameters if id(p) in _local),
                 "sharded": any(p.grad is not None and not is_plain(p.grad) for p in parameters),
                 "half": any(p.dtype is torch.float16 for p in parameters),
             }
@@ -247,10 +301,15 @@ def _after_step(recorder: Recorder, optimizer: Optimizer) -> None:
     seen = _began.pop(id(optimizer), None)
     if seen is None:
         return
-    del seen["parameters"]
+    own = seen.pop("parameters")
+    for marked in (_used, _kept, _grown):
+        marked -= own
+    for done in own & _cut.keys():
+        del _cut[done]
     step_s = ended - seen.pop("began")
     tally = recorder.tally
     if recorder.detailed:
+        _used.update(own)
         with recorder.quietly(), torch.no_grad():
             seen["after"] = digest(p for group in optimizer.param_groups for p in group["params"])
             seen["stateful"] = any(
