@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator
@@ -66,7 +67,11 @@ def unexchanged_gradients(case: Case) -> Iterator[Finding]:
     past = next((f for f in first.all(Forward) if f.training and f.route == "past"), None)
     wrap, group = world.first(Wrap), world.first(Group)
     hand = [c for c in first.all(Collective) if c.target == "gradient" and c.done]
-    cost = f"{world.size} models are trained apart, each on its share of the data, and one of them is kept"
+    apart = functools.partial(
+        Finding,
+        name="unexchanged-gradients",
+        cost=f"{world.size} models are trained apart, each on its share of the data, and one of them is kept",
+    )
     averaged = _averages_weights(first)
     if averaged is not None:
         yield Finding(
@@ -82,65 +87,53 @@ def unexchanged_gradients(case: Case) -> Iterator[Finding]:
     elif len(different) < total and (wrap or hand):
         yield _missed(world, step, different)
     elif past is not None:
-        yield Finding(
-            name="unexchanged-gradients",
+        yield apart(
             title="the model is called past DDP, so nothing is averaged",
             evidence=f"{past.module} is called directly though {wrap.wrapper if wrap else 'DDP'} wraps it; the "
             f"gradients of all {total} parameters differ between ranks",
-            cost=cost,
             remedy="call the wrapper, model(x), and not model.module(x) or the module it was made from",
             likelihood=0.98,
             line=past.line,
         )
     elif group is None:
-        yield Finding(
-            name="unexchanged-gradients",
+        yield apart(
             title="the ranks never join: each trains a model of its own",
             evidence=f"no process group was made; the gradients of all {total} parameters differ between ranks",
-            cost=cost,
             remedy="call torch.distributed.init_process_group and wrap the model in DistributedDataParallel",
             likelihood=0.97,
             line=step[0].line,
         )
     elif wrap is not None and not any(b.synchronised for b in first.all(Backward)):
-        yield Finding(
-            name="unexchanged-gradients",
+        yield apart(
             title="every backward runs inside no_sync, so nothing is averaged",
             evidence=f"{len(first.all(Backward))} backward passes, none of which exchanged anything",
-            cost=cost,
             remedy="leave no_sync for the last micro-batch before optimizer.step()",
             likelihood=0.97,
             line=first.all(Backward)[-1].line,
         )
     elif wrap is not None and (last := _last_backward(first, step[0])) is not None and not last.synchronised:
-        yield Finding(
-            name="unexchanged-gradients",
+        yield apart(
             title="an update is taken after a backward inside no_sync",
             evidence=f"the last backward before update {number + 1} exchanged nothing; {len(different)} of {total} "
             "gradients differ between ranks",
-            cost=cost,
             remedy="leave no_sync for the last micro-batch before optimizer.step(): both must count alike",
             likelihood=0.96,
             line=last.line,
         )
     elif wrap is None and not hand:
-        yield Finding(
-            name="unexchanged-gradients",
+        yield apart(
             title="gradients are never exchanged",
             evidence=f"{world.size} ranks joined, but no wrapper was made and no gradient was reduced; the "
             f"gradients of all {total} parameters differ between ranks",
-            cost=cost,
             remedy="wrap the model in DistributedDataParallel, or all-reduce each p.grad and divide by the world size",
             likelihood=0.97,
             line=step[0].line,
         )
     else:
-        yield Finding(
-            name="unexchanged-gradients",
+        yield apart(
             title="the gradients that are applied differ between ranks",
             evidence=f"{len(different)} of {total} gradients differ in "
             + ("the first step" if not number else f"update {number + 1}, the first in which they do"),
-            cost=cost,
             remedy="look at what happens to p.grad between backward and optimizer.step(): the exchange must come last",
             likelihood=0.85,
             line=step[0].line,
