@@ -45,7 +45,7 @@ STORE_VARIABLE = "BIGSTEP_STORE"
 DeviceChoice = Literal["auto", "cpu", "cuda", "shared"]
 """auto is cuda if torch sees a GPU; shared lets several ranks use one GPU and exchange through the host, with Gloo."""
 
-_ONE_EACH = "start one rank a GPU (a rank hosts any number of workers), or use --device shared or cpu."
+_ONE_EACH = "start one rank per GPU (a rank hosts any number of workers), or use --device shared or cpu."
 
 _joins = itertools.count()
 """How often this process has joined ranks; the number is the same in all of them."""

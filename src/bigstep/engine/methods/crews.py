@@ -41,7 +41,7 @@ class Resting:
     """The pass of a rank that has no worker: nothing is computed, exchanged or updated.
 
     Args:
-        device: Of the rank.
+        device: That of the rank.
         gives_mean: The same as in the pass of the crew, since all ranks must measure noise in the same steps.
     """
 
