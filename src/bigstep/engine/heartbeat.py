@@ -100,7 +100,7 @@ def _signs(size: int) -> dict[int, str | bytes]:
 
 
 def _file(rank: int) -> Path | None:
-    """Where a rank of `bigstep train --procs` leaves its signs: not in the file that joins those, which only grows."""
+    """Return where a rank of `bigstep train --procs` leaves its signs: the file that joins these only ever grows."""
     store = os.environ.get(STORE_VARIABLE)
     return Path(f"{store}-heartbeat-{rank}") if store else None
 

@@ -218,7 +218,7 @@ def _carry_out(
             raise
         finally:
             audience.close()
-            checkpoints.wait()  # notes a checkpoint that failed, which a full disk refuses too
+            checkpoints.wait()  # may note that a checkpoint failed, which itself can fail on a full disk
             if keep is not None:
                 keep.close()
         ranks.from_first(None)  # a barrier: the last checkpoint is written, and holds all islands

@@ -121,7 +121,7 @@ class Graphed:
         self.graphs.refresh()
 
     def rehearse(self) -> None:
-        """Run the forward and backward of the newest graph outside it."""
+        """Run the forward and backward of the newest graph without the graph."""
         self.graphs.rehearse()
 
     def parts(self) -> Mapping[str, Carried]:

@@ -207,10 +207,7 @@ class Parallel:
 
 
 class Debt:
-    """Residuals and gradients in flight that several ranks had when they were saved, resumed on one rank.
-
-    It adds them to its next gradient.
-    """
+    """What several ranks had not delivered when their run was saved; on one rank it is added to the next gradient."""
 
     def __init__(self) -> None:
         self._owed: dict[str, Tensor] = {}

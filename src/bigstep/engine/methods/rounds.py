@@ -61,7 +61,7 @@ class Rounds:
         self.met = (0, 0, 0)
         """The last meeting that was held: its step, 1 if it was the final one of a run, its fragment."""
         self.sent: dict[int, Tensor] = {}
-        """By island, the residual that a meeting would have left that could not be held."""
+        """By island, its residual after it was encoded for a meeting that then failed."""
         self.waited_s = 0.0
         """Seconds spent waiting for other islands."""
 

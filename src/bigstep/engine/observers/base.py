@@ -68,30 +68,30 @@ class Audience:
         return batches
 
     def stepped(self, step: Step, outcome: Outcome, *, pausing: bool) -> None:
-        """Tell of a step, and pass on the remarks of the method and the observers."""
+        """Pass on a step, and the remarks of the method and the observers."""
         self._tell(outcome.notes)
         for observer in self.observers:
             self._tell(observer.stepped(step, outcome, pausing=pausing))
 
     def flushed(self, flush: Flush) -> None:
-        """Tell the results of some steps, first as a whole, then row by row."""
+        """Pass on the results of some steps, first as a whole, then row by row."""
         remarks = [note for observer in self.observers for note in observer.flushed(flush)]
         for row in flush.rows:
             self.row(row)
         self._tell(remarks)
 
     def row(self, row: Row) -> None:
-        """Tell a training row."""
+        """Pass on a training row."""
         for observer in self.observers:
             observer.row(row)
 
     def evaluated(self, row: Row) -> None:
-        """Tell of an evaluation."""
+        """Pass on an evaluation row."""
         for observer in self.observers:
             observer.evaluated(row)
 
     def noted(self, text: str, **facts: Any) -> None:
-        """Tell a remark."""
+        """Pass on a remark."""
         for observer in self.observers:
             observer.noted(text, **facts)
 
