@@ -217,7 +217,7 @@ def test_a_recipe_or_a_file_by_name(tmp_path: Path) -> None:
         ({"optimizer": torch.optim.LBFGS}, "LBFGS asks for the loss several times in a step"),
         ({"loss": nn.MSELoss(reduction="none")}, r"The loss gave a tensor of \(4, 1\), but it must give its mean"),
         ({"loss": lambda output, target: 1.0}, "The loss gave a float, but it must give its mean"),
-        ({"loss": lambda output, target: (output.detach() - target).mean()}, "a number that no weight has a part in"),
+        ({"loss": lambda output, target: (output.detach() - target).mean()}, "a number that depends on no weight"),
     ],
 )
 def test_what_fit_cannot_use_is_named_before_anything_starts(given: dict[str, Any], words: str) -> None:

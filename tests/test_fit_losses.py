@@ -52,7 +52,7 @@ class Margins(nn.Module):
 
 def test_a_loss_whose_parameters_would_stay_as_they_are_is_refused() -> None:
     model, loss, data = nn.Linear(3, 3), Margins(), (classes(), classes())
-    with pytest.raises(ConfigError, match="The loss Margins has parameters that are not of the model"):
+    with pytest.raises(ConfigError, match="The loss Margins has parameters outside the model"):
         fit(CONFIG, model, data, loss, device="cpu")
     fit(CONFIG, model, data, loss.requires_grad_(False), device="cpu")
     model.layer = loss.requires_grad_(True).layer  # a tied layer is trained with the model

@@ -45,7 +45,7 @@ def test_the_advice_fits_the_machine(loaders: int, cores: int, waited_s: float, 
 @pytest.mark.parametrize(
     ("spent", "words"),
     [
-        ({"disk": 9.0, "decode": 2.0, "copy": 0.1}, "the disk is what is slow"),
+        ({"disk": 9.0, "decode": 2.0, "copy": 0.1}, "the disk is the bottleneck"),
         ({"disk": 1.0, "decode": 2.0, "copy": 3.0}, "copying to the device takes longer"),
         ({"disk": 1.0, "decode": 2.0, "copy": 0.1}, "2 loaders are too few"),
         ({"disk": 1.0, "decode": 2.0, "device": 3.0}, "the GPU's own decoders take the time"),

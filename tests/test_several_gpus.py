@@ -94,7 +94,7 @@ def test_ranks_that_see_one_gpu_each_join_alike_however_many_are_on_their_machin
 def test_ranks_that_see_one_gpu_each_are_told_if_it_is_the_same(world: Callable[[int], World], tmp_path: Path) -> None:
     told = world(3).run(pretend_gpus, [3, 3, 3], ["a", "b", "a"], str(tmp_path / "store"))
     ((sentence, asked),) = {(sentence, asked["backend"]) for sentence, asked in told}
-    assert sentence.startswith("Ranks 0 and 2 were started on one GPU; start one rank a GPU")
+    assert sentence.startswith("Ranks 0 and 2 were started on one GPU; start one rank per GPU")
     assert asked == "None"
 
 

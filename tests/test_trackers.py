@@ -98,5 +98,5 @@ def test_what_is_not_finite_is_left_out_and_the_rest_is_logged(
 @pytest.mark.parametrize("name", list(TRACKERS))
 def test_a_package_that_is_missing_is_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard" if name == "tensorboard" else name, None)
-    with pytest.raises(ConfigError, match=f"--{name} needs the package {name}; install it or leave that out."):
+    with pytest.raises(ConfigError, match=f"--{name} needs the package {name}; install it or leave out the option."):
         TRACKERS[name](tmp_path, {}, {})

@@ -114,7 +114,7 @@ def test_a_pipe_among_the_checkpoints_is_passed_over(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "step-000000002.ckpt")
     state, problems = load_latest(tmp_path)  # would wait for ever
     assert state == {"step": 1}
-    assert problems == [f"The checkpoint {tmp_path / 'step-000000002.ckpt'} is no file."]
+    assert problems == [f"The checkpoint {tmp_path / 'step-000000002.ckpt'} is not a file."]
 
 
 @pytest.mark.parametrize("shown", ["stride 0", "many times"])

@@ -1,4 +1,4 @@
-"""What comes after which step: evaluations, checkpoints, decisions, the end. All of it follows from the position."""
+"""What is due after which step: evaluations, checkpoints, decisions, the end. All of it follows from the position."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ __all__ = ["Agenda", "Due"]
 
 @dataclass(frozen=True)
 class Due:
-    """What is due behind a step."""
+    """What is due after a step."""
 
     last: bool
     """Training ends."""
     evaluate: bool
     save: bool
     stops: bool = False
-    """It ends before the run does, which may go on from here later."""
+    """Training ends before the run does, which may be resumed from here later."""
     decide: bool = False
-    """The batch of the next steps is decided, by all that was measured up to here."""
+    """The batch of the next steps is decided, from all that was measured so far."""
 
     @property
     def pausing(self) -> bool:
-        """Something that is no step comes next, and asks for all that the steps gave."""
+        """Whether something other than a step comes next, which needs the results of all steps so far."""
         return self.evaluate or self.save or self.decide
 
 
@@ -42,7 +42,7 @@ class Agenda:
         config: Says how often.
         sampler: Knows the steps.
         max_steps: Where to stop, counted from the beginning of the run; None for the end of the epochs.
-        growth: Decides the batch on the way; None where it is known beforehand.
+        growth: Decides the batch during the run; None if it is known beforehand.
     """
 
     config: RunConfig
@@ -57,7 +57,7 @@ class Agenda:
             begin = self.sampler.after(steps[-1])
 
     def after(self, step: Step) -> Due:
-        """Return what is due behind a step."""
+        """Return what is due after a step."""
         position = self.sampler.after(step)
         ended = self.has_ended(position)
         stops = not ended and self._is_enough(position)
@@ -66,7 +66,7 @@ class Agenda:
             evaluate=ended or stops or self._crossed(step, position, self.config.evaluate_every),
             save=ended or stops or self._crossed(step, position, self.config.checkpoint.every),
             stops=stops,
-            decide=not ended and self._decides(step, position),  # at max_steps too: a resumed run goes on with it
+            decide=not ended and self._decides(step, position),  # at max_steps too: a resumed run needs the decision
         )
 
     def has_ended(self, position: Position) -> bool:
@@ -74,7 +74,7 @@ class Agenda:
         return self.sampler.samples_at(position) >= self.config.epochs * self.sampler.size
 
     def heed(self, flush: Flush, due: Due) -> Iterable[Note]:
-        """Take what some steps gave, and decide the batch where that is due."""
+        """Take in the results of some steps, and decide the batch if that is due."""
         if self.growth is not None:
             self.growth.hear(flush)
             if due.decide:
@@ -93,7 +93,7 @@ class Agenda:
         return steps
 
     def _is_enough(self, position: Position) -> bool:
-        """Whether no step may follow; a run that is resumed may stand behind the last already."""
+        """Whether no step may follow; a resumed run may already be past `max_steps`."""
         return self.max_steps is not None and position.step >= self.max_steps
 
     def _decides(self, step: Step, position: Position) -> bool:

@@ -1,4 +1,4 @@
-"""Checkpoints that the step does not wait for: the state is copied, a thread writes it."""
+"""Checkpoints that no step waits for: the state is copied, and a thread writes it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["BackgroundWriter"]
 class BackgroundWriter:
     """Writes one checkpoint at a time; a second one waits for the first.
 
-    A checkpoint that cannot be written is no end of a run: the one before it stays, and `problem` is told.
+    A checkpoint that cannot be written does not end the run: the one before it stays, and `problem` is called.
     """
 
     def __init__(self, folder: Path, keep: int, problem: Callable[[str], None], *, sync: bool = True):
@@ -24,7 +24,7 @@ class BackgroundWriter:
         folder: Where checkpoints go.
         keep: How many stay.
         problem: Called, in the thread of the run, with a sentence about a checkpoint that could not be written.
-        sync: Wait for the disk, so that they survive the machine and not only the process.
+        sync: Wait for the disk, so that they survive a crash of the machine and not only of the process.
         """
         self._folder, self._keep, self._problem, self._sync = folder, keep, problem, sync
         self._thread: threading.Thread | None = None
@@ -52,7 +52,7 @@ class BackgroundWriter:
     def _write(self, step: int, state: dict[str, Any]) -> None:
         try:
             save_checkpoint(self._folder, step, state, self._keep, sync=self._sync)
-        except Exception as error:  # whatever it is, it must not end the thread in silence
+        except Exception as error:  # no error may end the thread silently
             reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
             self._failure = (
                 f"The checkpoint of step {step} could not be written to {self._folder} ({reason}); the run "

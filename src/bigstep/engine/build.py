@@ -1,4 +1,4 @@
-"""The only place where names become objects: a configuration in, a run out."""
+"""The only place where names become objects: it takes a configuration and returns a run."""
 
 from __future__ import annotations
 
@@ -42,22 +42,22 @@ from bigstep.tables.models import find_model
 __all__ = ["Emulation", "Own", "Run", "build"]
 
 IMAGES_SEEN = 2000
-"""Training images that a network which begins from them is shown."""
+"""Training images that a network sees if its initial weights depend on them (`SeesImages`)."""
 CPU_TOKENS_PER_FORWARD = 2048
-"""Workers are joined into one forward up to this many tokens on a CPU: what a small GPT runs on stays in its caches."""
+"""Workers are joined into one forward up to this many tokens on a CPU: then a small GPT's data stays in its caches."""
 GPU_SAMPLES_PER_FORWARD = 8192
 """Workers are joined into one forward up to this many samples on a GPU; larger forwards gain nothing there."""
 GPU_BYTES_PER_PARAMETER = 0.03
-"""The same for each token, by the parameters of the network: GPT-124M takes 0.007 in half precision, GPT-10M 0.015."""
+"""Memory of a forward and backward per token and parameter: GPT-124M takes 0.007 in half precision, GPT-10M 0.015."""
 GPU_BYTES_PER_SCORE = 12
-"""The same for each token, by the size of the vocabulary: scores, their gradient, and one of both in float32."""
+"""The same per token and word of the vocabulary: scores, their gradient, and one of both in float32."""
 GPU_BYTES_PER_PIXEL = 4096
-"""Memory of a forward and backward for each pixel of its images: ResNets take 1.5 to 2.1 kB in half precision."""
+"""The same per pixel of the images: ResNets take 1.5 to 2.1 kB in half precision."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run, ready to be trained or resumed. What it carries from step to step is its state."""
+    """A run, ready to be trained or resumed. `state` holds what it carries from step to step."""
 
     config: RunConfig
     ranks: Ranks
@@ -71,7 +71,7 @@ class Run:
     kernels: Kernels | None
     """What runs on the GPU; None on a CPU."""
     growth: Growth | None = None
-    """Decides the batch on the way (plan: auto)."""
+    """Decides the batch during the run (plan: auto)."""
 
     def begin_epoch(self, epoch: int) -> None:
         """Progressive resizing: take the size that the recipe lists for this epoch."""
@@ -84,7 +84,7 @@ class Run:
         return self.evaluator(self.method)
 
     def describe(self, own: Own) -> dict[str, object]:
-        """Return what was really used, where it is not what the configuration names."""
+        """Return what is really used where it differs from what the configuration names."""
         feed, model = self.train_feed, self.learner.model
         used: dict[str, object] = {"unit": feed.source.unit}
         if own.model is not None:
@@ -130,7 +130,7 @@ def build(
         f"larger than the training set of {len(train_feed)}; lower workers.count or workers.local_batch.",
     )
     model = _model(config, ranks, precision, own, train_feed)
-    if isinstance(own.loss, nn.Module):  # it may hold weights of classes
+    if isinstance(own.loss, nn.Module):  # it may hold class weights
         _place(own.loss, ranks, precision)
     samples_per_forward, kernels = _prepare_for_device(model, config, ranks, train_feed, own=own.model is not None)
     learner = _learner(config, ranks, model, own, train_feed)
@@ -184,7 +184,7 @@ def _feeds(config: RunConfig, ranks: Ranks, precision: Precision, data: Any) -> 
     decoding = choose(
         where.decoder, pair.train, size=where.image_size, loaders=where.loaders, device=ranks.device, exact=proof
     )
-    if decoding.why:  # all ranks measure, since they share cores; the first decides
+    if decoding.why:  # all ranks measure, since they share cores; rank 0 decides
         decoding = ranks.from_first(decoding)
 
     def feed(source: Any, train: bool) -> Feed:
@@ -206,9 +206,9 @@ def _feeds(config: RunConfig, ranks: Ranks, precision: Precision, data: Any) -> 
 
 
 def _fingerprint(data: DataPair, ranks: Ranks) -> str:
-    """Return the fingerprint of the data; ranks that have other samples, or in another order, end here.
+    """Return the fingerprint of the data; refuse ranks that have other samples, or the same in another order.
 
-    Targets that are drawn anew in each reading can give another one each time, which then tells nothing.
+    If targets are drawn anew at each reading, fingerprints may change each time; then ranks are not compared.
     """
     fingerprint = data.fingerprint()
     if len(set(ranks.gather(fingerprint))) > 1 and all(ranks.gather(data.fingerprint() == fingerprint)):
@@ -218,7 +218,7 @@ def _fingerprint(data: DataPair, ranks: Ranks) -> str:
 
 
 def _model(config: RunConfig, ranks: Ranks, precision: Precision, own: Own, feed: Feed) -> nn.Module:
-    """Every rank builds the same weights from the seed: nothing is broadcast, but hashes are compared."""
+    """Build the model: every rank makes the same weights from the seed, and ranks compare hashes of them."""
     torch.manual_seed(config.seed)
     model = own.model
     if model is None:
@@ -242,20 +242,20 @@ def _model(config: RunConfig, ranks: Ranks, precision: Precision, own: Own, feed
 
 
 def _place(module: nn.Module, ranks: Ranks, precision: Precision) -> None:
-    """Bring a network or a loss to where the run computes, in what it computes."""
+    """Move a network or a loss to the device on which the run computes, in its types."""
     module.to(ranks.device)
     module._apply(lambda each: each.to(_dtype_of(each, precision.weights)))  # type: ignore[no-untyped-call]  # torch's
 
 
 def _dtype_of(tensor: Tensor, weights: torch.dtype) -> torch.dtype:
-    """The type that a parameter or buffer is trained in; `Module.to` would make real numbers of complex ones."""
+    """Return the type that a parameter or buffer is trained in; `Module.to` would make complex numbers real."""
     if tensor.is_complex():
         return weights.to_complex()
     return weights if tensor.is_floating_point() else tensor.dtype
 
 
 def _some_images(config: RunConfig, feed: Feed) -> Tensor:
-    """Return some images of the training set as a network gets them, but not augmented."""
+    """Return some images of the training set as a network gets them, but without augmentation."""
     some = feed.source.subset(spread(len(feed), IMAGES_SEEN))
     plain = Feed(some, train=False, image_size=config.data.image_size)
     with contextlib.closing(plain):
@@ -277,12 +277,12 @@ def _prepare_for_device(
 
 
 def _keeps_samples_apart(model: nn.Module) -> bool:
-    """Whether workers that share a forward get what each would get alone: no batch norm, no dropout drawn by worker."""
+    """Whether workers that share a forward get the same as each alone: no batch norm, no dropout drawn by worker."""
     return isinstance(model, GPT | LSTM) and not any(isinstance(module, nn.Dropout) for module in model.modules())
 
 
 def _bytes_per_sample(model: nn.Module, config: RunConfig, feed: Feed, *, own: bool) -> float:
-    """Estimate the memory of a forward and backward for one sample, rather too much than too little."""
+    """Estimate the memory of a forward and backward for one sample, rather too high than too low."""
     if feed.length:
         parameters = sum(parameter.numel() for parameter in model.parameters())
         scores = _most_rows(model) if own else feed.num_classes
@@ -292,14 +292,14 @@ def _bytes_per_sample(model: nn.Module, config: RunConfig, feed: Feed, *, own: b
 
 
 def _most_rows(model: nn.Module) -> int:
-    """The scores that a model of one's own gives, at most: data that may be large would have to be read for more."""
+    """Return the most scores that a user's own model can give; to know more, the data would have to be read."""
     return max((len(parameter) for parameter in model.parameters() if parameter.ndim == 2), default=0)
 
 
 def _joined_samples(model: nn.Module, device: torch.device, bytes_per_sample: float) -> int:
-    """Make ready to run several workers in one forward, and return how many samples that may be.
+    """Prepare a model to run several workers in one forward, and return how many samples a forward may hold.
 
-    A norm layer that cannot keep workers apart leaves every worker to a forward of its own.
+    With a norm layer that cannot keep workers apart, every worker gets a forward of its own.
     """
     try:
         ghost_batch_norm(model, 1)
@@ -323,7 +323,7 @@ def _learner(config: RunConfig, ranks: Ranks, model: nn.Module, own: Own, feed: 
             group["weight_decay"] = rule.weight_decay
     if rule.before_exchange:
         scaling = load(rule.before_exchange)(model, groups, **rule.arguments_before())
-        groups = [{**group, "weight_decay": 0.0} for group in groups]  # it has decayed before it scaled
+        groups = [{**group, "weight_decay": 0.0} for group in groups]  # weight decay is added before the scaling
     if own.optimizer is not None:
         optimizer = own.optimizer(model.parameters())
         require_usable(optimizer, model)
@@ -337,7 +337,7 @@ def _learner(config: RunConfig, ranks: Ranks, model: nn.Module, own: Own, feed: 
                 raise
             raise ConfigError(
                 f"{rule.name} does not take optimizer.settings as they are ({error}): give the arguments of its "
-                "constructor by name, beside parameters and lr."
+                "constructor by name, other than parameters and lr."
             ) from None
         keep_kernels(optimizer)
     return Learner(

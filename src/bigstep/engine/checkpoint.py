@@ -24,7 +24,7 @@ __all__ = ["load_checkpoint", "load_latest", "save_checkpoint", "tensors_of", "w
 _MAGIC = b"bigstep1"
 _HEADER_BYTES = len(_MAGIC) + hashlib.sha256().digest_size
 _SHARED = 4
-"""How many tensors may share their bytes on the average; tied weights do."""
+"""How many tensors may share the same bytes, on average; tied weights do."""
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
@@ -54,7 +54,7 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any], keep: int, *
         step: Its place in the run.
         state: What it holds.
         keep: How many stay.
-        sync: Wait for the disk, so that it survives the machine and not only the process.
+        sync: Wait for the disk, so that it survives a crash of the machine and not only of the process.
     """
     buffer = io.BytesIO()
     torch.save(state, buffer)
@@ -62,7 +62,7 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any], keep: int, *
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step-{step:09d}.ckpt"
     write_atomically(path, b"".join([_MAGIC, hashlib.sha256(payload).digest(), payload]), sync=sync)
-    # those of later steps are none of this run's way: it could not read them, or it would stand there now
+    # those of later steps do not count: the run could not read them, or it would have continued from them
     for old in [each for each in _newest_first(folder) if each.name <= path.name][keep:]:
         old.unlink(missing_ok=True)
     return path
@@ -71,12 +71,12 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any], keep: int, *
 def load_checkpoint(path: Path) -> dict[str, Any]:
     """Read one checkpoint, or say in one sentence what is wrong with it."""
     try:
-        if path.exists() and not path.is_file():  # to open a FIFO is to wait for whoever writes it
-            raise DataError(f"The checkpoint {path} is no file.")
+        if path.exists() and not path.is_file():  # opening a FIFO would wait for a writer
+            raise DataError(f"The checkpoint {path} is not a file.")
         with open(path, "rb") as file:
             head = file.read(_HEADER_BYTES)
             if head[: len(_MAGIC)] != _MAGIC:
-                raise DataError(f"{path} is no checkpoint of bigstep.")
+                raise DataError(f"{path} is not a checkpoint of bigstep.")
             if hashlib.file_digest(file, "sha256").digest() != head[len(_MAGIC) :]:  # before any memory is taken
                 raise DataError(f"The checkpoint {path} is torn or corrupt: its checksum does not match.")
             file.seek(_HEADER_BYTES)
@@ -87,7 +87,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         _require_honest_sizes(payload)
         state = torch.load(payload, map_location="cpu", weights_only=True)
         _require_honest_tensors(state, payload.getbuffer().nbytes)
-    except Exception as error:  # a checksum keeps nobody from writing nonsense, which can raise nearly anything
+    except Exception as error:  # a file with a valid checksum may hold nonsense, which can raise nearly anything
         problem = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(f"The checkpoint {path} holds more than tensors and plain values: {problem}") from None
     if not isinstance(state, dict):
@@ -96,7 +96,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def _require_honest_sizes(payload: io.BytesIO) -> None:
-    """Refuse an archive that would unpack to more than it is, before torch takes memory for it."""
+    """Refuse an archive that would unpack to more bytes than it has, before torch allocates memory for it."""
     with zipfile.ZipFile(payload) as archive:
         members = archive.infolist()
     stored = all(member.compress_type == zipfile.ZIP_STORED for member in members)
@@ -106,7 +106,7 @@ def _require_honest_sizes(payload: io.BytesIO) -> None:
 
 
 def _require_honest_tensors(state: Any, file_bytes: int) -> None:
-    """Refuse tensors that show a few bytes many times (of stride 0, say): whoever copies them takes all that memory."""
+    """Refuse tensors that repeat a few bytes many times (by a stride of 0, say): a copy would take all that memory."""
     tensors = list(_tensors_of(state))
     if any(tensor.nbytes > tensor.untyped_storage().nbytes() for tensor in tensors):
         raise ValueError("a tensor claims to be larger than its bytes")

@@ -1,8 +1,8 @@
-"""What was compiled for a GPU, kept from run to run: a folder for each set of versions and device.
+"""Code compiled for a GPU, kept from run to run: a folder for each combination of versions and device.
 
 Triton and torch's compiler key their files by source and shapes; none of them knows the version of everything below it,
 and torch's own folder is under /tmp. So they are given one under the user's cache whose name is a digest of all that
-compiled code depends on. Beside it stands how long the first step of a run took there, to tell the next one.
+compiled code depends on. It also holds how long the first step of a run took, to announce that to the next one.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from bigstep.records import write_atomically
 __all__ = ["Preparation", "facts_of", "keep_compiled", "prepares", "shape_of"]
 
 KEPT = 4
-"""Folders, each some 10 to 100 MB: those of other versions and devices are removed when they are the oldest."""
+"""Folders to keep, each some 10 to 100 MB: those that were not used for the longest time are removed."""
 VARIABLES = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
-"""Where compilers look for their folder: the variable, and its place in ours. CUDA's own keeps one in the home."""
+"""Variables that name the compilers' folders, and their places in ours. CUDA's compiler keeps its own in the home."""
 
 
 def facts_of(device: torch.device) -> dict[str, str]:
@@ -58,7 +58,7 @@ def facts_of(device: torch.device) -> dict[str, str]:
 
 
 def keep_compiled(facts: Mapping[str, str], home: Path | None = None) -> Path | None:
-    """Let compilers keep their files in the folder of these facts; None if it cannot be made.
+    """Let compilers keep their files in the folder of these facts, and return it; None if it cannot be made.
 
     A variable that the user has set stays as it is. Call this before anything is compiled.
     """
@@ -70,7 +70,7 @@ def keep_compiled(facts: Mapping[str, str], home: Path | None = None) -> Path | 
         os.utime(folder)
         write_atomically(folder / "facts.json", json.dumps(dict(facts), indent=1).encode())
     except (OSError, DataError):
-        return None  # a read-only home, or none: compile again, as before
+        return None  # a read-only home, or none: every run compiles again
     for variable, place in VARIABLES.items():
         os.environ.setdefault(variable, str(folder / place))
     _remove_oldest(parent)
@@ -78,7 +78,7 @@ def keep_compiled(facts: Mapping[str, str], home: Path | None = None) -> Path | 
 
 
 def _remove_oldest(parent: Path) -> None:
-    """Keep the folders that were used last; nothing but folders of our own making is touched."""
+    """Keep the most recently used folders; only folders of our own making are touched."""
     ours = [each for each in parent.iterdir() if re.fullmatch("[0-9a-f]{16}", each.name) and not each.is_symlink()]
     with contextlib.suppress(FileNotFoundError):  # another rank was quicker
         for old in sorted(ours, key=lambda each: each.stat().st_mtime, reverse=True)[KEPT:]:
@@ -106,10 +106,10 @@ def shape_of(config: RunConfig) -> str:
 
 
 class Preparation(Observer):
-    """Says that the first step takes longer, and how long it took here before; notes how long it took now.
+    """Says that the first step takes longer, and how long it took here before; records how long it took now.
 
     Args:
-        folder: Of what was compiled; None where nothing is kept.
+        folder: That of the compiled code; None if nothing is kept.
         shape: Of the run.
     """
 
@@ -118,25 +118,25 @@ class Preparation(Observer):
         self._shape, self._begun, self._done = shape, time.perf_counter(), False
 
     def announcement(self) -> str:
-        """Return what is going on until the first step is done."""
+        """Return a remark on what happens until the first step is done."""
         took = self._known().get(self._shape)
         what = "Preparing the first step: kernels are compiled, algorithms chosen, graphs recorded"
         return f"{what}; that took {took:.0f} s here the last time." if took else f"{what}."
 
     def flushed(self, flush: Flush) -> Iterable[Note]:
-        """The first step is done, and its loss is here."""
+        """Report how long the first step took, when its loss is known."""
         if self._done:
             return
         self._done = True
         seconds = time.perf_counter() - self._begun
         if self._file is not None:
             known = {**self._known(), self._shape: round(seconds, 2)}
-            with contextlib.suppress(OSError):  # a note for next time, no more
+            with contextlib.suppress(OSError):  # only a hint for the next run
                 write_atomically(self._file, json.dumps(known, indent=1).encode())
         yield Note(f"The first step was ready after {seconds:.1f} s.", {"first_step_s": seconds})
 
     def _known(self) -> dict[str, float]:
-        """Seconds by shape; a file that is torn or somebody else's counts for nothing."""
+        """Return seconds by shape; a file that is torn or not ours is ignored."""
         if self._file is None:
             return {}
         try:

@@ -1,10 +1,10 @@
-"""A run that outlives its ranks: those that are left go on from the last state, and lost ones come back.
+"""A run that outlives its ranks: those that are left continue from the last state, and lost ones come back.
 
 The workers of a run are spread over whatever ranks there are, so a change of ranks changes nothing but the order of
-floating-point sums. When a rank is lost, the others are ended (they wait in a collective that cannot complete) and
-the run goes on from its last checkpoint on the ranks that are left; once that has produced a checkpoint of its own,
-it is saved and goes on with all ranks again. Islands of the other ranks stay where they are when one is lost
-(`engine/survivors.py`); where that cannot be, all go on from what they kept of the last meeting.
+floating-point sums. When a rank is lost, the others are ended (they wait in a collective that cannot complete) and the
+run continues from its last checkpoint on the remaining ranks; once these have written a new checkpoint, the run is
+saved, stopped, and continued on all ranks again. When an island is lost, the others continue from where they are
+(`engine/survivors.py`); if that is impossible, all continue from what they saved of the last meeting.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bigstep.errors import RunError
 __all__ = ["launch_elastic"]
 
 _MOST_FUTILE_STARTS = 3
-"""After so many starts that produced no new checkpoint the fault is not a lost rank's."""
+"""After so many starts without a new checkpoint, something other than the loss of a rank is wrong."""
 
 
 def launch_elastic(procs: int, job: Job) -> int:
@@ -34,31 +34,31 @@ def launch_elastic(procs: int, job: Job) -> int:
     while True:
         saved, apart = _newest(folder), ""
         with started(ranks, job if ranks == procs else _without_grid(job)) as running:
-            # with a rank missing, go on only until there is something new to lose
+            # with a rank missing, go on only until there is a new checkpoint
             running.watch(until=lambda: ranks < procs and _newest(folder) > saved)  # noqa: B023 - watched right here
-            if running.processes[0].poll() == 0:  # it has told the result: whoever is lost now is not missed
+            if running.processes[0].poll() == 0:  # it has reported the result: a rank lost now does not matter
                 return 0
             failed = running.first_failed()
             if running.stop_number:
                 return running.stopped()
             if failed is not None and not running.killed():
                 running.wait(10, running.processes[:1])
-                if not running.killed():  # a mistake or a fault of the program: another start would meet it again
+                if not running.killed():  # a wrong setting or a bug: another start would only fail again
                     return running.explain(failed)
             said: tuple[str, ...] = ()
             if failed is None:
-                running.send(signal.SIGTERM)  # save what the ranks that were left have reached
+                running.send(signal.SIGTERM)  # save what the remaining ranks have reached
                 running.wait(120)
                 if running.stop_number:
                     return running.stopped()
-                if running.processes[0].poll() == 0:  # it was done before it heard that, and has told the result
+                if running.processes[0].poll() == 0:  # it was done before the signal, and has reported the result
                     return 0
                 ranks = procs
                 _say(f"The lost ranks are back; going on with {procs}.")
             else:
                 lost, islands = running.killed(), job.config.islands
                 if islands.count > 1 and not job.config.exact:
-                    running.wait(islands.wait, grace_s=islands.wait)  # the others notice, and keep what they hold
+                    running.wait(islands.wait, grace_s=islands.wait)  # the others notice, and save what they hold
                     apart = _newest(folder, APART)
                 ranks, sentence = _shrink(lost, ranks, islands.count, apart=bool(apart))
                 _say(sentence)
@@ -76,7 +76,7 @@ def launch_elastic(procs: int, job: Job) -> int:
 
 
 def _shrink(lost: Sequence[int], ranks: int, islands: int, *, apart: bool = False) -> tuple[int, str]:
-    """Return how many ranks go on, and who was lost; `apart` if the other islands have kept where they stand."""
+    """Return how many ranks continue, and what was lost; `apart` if the other islands have saved where they are."""
     left = fitting_ranks(islands, max(1, ranks - len(lost))) if islands > 1 else max(1, ranks - len(lost))
     who, since = f"Rank {', '.join(map(str, lost))}", "from the last checkpoint"
     if islands > 1:
@@ -87,7 +87,7 @@ def _shrink(lost: Sequence[int], ranks: int, islands: int, *, apart: bool = Fals
 
 
 def _without_grid(job: Job) -> Job:
-    """The grid that a configuration gives is that of all ranks; fewer take theirs from their number."""
+    """Drop the configured grid, which is that of all ranks; fewer ranks derive theirs from their number."""
     config = job.config
     return dataclasses.replace(
         job, config=dataclasses.replace(config, exchange=dataclasses.replace(config.exchange, grid="auto"))
@@ -99,7 +99,7 @@ def _say(sentence: str) -> None:
 
 
 def _newest(folder: Path, *places: str) -> str:
-    """The name of the newest checkpoint, or of what islands kept of a meeting; names sort by step."""
+    """Return the name of the newest checkpoint, or of what islands saved of a meeting; names sort by step."""
     places = places or ("checkpoints/step-*.ckpt", "meetings/*/step-*.ckpt")
     # not Path.glob: it raises if a rank removes a folder of meetings while it looks
     kept = (path for place in places for path in iglob(place, root_dir=folder))

@@ -32,26 +32,26 @@ class Evaluator:
     precision: Precision
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     classes: int = 0
-    """Scores that the model gives a token, at most; 0 asks the data, which may have to be read for it."""
+    """The most scores per token that the model gives; 0 asks the data, which may have to be read for it."""
     views: int = 1
-    """Of each image, whose outputs are averaged for a second figure; 1: there is none."""
+    """Views of each image, whose outputs are averaged for a second accuracy; with 1 there is none."""
 
     @property
     def _samples_per_forward(self) -> int:
-        """As many as keep a device busy, unless the scores of all their tokens would fill its memory."""
+        """As many as keep a device busy, or fewer if the scores of all their tokens would fill its memory."""
         device, length = self.ranks.device.type, self.feed.length
         scores = length * (self.classes or self.feed.num_classes) if length else 1
         return max(1, min(_SAMPLES_PER_FORWARD[device], _SCORES_PER_FORWARD[device] // scores))
 
     @torch.no_grad()
     def __call__(self, method: Method) -> Evaluation:
-        """Return what was reached; every rank must call this at the same point."""
+        """Return the figures reached; every rank must call this at the same point."""
         ranks, feed = self.ranks, self.feed
         batches = feed.evaluation_batches(self._samples_per_forward)[ranks.rank :: ranks.size]
         totals = Totals(ranks.device, self.metrics, tokens=feed.length > 0)
         averaged = Totals(ranks.device)
         if feed.waits is not None:
-            feed.waits.forget()  # nobody asks how long an evaluation waited
+            feed.waits.forget()  # the waits of an evaluation are not reported
         with method.evaluation() as model, _algorithms_by_rule():
             for inputs, target in feed(Request(0, indices) for indices in batches):
                 with self.precision.autocast():
@@ -73,7 +73,7 @@ class Evaluator:
 
 @contextlib.contextmanager
 def _algorithms_by_rule() -> Iterator[None]:
-    """Let cuDNN choose as it thinks: to time its algorithms pays in the many steps of a run, not in a few batches."""
+    """Let cuDNN choose algorithms by rule: timing them pays off over the many steps of a run, not for a few batches."""
     cudnn = torch.backends.cudnn
     by_clock, cudnn.benchmark = cudnn.benchmark, False
     try:

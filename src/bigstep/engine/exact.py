@@ -1,4 +1,4 @@
-"""What an exact run needs besides its gradients: forwards with the same bits anywhere, and sums of all else."""
+"""What an exact run needs besides exact gradients: forwards with the same bits anywhere, and exact sums of all else."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ __all__ = ["ExactSum", "fixed_arithmetic", "say_moved"]
 def fixed_arithmetic(device: torch.device) -> Iterator[None]:
     """Let a forward give the same bits wherever it runs.
 
-    One thread a forward, since torch cuts sums by the number of threads (more ranks use more cores); on a GPU, kernels
-    that add up in one order, and convolutions by cuDNN's rules: its algorithms are not chosen by the clock.
+    One thread per forward, since torch cuts sums by the number of threads (more ranks use more cores); on a GPU,
+    deterministic kernels, and convolution algorithms that cuDNN chooses by rule and not by timing.
     """
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     cudnn = torch.backends.cudnn
@@ -40,7 +40,7 @@ def fixed_arithmetic(device: torch.device) -> Iterator[None]:
     if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses to be deterministic
         torch.use_deterministic_algorithms(True)
-        # else every new tensor is written once for nothing: a seventh of a step of ResNet-50
+        # otherwise torch fills every new tensor for nothing: a seventh of a step of ResNet-50
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         cudnn.benchmark, cudnn.deterministic = False, True
     else:
@@ -55,10 +55,10 @@ def fixed_arithmetic(device: torch.device) -> Iterator[None]:
 
 
 def say_moved(sessions: Sequence[Any]) -> str | None:
-    """Say that an exact run goes on where a forward may round otherwise; None if it does not.
+    """Say that an exact run goes on where a forward may round differently; None if it does not.
 
     Args:
-        sessions: Of its records, the present one last.
+        sessions: Those of its records, the present one last.
 
     >>> old, new = ({"hardware": {"processor": name}, "device": "cpu"} for name in ("EPYC 7", "EPYC 9"))
     >>> say_moved([old]), say_moved([old, old])
@@ -73,12 +73,12 @@ def say_moved(sessions: Sequence[Any]) -> str | None:
     what = changed[0]
     return (
         f"The bits of an exact run are promised on one {what}, but this one was on {places[0][what]!s:.80} and goes on "
-        f"on {places[-1][what]!s:.80}: they may be others than those of a run that was never moved."
+        f"on {places[-1][what]!s:.80}: they may differ from those of a run that was never moved."
     )
 
 
 def _place(session: Mapping[str, Any]) -> dict[str, Any]:
-    """All that decides how a forward rounds."""
+    """Return everything that decides how a forward rounds."""
     facts = [session.get(name) for name in ("hardware", "versions")]
     hardware, versions = (fact if isinstance(fact, Mapping) else {} for fact in facts)
     return {
@@ -89,12 +89,14 @@ def _place(session: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class ExactSum:
-    """Adds up what some workers (or islands) have each: one result, wherever they are; every rank must make it.
+    """Adds up the parts of some workers (or islands): the result is the same wherever they run.
+
+    Every rank must make it.
 
     Args:
         ranks: Those that host them.
         config: Names the collective.
-        parts: How many there are in all, at most; the scale of the sum depends on it.
+        parts: The most parts that there are in all; the scale of the sum depends on it.
     """
 
     def __init__(self, ranks: Ranks, config: ExchangeConfig, parts: int):
@@ -114,8 +116,8 @@ class ExactSum:
     def __call__(self, parts: Sequence[Tensor], shapes: Sequence[torch.Size]) -> Tensor:
         """Return the sum over all ranks' parts, which are flat and laid out alike; the first of them is overwritten.
 
-        Every rank must call this at the same point; one that has no part gives zeros. Tensors of these shapes, one
-        behind the other, have a scale each.
+        Every rank must call this at the same point; one that has no part gives zeros. A part holds tensors of these
+        shapes one after another; each has its own scale.
         """
         first, *others = parts
         bucket = Bucket(first, names=(), shapes=tuple(shapes), step=0, held=tuple(others))

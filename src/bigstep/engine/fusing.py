@@ -1,4 +1,4 @@
-"""What of a run goes through the GPU kernels, and why the rest does not."""
+"""Which parts of a run use the GPU kernels, and why the others do not."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def fuse(model: nn.Module, config: RunConfig, *, own: bool) -> Kernels:
     weight = next(model.parameters())
     if reason := why_plain(config, own) or why_not_triton(weight):
         return Kernels(reasons=[reason])
-    # cuDNN's first guess at an algorithm is often not its best, and shapes here are few; but what the clock chooses may
-    # be another in every process
+    # cuDNN's default algorithm is often not its fastest, and shapes here are few; but a choice by timing may differ
+    # from process to process
     torch.backends.cudnn.benchmark = not config.exact
     if not config.arithmetic.is_mixed:
         return Kernels(reasons=["batch norms are torch's own in float32"])
@@ -46,7 +46,7 @@ def fuse(model: nn.Module, config: RunConfig, *, own: bool) -> Kernels:
 
 
 def advise_precision(config: RunConfig, device: torch.device) -> str | None:
-    """Say that float32 leaves most of a modern GPU unused, with the flag that changes it; None where it does not."""
+    """Say that float32 leaves most of a modern GPU unused, and which flag changes that; None if it does not."""
     if device.type != "cuda" or config.precision != "float32" or torch.cuda.get_device_capability(device) < (7, 0):
         return None
     return (
@@ -63,11 +63,11 @@ def why_plain(config: RunConfig, own: bool) -> str | None:
 
 
 def why_open(config: RunConfig, own: bool) -> str | None:
-    """Return why the steps of a run on a GPU cannot be graphs, whatever they hold, or None."""
+    """Return why the steps of a run on a GPU cannot be graphs, whatever they contain, or None."""
     if config.kernels == "plain":
         return "kernels is plain"
     if config.precision == "float64":
         return "the kernels have no float64"
-    if own and config.kernels != "graphs":  # Python that a graph would leave out may be part of it
+    if own and config.kernels != "graphs":  # it may contain Python that a graph would leave out
         return "a model of your own stays as it is (kernels=graphs would make each step one CUDA graph)"
     return None

@@ -1,8 +1,8 @@
 """Batch-size control closed into a loop (`plan: auto`): the batch follows the measured gradient noise scale.
 
-At fixed intervals the batch is doubled if twice of it is still within the noise scale, where a step is worth half of
-what an endless batch would give. What was decided is a batch plan like any other, written while the run goes: given as
-`plan` to a second run, it leads along the same path.
+At fixed intervals the batch is doubled if twice its size is still within the noise scale, where a step is worth half of
+what an infinite batch would give. The decisions form a batch plan like any other, written during the run: given as
+`plan` to a second run, it makes that run take the same path.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from bigstep.schedules import BatchPlan, BatchStage
 __all__ = ["Growth"]
 
 DECAY = 0.9
-"""Of the running means, per measurement: about the last ten count, since the scale grows while the loss falls."""
+"""Of the running means, per measurement: only about the last ten count, since the scale grows as the loss falls."""
 SETTLED = 3
 """Measurements before the first decision."""
 
 
 class Growth:
-    """The stages that were decided so far, and the noise scale that decides the next.
+    """The stages that are decided so far, and the noise scale that decides on the next.
 
     Decisions depend on sums over ranks that are the same on all of them, taken in steps and at epochs that do not
     depend on the ranks; what a run on another number of ranks measures differs by the rounding of those sums.
@@ -62,18 +62,18 @@ class Growth:
         return self._plan.stages
 
     def at(self, epoch: float) -> BatchStage:
-        """The stage that rules at `epoch`, as far as it is decided."""
+        """Return the stage in force at `epoch`, as far as stages are decided."""
         return self._plan.at(epoch)
 
     def hear(self, flush: Flush) -> None:
-        """Take what was measured."""
+        """Take in the measurements of some steps."""
         for figures in flush.noise.values():
             self.scale.update(*figures)
 
     def decide(self, epoch: float) -> Note | None:
         """Double the batch from `epoch` on, if the noise scale allows it; return the remark that says so.
 
-        A noise that hides the gradient counts as a scale without bound: the batch lies far below it.
+        If noise hides the gradient, the scale counts as unbounded: the batch lies far below it.
         """
         now, value = self.stages[-1], self.scale.value
         doubled = BatchStage(epoch, 2 * now.workers, now.local_batch)
@@ -82,7 +82,7 @@ class Growth:
         if value is not None and doubled.batch > self.config.scales * value:
             return None
         self._plan = BatchPlan((*self.stages, doubled))
-        found = "hidden by noise" if value is None else f"about {value:,.0f}"
+        found = "too large to measure" if value is None else f"about {value:,.0f}"
         return Note(
             f"The batch grows from {now.batch:,} to {doubled.batch:,} at epoch {epoch:.3g}: the gradient noise scale "
             f"is {found}.",
@@ -98,7 +98,7 @@ class Growth:
         return {"stages": self.told(), "noise": self.scale.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with the stages that were decided."""
+        """Continue with the stages that were decided."""
         added = (BatchStage(float(s["epoch"]), int(s["count"]), int(s["local_batch"])) for s in state["stages"])
         self._plan = BatchPlan((self.stages[0], *added))
         self.scale.load_state_dict(state["noise"])

@@ -29,7 +29,7 @@ __all__ = ["Heartbeat", "beating", "innermost"]
 _SECONDS_BETWEEN_BEATS = 1.0
 _ASKING = "looking for missing ranks"
 _MOST_NAMED = 8
-"""Ranks that a sentence tells of one by one: a host, as a rule. Of a thousand that wait for it, a number will do."""
+"""Ranks that a sentence names one by one: a host's, as a rule. Of a thousand that wait for it, the number is enough."""
 
 
 class Heartbeat:
@@ -41,7 +41,7 @@ class Heartbeat:
         self.doing = "starting"
 
     def at(self, step: int, doing: str) -> None:
-        """Note the step and what this rank is doing in it."""
+        """Set the step and what this rank is doing in it."""
         self.step, self.doing = step, doing
 
     def missing(self) -> str:
@@ -61,18 +61,18 @@ class Heartbeat:
                 silent.append(f"rank {rank} was never heard of")
             elif first.get(rank, {}).get("beats") == sign["beats"]:
                 silent.append(f"rank {rank} is silent, last heard of at step {sign['step']} in {sign['doing']}")
-            elif sign["doing"] != _ASKING:  # it has noticed nothing: it is what the others wait for, or waits as well
+            elif sign["doing"] != _ASKING:  # it has noticed nothing: the others wait for it, or it waits as well
                 standing.append(f"rank {rank} stands at step {sign['step']} in {sign['doing']} ({sign['stack']})")
         return "; ".join([*_first_of(silent, "are silent"), *_first_of(standing, "stand somewhere")])
 
     def _read(self) -> dict[int, dict[str, Any]]:
-        with contextlib.suppress(Exception):  # a store whose host is gone tells nothing, and that is no new error
+        with contextlib.suppress(Exception):  # a store whose host is gone does not answer, which is no new error
             return {rank: json.loads(sign) for rank, sign in _signs(self._ranks.size).items()}
         return {}
 
 
 def _first_of(sentences: list[str], what: str) -> list[str]:
-    """Shorten what nobody would read.
+    """Shorten a list that nobody would read to its end.
 
     >>> _first_of([f"rank {rank} is silent" for rank in range(1_000)], "are silent")[-2:]
     ['rank 7 is silent', '992 others are silent']
@@ -89,7 +89,7 @@ def _leave_sign(rank: int, sign: str) -> None:
 
 
 def _signs(size: int) -> dict[int, str | bytes]:
-    """Read the signs that there are, all at once: thousands of ranks that ask for each would keep the store busy."""
+    """Read the existing signs, all at once: thousands of ranks that ask for each one would keep the store busy."""
     if _file(0) is not None:
         files = {rank: file for rank in range(size) if (file := _file(rank)) is not None and file.exists()}
         return {rank: file.read_bytes() for rank, file in files.items()}
@@ -100,7 +100,7 @@ def _signs(size: int) -> dict[int, str | bytes]:
 
 
 def _file(rank: int) -> Path | None:
-    """Where a rank of `bigstep train --procs` leaves its signs: the file that joins those only ever grows."""
+    """Return where a rank of `bigstep train --procs` leaves its signs: the file that joins these only ever grows."""
     store = os.environ.get(STORE_VARIABLE)
     return Path(f"{store}-heartbeat-{rank}") if store else None
 
@@ -114,10 +114,10 @@ def _key(rank: int) -> str:
 
 
 def innermost(thread: int, scratch: IO[bytes]) -> list[str]:
-    """Return where a thread of this process stands: its two innermost frames, the innermost first.
+    """Return where a thread of this process is: its two innermost frames, the innermost first.
 
-    Hazard: frames of a thread that runs may be taken apart while they are walked (Python 3.11 then crashes), so this
-    is left to `faulthandler`, which walks all of them before any other thread goes on.
+    Hazard: frames of a running thread may be destroyed while they are walked (Python 3.11 then crashes), so this is
+    left to `faulthandler`, which walks all of them before any other thread continues.
 
     Args:
         thread: As `threading.get_ident` names it.
@@ -133,7 +133,7 @@ def innermost(thread: int, scratch: IO[bytes]) -> list[str]:
 
 
 def _memory_file() -> IO[bytes]:
-    """A file that needs no room on a disk, where the system has such."""
+    """Return a file that takes no space on a disk, if the system offers such files."""
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("heartbeat"), "w+b")
     return tempfile.TemporaryFile()
@@ -157,10 +157,10 @@ def beating(ranks: Ranks) -> Iterator[Heartbeat]:
                 stack = " < ".join(innermost(main, scratch))
                 sign = {"beats": beats, "step": heartbeat.step, "doing": heartbeat.doing, "stack": stack}
                 try:
-                    with contextlib.suppress(OSError):  # of a file: a disk that is full may have room for the next one
+                    with contextlib.suppress(OSError):  # of a file: a full disk may have room for the next sign
                         _leave_sign(ranks.rank, json.dumps(sign))
                 except RuntimeError:
-                    return  # the store went with its host; the collective will say so
+                    return  # the store is gone with its host; the collective will report that
 
     thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
     thread.start()

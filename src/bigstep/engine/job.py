@@ -34,7 +34,7 @@ class Job:
     device: str = "auto"
     timeout_s: float = 600.0
     trackers: tuple[str, ...] = ()
-    """Programs that are told of every row: tensorboard, wandb, mlflow."""
+    """Programs that get every row: tensorboard, wandb, mlflow."""
     listen: str = "127.0.0.1:0"
     """Where processes of other machines find a Downpour run."""
     elsewhere: tuple[int, int] = (0, 0)
@@ -42,7 +42,7 @@ class Job:
     said: tuple[str, ...] = ()
     """What the launcher has to say about this start, for the records."""
     survivors: bool = False
-    """A rank was lost, and this goes on with what the others hold."""
+    """A rank was lost, and this run continues with what the others saved."""
     report: bool = True
     as_json: bool = False
 

@@ -1,4 +1,4 @@
-"""Who started this process: torchrun, srun, mpirun, or nobody but a person. Imports no torch."""
+"""What started this process: torchrun, srun, mpirun, or a person directly. Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bigstep.errors import ConfigError
 __all__ = ["LOOPBACK", "Place", "adopt_launcher", "copies_alone"]
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
-"""The network interface by which ranks of one machine meet."""
+"""The network interface through which ranks of one machine communicate."""
 
 _NAMES = {
     "srun": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
@@ -27,8 +27,8 @@ _NAMES = {
 """By launcher: the variables that hold rank, size, local rank and local size. Slurm's batch script itself has a rank,
 but no step of several tasks."""
 _JOB_NUMBERS = ("SLURM_JOB_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
-"""Alike on all ranks of a job. Hydra (MPICH, Intel MPI) has none: its PMI_ID is the rank, and its other numbers are a
-machine's own."""
+"""Variables with the same value on all ranks of a job. Hydra (MPICH, Intel MPI) has none: its PMI_ID is the rank, and
+its other numbers differ from machine to machine."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Place:
 
 
 def adopt_launcher(environment: MutableMapping[str, str] = os.environ) -> Place | None:
-    """Find this process's place, and tell torch of it in the variables that torchrun uses; None if it is alone.
+    """Find this process's place, and set the variables from which torch reads it; None if it is alone.
 
     >>> step = {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "17",
     ...         "SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_STEP_NODELIST": "gpu[08-09]"}
@@ -86,11 +86,11 @@ def _translate(launcher: str, names: tuple[str, str, str, str], environment: Mut
         elif environment["LOCAL_WORLD_SIZE"] == environment["WORLD_SIZE"]:
             environment["MASTER_ADDR"] = "127.0.0.1"
     job = "-".join(environment.get(name, "") for name in (*_JOB_NUMBERS, "SLURM_STEP_ID"))
-    environment.setdefault("MASTER_PORT", str(20_000 + zlib.crc32(job.encode()) % 12_000))  # below the system's own
+    environment.setdefault("MASTER_PORT", str(20_000 + zlib.crc32(job.encode()) % 12_000))  # below ephemeral ports
 
 
 def _first_host(hosts: str) -> str:
-    """The first host of Slurm's list.
+    """Return the first host of Slurm's list.
 
     >>> _first_host("gpu[08-09,12]"), _first_host("a1,a2"), _first_host("rack[2,4]-n7")
     ('gpu08', 'a1', 'rack2-n7')
@@ -116,7 +116,7 @@ def copies_alone() -> int:
     except OSError:  # not Linux, or the parent is another user's
         return 1
     if not mine.endswith("".join(f"{word}\0" for word in sys.argv[1:]).encode()):
-        return 1  # somebody else's program, which calls this one
+        return 1  # another program, which calls this one
     return max(1, sum(_command_line(process) == mine for process in siblings))
 
 

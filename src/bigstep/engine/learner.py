@@ -21,19 +21,19 @@ Loss = Callable[[Any, Any], Tensor]
 
 
 class WorkerLoss(nn.Module):
-    """Model and loss as one module, so that DDP sees one forward whatever the rank has to do."""
+    """Model and loss as one module, so that DDP sees one forward, whatever the rank has to compute."""
 
     def __init__(self, model: nn.Module, loss: Loss):
         super().__init__()
         self.model, self.loss = model, loss
         self.unused: set[str] = set()
-        """Names of parameters that no forward uses, where ranks have looked for them."""
+        """Names of parameters that no forward uses, if several ranks have looked for them."""
 
     def forward(self, inputs: Any, target: Any, weight: float) -> Tensor:
         """Return the weighted mean loss; with `inputs` None, a zero that depends on every weight that is used.
 
-        The zero lets a rank without samples take part in the exchange: its gradient is 0, and nobody waits for it. A
-        forward without a target that counts gives it too: many losses are a mean over nothing there, which is NaN.
+        The zero lets a rank without samples take part in the exchange: its gradient is 0, and no rank waits for it. A
+        forward without any target that counts returns it too: many losses would be a mean over nothing, which is NaN.
         """
         if inputs is not None and weight:
             loss = self.loss(self.model(inputs), target)
@@ -43,7 +43,7 @@ class WorkerLoss(nn.Module):
             return loss * weight
         if inputs is not None:
             with torch.no_grad():
-                self.model(inputs)  # its norms see the samples nevertheless
+                self.model(inputs)  # so that its batch norms see the samples
         used = [p for name, p in self.named_parameters() if p.requires_grad and name not in self.unused]
         return torch.stack([parameter.sum() * 0 for parameter in used]).sum()
 
@@ -52,12 +52,12 @@ def _why_no_loss(loss: Any) -> str:
     """Say what a loss gave instead of one number that can be differentiated."""
     gave = f"a tensor of {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
     if isinstance(loss, Tensor) and loss.numel() == 1:
-        gave = "a number that no weight has a part in (was it detached?)"
+        gave = "a number that depends on no weight (was it detached?)"
     return f"The loss gave {gave}, but it must give its mean over the samples, a tensor of one number with a gradient."
 
 
 def keep_kernels(optimizer: torch.optim.Optimizer) -> None:
-    """Let an optimizer stay with the kernels that it was made for, whatever a saved state of another device says.
+    """Let an optimizer keep the kernels that it was made for, even when it loads a state from another device.
 
     >>> optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1, fused=True)
     >>> keep_kernels(optimizer)
@@ -69,7 +69,7 @@ def keep_kernels(optimizer: torch.optim.Optimizer) -> None:
     def mend(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any] | None:
         groups = saved["param_groups"]
         if len(groups) != len(optimizer.param_groups):
-            return None  # torch says so
+            return None  # torch itself raises the error
         names = ("foreach", "fused", "capturable")
         kept = [{name: group[name] for name in names if name in group} for group in optimizer.param_groups]
         return {**saved, "param_groups": [{**group, **own} for group, own in zip(groups, kept, strict=True)]}
@@ -94,7 +94,7 @@ class Learner:
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def clear(self) -> None:
-        """Drop all gradients, also those of parameters that an optimizer of a user's own does not hold."""
+        """Drop all gradients, even those of parameters that a user's own optimizer does not hold."""
         self.optimizer.zero_grad()
         for parameter in self.trained:
             parameter.grad = None

@@ -46,10 +46,10 @@ def train(
         run: What to train, and how.
         audience: Hears what happens.
         save: Writes a checkpoint of the run's state; called on every rank at the same step.
-        keep: Lets every rank keep what it holds itself, where the method says that it is worth it.
+        keep: Saves what this rank itself holds; called on every rank after a step whose outcome asks for it.
         max_steps: Where to stop, counted from the beginning of the run.
-        stop: A signal asks through it to save and leave.
-        heartbeat: Is told what this rank is doing, so that others can name it if it hangs.
+        stop: Passes on a signal's request to save and stop.
+        heartbeat: Publishes what this rank is doing, so that others can name it if it hangs.
     """
     state, sampler, method = run.state, run.sampler, run.method
     stop, heartbeat = stop or StopRequest(), heartbeat or Heartbeat(run.ranks)
@@ -81,7 +81,8 @@ def train(
                 heartbeat.at(state.position.step, "the sum of losses")
                 unsaved_s = meter.seconds - saved_at if run.ranks.first else 0.0  # rank 0's clock decides for all
                 votes = [*stop.votes(), float(0 < run.config.checkpoint.seconds < unsaved_s)]
-                # whoever goes on finds the rows of all steps before; whoever could leave one out is alone, and decides
+                # a resumed run must find the rows of every earlier step; only a rank that is alone may hold one back,
+                # so it decides for itself
                 whole = due.pausing or outcome.keep or any(votes)
                 flush = meter.flush(votes, whole=whole, final=due.last)
                 audience.flushed(flush)
@@ -89,7 +90,7 @@ def train(
                     audience.noted(note.text, **note.facts)
                 *signals, late = flush.votes
                 asked = stop.agree(signals)
-            if due.stops:  # whoever goes on finds all as it would be there, not what ends this training
+            if due.stops:  # before finish(): a resumed run must find the state of a run that was never stopped here
                 save_here()
             if due.last:
                 method.finish()
@@ -101,13 +102,13 @@ def train(
             if (due.save or late or asked) and not due.stops:
                 save_here()
                 saved_at = meter.seconds
-            if outcome.keep:  # behind the flush, for the same reason
+            if outcome.keep:  # after the flush, since these islands may be resumed from too
                 with meter.pause():
                     state.seconds = meter.seconds
                     keep()
             if asked and not due.last:
                 raise StoppedError(asked, state.position.step)
-    if evaluation is None and not agenda.has_ended(state.position):  # no step was asked for
+    if evaluation is None and not agenda.has_ended(state.position):  # max_steps had been reached before
         method.finish()
     state.seconds = meter.seconds
     return Ending(evaluation or run.evaluate(), meter.loss)

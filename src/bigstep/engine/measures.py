@@ -24,14 +24,14 @@ RESERVED = frozenset({
     "kind", "epoch", "step", "samples", "seconds", "loss", "steps", "batch", "workers", "ranks", "weights_sha256",
     "run", "model", "skipped_steps", "noise_scale", "plan", "accuracy_last5",
 })  # fmt: skip
-"""What rows of evaluations and results tell of every run, so that no metric of a user's can have these names."""
+"""Names that rows of evaluations and results use in every run, so that no metric of a user's can have them."""
 _NEAREST = 5
-"""Of top-5 accuracy."""
+"""The k of top-k accuracy."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a pass over the evaluation set showed; None where outputs are not scores of that kind."""
+    """The figures of a pass over the evaluation set; None for those that the outputs do not allow."""
 
     accuracy: float | None
     """Share of samples, or of tokens, whose highest score is right."""
@@ -45,32 +45,32 @@ class Evaluation:
 
     @property
     def perplexity(self) -> float | None:
-        """E to the loss, for text."""
+        """The exponential of the loss, for text."""
         return math.exp(min(self.loss, 700.0)) if self.bits_per_byte is not None else None
 
     def facts(self) -> dict[str, Any]:
-        """Return what a row of the records tells."""
+        """Return the entries of a row of the records."""
         more = {"top5": self.top5, "bits_per_byte": self.bits_per_byte, "perplexity": self.perplexity}
         known = {name: value for name, value in more.items() if value is not None}
         return {"accuracy": self.accuracy, "eval_loss": self.loss, **known, **self.more}
 
 
 def count_targets(target: Tensor) -> Tensor:
-    """Count the targets of a batch that count, where they are: its samples, or its tokens or pixels but for padding.
+    """Count a batch's targets, on their device: its samples, or its tokens or pixels except for padding.
 
     >>> some = torch.tensor([3, 1]), torch.tensor([[3, 1, -100]]), torch.ones(4, 2)
     >>> [int(count_targets(target)) for target in some]
     [2, 2, 4]
     """
     if target.is_floating_point():
-        return torch.full((), len(target), device=target.device)  # written there: a copy would wait for the device
+        return torch.full((), len(target), device=target.device)  # filled there: a copy would wait for the device
     return is_counted(target).sum()
 
 
 def class_dimension(output: Any, target: Tensor, tokens: bool) -> int | None:
-    """Return the dimension of scores in which classes lie; None where these are no scores of such targets.
+    """Return the class dimension of an output; None if it does not hold scores for such targets.
 
-    It is the last for tokens and the second for all else, as the losses have it, unless only the other one fits.
+    It is the last for tokens and the second otherwise, as in the losses, unless only the other one fits.
 
     >>> pixels = torch.zeros(2, 8, 8, dtype=torch.int64)
     >>> [class_dimension(torch.zeros(shape), pixels, tokens=False) for shape in ((2, 8, 8, 8), (2, 8, 8, 5), (2, 5))]
@@ -83,10 +83,10 @@ def class_dimension(output: Any, target: Tensor, tokens: bool) -> int | None:
 
 
 def on_grid(loss: Tensor, digits: int = 44) -> Tensor:
-    """Round a loss to multiples of 2^-digits, in float64, where sums of such are exact and hence have no order.
+    """Round a loss to multiples of 2^-digits, in float64, so that sums are exact and do not depend on their order.
 
     That holds up to 2^(53 - digits): 512 for the mean loss of a step, 8 million (30 digits) for the sum over a set.
-    Beyond, the last digit of what is told may depend on the ranks; weights never do.
+    Beyond that the last digit of a reported loss may depend on the ranks; weights never do.
 
     >>> losses = [torch.tensor(value) for value in (0.1, 0.2, 0.3)]
     >>> a, b, c = map(on_grid, losses)
@@ -103,16 +103,16 @@ class Totals:
         """`metrics` are a user's own, by name; `tokens` says that samples are sequences of them."""
         self._metrics, self._tokens = dict(metrics or {}), tokens
         self.sums = torch.zeros(8 + len(self._metrics), dtype=torch.float64, device=device)
-        """Samples, targets, loss; answers scored and right, the same among the nearest; bytes of text; own metrics.
+        """Samples, targets, loss; targets scored and right, the same for top 5; bytes of text; own metrics.
         Summed over ranks in place."""
 
     def add(self, output: Any, target: Tensor, loss: Tensor) -> None:
-        """Take in a batch: scores (or whatever a model gives), what was right, and the mean loss over what counts."""
+        """Add a batch: output (scores, or other values), target, and the mean loss over the targets that count."""
         sums = self.sums
         counted = count_targets(target)
 
         def weighed(mean: Tensor | float, what: str) -> Tensor:
-            """Over nothing a mean is no number, and counts for nothing; nobody waits for the device to tell."""
+            """Return a mean times its targets: 0, not NaN, if there are none. The host does not wait for the device."""
             value = torch.as_tensor(mean, device=sums.device)
             require(
                 value.numel() == 1,
@@ -135,12 +135,12 @@ class Totals:
             sums[6] += (output.topk(_NEAREST, dim=1).indices == target[:, None]).sum()
 
     def add_bytes(self, counts: Tensor | None) -> None:
-        """Take in how many bytes of text the targets of some samples stand for; None where they are no text."""
+        """Add the bytes of text that the targets of some samples stand for; None if they are not text."""
         if counts is not None:
             self.sums[7] += float(counts.sum())
 
     def evaluation(self) -> Evaluation:
-        """Divide."""
+        """Divide the sums by their counts."""
         samples, targets, loss, scored, right, scored_near, near, text_bytes, *own = self.sums.tolist()
         loss /= max(targets, 1.0)
         return Evaluation(

@@ -1,9 +1,9 @@
-"""What islands keep of a meeting, each on its own machine, and how a run goes on from it when a rank was lost.
+"""What islands save of a meeting, each on its own machine, and how a run continues from it when a rank was lost.
 
-A checkpoint is put together on rank 0 from all islands, which slow links make dear. A meeting needs none of that:
-behind it every rank holds what was agreed on, so each keeps its own islands in a file of its own. A run that has lost
-a rank goes on from the newest meeting that all islands have kept. If the files of an island are gone with its machine,
-it comes back with the agreed weights and an empty optimizer state; an exact run goes back to where all are there.
+A checkpoint is gathered on rank 0 from all islands, which is expensive over slow links. A meeting needs none of that:
+after it every rank holds the agreed weights, so each saves its own islands in a file of its own. A run that has lost a
+rank continues from the newest meeting that all islands have saved. If the files of an island are gone with its machine,
+it restarts from the agreed weights and an empty optimizer state; an exact run goes back to where all islands are saved.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from bigstep.errors import DataError
 __all__ = ["MeetingKeeper", "find_meeting", "forget_meetings", "meetings_kept"]
 
 _KEEP = 3
-"""Meetings that stay on disk: a rank begins to write one when the others are at most two behind."""
+"""Meetings that stay on disk: when a rank begins to write one, the others are at most two behind."""
 
 
 class Kept(NamedTuple):
-    """A file: the islands of one rank behind the meeting of a step."""
+    """A file: the islands of one rank after the meeting of a step."""
 
     step: int
     islands: range
@@ -38,34 +38,34 @@ class Kept(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Where a run can go on."""
+    """A state from which a run can continue."""
 
     state: dict[str, Any]
-    """As a checkpoint would have it, with the islands of this rank at least."""
+    """In the form of a checkpoint's, with at least the islands of this rank."""
     lost: list[int]
     """Islands whose files are gone."""
 
 
 class MeetingKeeper:
-    """Keeps the islands of this rank; every rank has one.
+    """Saves the islands of this rank; every rank has one.
 
     Args:
-        folder: Of the run; the same path on every machine.
-        state: Of the run.
+        folder: That of the run; the same path on every machine.
+        state: That of the run.
         method: Its islands.
         problem: Called with a sentence about a file that could not be written.
     """
 
     def __init__(self, folder: Path, state: State, method: Islands, problem: Callable[[str], None]):
         self.folder = _folder(folder) / f"{method.hosted[0]}-{method.hosted[-1] + 1}"
-        """Where the islands of this rank are kept."""
+        """Where the islands of this rank are saved."""
         self._state, self._method = state, method
         self._instead: dict[str, Carried] = {"model": OwnBuffers(method), "islands": OwnShare(method)}
-        # not synced: a process that is killed leaves it whole, and a machine that is lost takes it along anyway
+        # not synced: a file survives the death of its process, and is lost with its machine anyway
         self._writer = BackgroundWriter(self.folder, _KEEP, problem, sync=False)
 
     def __call__(self) -> None:
-        """Keep what this rank holds; all ranks of an island take part, the first of them writes."""
+        """Save what this rank holds; all ranks of an island take part, and the first of them writes."""
         share = self.capture()
         if self._method.first_of_island:
             self._writer.submit(self._state.position.step, share)
@@ -80,29 +80,29 @@ class MeetingKeeper:
 
 
 def forget_meetings(folder: Path, *, behind: int = -1) -> None:
-    """Remove what was kept on this machine of meetings behind a step; several ranks may do so at once.
+    """Remove what was saved on this machine of meetings after a step; several ranks may do so at once.
 
-    At the end of a run that is all of it; a run that goes on from a step has yet to come to those behind it.
+    At the end of a run that is all of it; a run that resumes at a step has not come to the later meetings yet.
     """
     for kept in meetings_kept(folder, behind):
         Path(kept.path).unlink(missing_ok=True)
-    apart = [place / "apart" for place in _listed(_folder(folder))]  # of an earlier loss: see engine/survivors.py
+    apart = [place / "apart" for place in _listed(_folder(folder))]  # saved at an earlier loss: engine/survivors.py
     for path in (file for place in apart for file in _listed(place)):
         path.unlink(missing_ok=True)
     for place in (*apart, *_listed(_folder(folder)), _folder(folder)):
-        with contextlib.suppress(OSError):  # somebody else's files are in it, or another rank was quicker
+        with contextlib.suppress(OSError):  # other files are in it, or another rank was quicker
             place.rmdir()
 
 
 def find_meeting(folder: Path, ranks: Ranks, islands: int, *, behind: int, whole: bool) -> Found | None:
-    """Return the newest meeting that a run can go on from, or None; every rank must call this.
+    """Return the newest meeting that a run can continue from, or None; every rank must call this.
 
     Args:
-        folder: Of the run.
-        ranks: Those that go on; each looks on its own machine.
-        islands: Of the run.
+        folder: That of the run.
+        ranks: Those that continue; each looks on its own machine.
+        islands: The number of islands of the run.
         behind: The step of the newest checkpoint; only later meetings count.
-        whole: Take none that an island has not kept.
+        whole: Accept only a meeting that all islands have saved.
     """
     torn: set[str] = set()
     while True:
@@ -118,7 +118,7 @@ def find_meeting(folder: Path, ranks: Ranks, islands: int, *, behind: int, whole
 
 
 def _choose_step(kept: Iterable[Kept], islands: int, *, whole: bool) -> int | None:
-    """Return the newest step that all islands have kept, else the newest of those that most have.
+    """Return the newest step that all islands have saved, else the newest of those that the most islands have saved.
 
     >>> kept = [Kept(10, range(0, 2), "a"), Kept(20, range(0, 2), "b"), Kept(10, range(2, 4), "c")]
     >>> _choose_step(kept, 4, whole=False)
@@ -134,7 +134,7 @@ def _choose_step(kept: Iterable[Kept], islands: int, *, whole: bool) -> int | No
 
 
 def _files_to_read(here: Sequence[Sequence[Kept]], rank: int, islands: int) -> list[Kept]:
-    """Return what a rank reads: its own islands, those that no other rank can see, and one file for what was agreed."""
+    """Return what a rank reads: its own islands, those of ranks that cannot see them, or any for the agreed weights."""
     wanted = set(islands_of_rank(islands, rank, len(here)))
     for other, files in enumerate(here):
         sees = {number for kept in files for number in kept.islands}
@@ -162,7 +162,7 @@ def _load(files: Sequence[Kept]) -> tuple[list[dict[str, Any]], set[str]]:
 def _put_together(
     here: Sequence[Sequence[Kept]], loaded: Sequence[Mapping[str, Any]], ranks: Ranks, islands: int
 ) -> Found:
-    """Exchange what ranks cannot see themselves; an island that nobody has takes the statistics of another."""
+    """Exchange what ranks cannot see themselves; an island that no rank has takes the statistics of another."""
     all_seen = {number for files in here for kept in files for number in kept.islands}
     lost = sorted(set(range(islands)) - all_seen)
     own = {number: state for share in loaded for number, state in share["islands"]["islands"].items()}
@@ -200,7 +200,7 @@ def _listed(folder: Path) -> list[Path]:
 
 
 def meetings_kept(folder: Path, behind: int = -1) -> list[Kept]:
-    """List the files of this machine whose meetings lie behind a step."""
+    """List the files of this machine whose meetings were after a step."""
     found = []
     for path in (file for place in _listed(_folder(folder)) for file in _listed(place)):
         islands = re.fullmatch(r"(\d+)-(\d+)", path.parent.name)

@@ -1,10 +1,10 @@
-"""What each step cost and gave, collected without slowing the step down.
+"""What each step gave and cost, collected without slowing the step down.
 
 Losses stay on the device until a flush, which sums them over ranks in one small message together with each rank's
 times. The number of steps between flushes follows from those sums, so that all ranks flush at the same step.
 
-A GPU that is alone has work during a flush: the newest step, which is left for the next one. Else it would be idle from
-the end of that step until the host has told of it and launched another.
+On a single GPU a flush leaves the newest step for the next flush, so that the GPU has work meanwhile. Otherwise it
+would be idle from the end of that step until the host has reported it and launched another.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ class StepCost:
 
 @dataclass(frozen=True)
 class Flush:
-    """What some steps gave, summed over ranks: the same on all ranks but for the rows' own times."""
+    """The results of some steps, summed over ranks: the same on all ranks except for the times in the rows."""
 
     rows: list[dict[str, Any]]
     noise: dict[int, list[float]]
-    """For the row at an index, the two gradients of its step: |g_b|^2, b, |g_B|^2, B."""
+    """By index of a row, squared norms and batch sizes of the two gradients of its step: |g_b|^2, b, |g_B|^2, B."""
     compute_by_rank: list[float]
     data_by_rank: list[float]
     votes: list[float]
     elapsed_s: float
-    """On this rank, from the end of the last step before them to that of the last of them, without pauses."""
+    """On this rank, from the end of the step before them to the end of the last of them, without pauses."""
     step: Step
     """The last of these steps."""
     final: bool
@@ -67,11 +67,11 @@ class Flush:
 def measured_on_device(
     costs: list[StepCost], elapsed_s: float, waits: list[float], batches: list[int]
 ) -> list[StepCost]:
-    """Return the costs of some steps with the waits for data that the device measured, batch by batch.
+    """Return the costs of some steps, with the waits for data as the device measured them, batch by batch.
 
     Args:
         costs: As the host measured them.
-        elapsed_s: What the steps took until the device was done.
+        elapsed_s: Seconds that the steps took until the device had finished them.
         waits: Seconds for which the device waited for each batch.
         batches: How many batches had been handed out when each step was done.
 
@@ -81,12 +81,12 @@ def measured_on_device(
     """
     begins = [0, *batches[:-1]]
     waited = [sum(waits[begin:end]) for begin, end in zip(begins, batches, strict=True)]
-    rest_s = max(0.0, elapsed_s - sum(waited)) / len(costs)  # what one has waited for is not what others have computed
+    rest_s = max(0.0, elapsed_s - sum(waited)) / len(costs)  # a wait counts in its own step only
     return [StepCost(data_s + rest_s, data_s, cost.exchange_s) for cost, data_s in zip(costs, waited, strict=True)]
 
 
 class _Pause(NamedTuple):
-    """Something between two steps that is none."""
+    """Something other than a step, done between two steps."""
 
     seconds: float
     before: Mark
@@ -94,12 +94,12 @@ class _Pause(NamedTuple):
     end: Mark
 
     def idle_s(self) -> float:
-        """Count what the device had nothing to do in: it may have come to the end of that step only meanwhile."""
+        """Return the seconds in which the device was idle: it may have ended the step before during the pause."""
         return min(self.seconds, self.end.seconds_since(self.before))
 
 
 class _Taken(NamedTuple):
-    """A step that is not told yet."""
+    """A step that is not reported yet."""
 
     step: Step
     row: dict[str, Any]
@@ -107,11 +107,11 @@ class _Taken(NamedTuple):
     cost: StepCost
     noise: Tensor | None
     batches: int
-    """Handed out since the beginning, when it was done."""
+    """Batches handed out since the beginning, counted when the host was done with the step."""
     pauses: list[_Pause]
     """Between the step before and this one."""
     end: Mark
-    """When the device has done it."""
+    """When the device has finished it."""
 
 
 class Meter:
@@ -121,26 +121,26 @@ class Meter:
         """Args:
         ranks: Those of the run.
         seconds_before: What the run took before it was resumed.
-        tokens: Of a sample; 0 where samples are no sequences.
-        waits: What a GPU measures of its waits for batches; None where nothing does.
+        tokens: Per sample; 0 if samples are not sequences.
+        waits: A GPU's waits for batches; None if they are not measured.
         """
         self._tokens, self._waits = tokens, waits
         self._batches = 0
-        """Those that were handed out before the steps at hand."""
+        """Batches handed out up to the last step reported."""
         if waits is not None:
             waits.forget()
         self._ranks = ranks
         self._cuda = ranks.device.type == "cuda"
         self._beside: torch.cuda.Stream | None = None
-        """For what is read while the device works on; ranks that wait for each other's steps gain nothing by it."""
+        """A stream to read results in while the GPU works on; ranks that wait for each other gain nothing by it."""
         if self._cuda and ranks.size == 1:
             self._beside = torch.cuda.Stream(ranks.device, priority=-1)  # type: ignore[no-untyped-call]  # untyped in torch
         self._taken: list[_Taken] = []
         self._clock = Clock(ranks.device)
         self._told = self._last = self._clock.mark()
-        """The ends of the last step that was told, and of the last that was taken."""
+        """The ends of the last step that was reported, and of the last that was taken."""
         self._pauses: list[_Pause] = []
-        """Since then."""
+        """Since the last step that was taken."""
         self._begun = self._started = time.perf_counter()
         self._seconds_before = seconds_before
         self._interval = 1
@@ -154,15 +154,15 @@ class Meter:
 
     @property
     def due(self) -> bool:
-        """Whether enough steps have gathered; the same on all ranks."""
+        """Whether enough steps have been collected for a flush; the same on all ranks."""
         return len(self._taken) >= self._interval
 
     def begin(self) -> None:
-        """Take note that a step begins."""
+        """Start the clock of a step."""
         self._begun = time.perf_counter()
 
     def add(self, step: Step, outcome: Outcome, /, **row: Any) -> None:
-        """Note the step that was begun; `row` is what else belongs in the record."""
+        """Add the step that was begun; `row` is what else belongs in its record."""
         cost = StepCost(time.perf_counter() - self._begun, outcome.data_s, outcome.exchange_s)
         batches = 0 if self._waits is None else self._batches + len(self._waits)
         row = {"kind": "train", **row, "bytes_sent": outcome.bytes_sent}
@@ -171,7 +171,7 @@ class Meter:
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """Leave out time between two steps that none used, such as an evaluation; a busy GPU has not paused."""
+        """Exclude the time of what is done between two steps, such as an evaluation, unless a GPU is still busy."""
         paused = time.perf_counter()
         yield
         if self._last.has_passed():
@@ -182,20 +182,20 @@ class Meter:
 
         Args:
             votes: Numbers to sum over ranks in the same message, for decisions that all ranks must take alike.
-            whole: Tell of the newest step too, though a GPU be idle meanwhile.
+            whole: Report the newest step too, even though a GPU is idle meanwhile.
             final: Whether the run ends with it.
         """
         count = len(self._taken)
         if self._beside is not None and not whole and count > 1:
             count -= 1
         taken, self._taken = self._taken[:count], self._taken[count:]
-        # waits for the steps alone: batches or a mean of islands may go on in other streams
+        # waits for these steps only: copies of batches or a mean of islands may continue in other streams
         passed_s = taken[-1].end.seconds_since(self._told)
         elapsed_s = max(passed_s - sum(pause.idle_s() for each in taken for pause in each.pauses), 1e-9)
         self._told, seconds = taken[-1].end, self.seconds
         costs, size = self._costs(taken, elapsed_s), self._ranks.size
         small = torch.zeros(2 * size + 1 + len(votes), dtype=torch.float64)
-        small[self._ranks.rank] = sum(each.cost.compute_s for each in taken)  # the host's: no waiting for other ranks
+        small[self._ranks.rank] = sum(each.cost.compute_s for each in taken)  # by the host: no waits for other ranks
         small[size + self._ranks.rank] = sum(cost.data_s for cost in costs)
         small[2 * size :] = torch.tensor([elapsed_s, *votes], dtype=torch.float64)
         noises = {index: each.noise for index, each in enumerate(taken) if each.noise is not None}
@@ -214,7 +214,7 @@ class Meter:
         return Flush(rows, noise, compute_by_rank, data_by_rank, agreed, elapsed_s, taken[-1].step, final)
 
     def _costs(self, taken: list[_Taken], elapsed_s: float) -> list[StepCost]:
-        """Return what steps cost, on a GPU by its own clock; for what is in its memory already it does not wait."""
+        """Return the costs of steps, on a GPU by its own clock; for data already in its memory it does not wait."""
         costs = [each.cost for each in taken]
         if not self._cuda:
             return costs
@@ -232,7 +232,7 @@ class Meter:
         elapsed_s: float,
         seconds: float,
     ) -> None:
-        """Put into the rows what is known now."""
+        """Add to the rows what only the flush has found."""
         per_s = sum(row["batch"] for row in rows) / elapsed_s
         slowest = max(range(self._ranks.size), key=compute_by_rank.__getitem__)
         for row, loss, cost in zip(rows, losses, costs, strict=True):

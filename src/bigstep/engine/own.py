@@ -1,4 +1,4 @@
-"""A user's own pieces of a run, and what the engine cannot train of them."""
+"""A user's own pieces of a run, and checks that the engine can train them."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ __all__ = ["Own", "named_loss", "require_trainable", "require_usable"]
 
 @dataclass(frozen=True)
 class Own:
-    """A user's own pieces, in place of those that the configuration names; None where there is none."""
+    """A user's own pieces, in place of those that the configuration names; None for those that there are not."""
 
     model: nn.Module | None = None
     data: Any = None
-    """(training set, evaluation set), or what else stands for both."""
+    """(training set, evaluation set), or what else `as_pair` makes both from."""
     loss: Loss | None = None
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None
-    """Makes an optimizer of the model's parameters; its rate is set at every step."""
+    """Makes an optimizer from the model's parameters; its learning rate is set at every step."""
     metrics: Mapping[str, Metric] = field(default_factory=dict)
-    """What else an evaluation tells: (output, target) -> a mean over what counts, by name."""
+    """Further figures of an evaluation, by name: (output, target) -> a mean over what counts."""
     change: Callable[[nn.Module], nn.Module] | None = None
     """Changes the model before anything is built around it."""
 
 
 def named_loss(name: str) -> Loss:
-    """A user's own, from where it is: a function, or a module's class."""
+    """Return a user's own loss by its `package.module:name`: a function, or the class of a module."""
     found = load_own(name, "loss.name")
     loss: Loss = found() if isinstance(found, type) else found
     return loss
 
 
 def require_trainable(model: nn.Module, loss: Loss | None) -> None:
-    """Refuse what would silently stay as it is, or whose gradients cannot be exchanged.
+    """Refuse what would silently stay untrained, or whose gradients cannot be exchanged.
 
     >>> require_trainable(nn.Sequential(nn.Embedding(9, 2, sparse=True)), None)
     Traceback (most recent call last):
@@ -69,23 +69,23 @@ sparse=False.
     left = [each for each in loss.parameters() if each.requires_grad] if isinstance(loss, nn.Module) else []
     require(
         set(left).issubset(of_model),
-        f"The loss {type(loss).__name__} has parameters that are not of the model and would stay as they are: let the "
-        "model hold what is to be trained (a layer of it), or call loss.requires_grad_(False).",
+        f"The loss {type(loss).__name__} has parameters outside the model, which would stay untrained: make them part "
+        "of the model (a layer of it), or call loss.requires_grad_(False).",
     )
 
 
 def require_usable(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-    """Refuse a user's own optimizer that would train nothing of the model, or wants to run it by itself."""
+    """Refuse a user's own optimizer that would train nothing of the model, or needs to run the model itself."""
     name = type(optimizer).__name__
     held = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     require(
         not held.isdisjoint(model.parameters()),
-        f"The {name} that fit was given holds no parameter of the model, which it would leave as it is: make it of the "
+        f"The {name} that fit was given holds no parameter of the model and would leave it untrained: make it from the "
         "parameters of the model that fit is given.",
     )
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     require(
         closure is None or closure.default is not inspect.Parameter.empty,
-        f"{name} asks for the loss several times in a step (a closure), but workers give one gradient a step: use an "
-        "optimizer whose step() needs none.",
+        f"{name} asks for the loss several times in a step (a closure), but workers give one gradient per step: use an "
+        "optimizer whose step() needs no closure.",
     )

@@ -26,7 +26,7 @@ class Precision:
 
     @property
     def weights(self) -> torch.dtype:
-        """The type of weights, and of inputs that are not counted in whole numbers."""
+        """The type of weights, and of inputs that are not integers."""
         return cast(torch.dtype, getattr(torch, find_precision(self.name).weights))
 
     @property
@@ -36,7 +36,7 @@ class Precision:
 
     @property
     def scales_loss(self) -> bool:
-        """Whether gradients would vanish in the type that computes, so that the loss is scaled."""
+        """Whether gradients would underflow in the type that computes, so that the loss is scaled."""
         return find_precision(self.name).loss_scale > 0
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:

@@ -43,12 +43,12 @@ STORE_VARIABLE = "BIGSTEP_STORE"
 """Set by `bigstep train --procs N`: a file through which the ranks of one machine find each other."""
 
 DeviceChoice = Literal["auto", "cpu", "cuda", "shared"]
-"""auto is cuda where torch sees a GPU; shared lets several ranks use one GPU, with Gloo and by way of the host."""
+"""auto is cuda if torch sees a GPU; shared lets several ranks use one GPU and exchange through the host, with Gloo."""
 
-_ONE_EACH = "start one rank a GPU (a rank hosts any number of workers), or use --device shared or cpu."
+_ONE_EACH = "start one rank per GPU (a rank hosts any number of workers), or use --device shared or cpu."
 
 _joins = itertools.count()
-"""How often this process has joined ranks: all of them as often."""
+"""How often this process has joined ranks; the number is the same in all of them."""
 
 
 class AgreedError(RunError):
@@ -134,11 +134,11 @@ class Ranks:
 def on_host(value: Any, *, copy: bool = False) -> Any:
     """Return a value whose tensors, in nested dicts, lists and tuples too, are in the memory of the host.
 
-    A tensor that another process gets from a GPU is put on the GPU of that number: another rank's there, or none.
+    A GPU tensor sent to another process lands on the GPU of the same number, which there may be another rank's or none.
 
     Args:
         value: Anything.
-        copy: Copy tensors that are there already, so that they are shared with nobody.
+        copy: Copy tensors that are there already, so that they share no memory.
     """
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=copy)
@@ -161,17 +161,17 @@ def _device(choice: DeviceChoice, local_rank: int, local_size: int) -> torch.dev
     seen = torch.cuda.device_count()
     if local_size > seen > 1:
         raise ConfigError(f"{local_size} ranks were asked for on this machine, but it has {seen} GPUs; {_ONE_EACH}")
-    return torch.device("cuda", local_rank if seen > 1 else 0)  # one: perhaps a launcher shows each rank its own
+    return torch.device("cuda", local_rank if seen > 1 else 0)  # a launcher may let each rank see only its own GPU
 
 
 def _require_own_gpus(store: Store, rank: int, size: int, gpu: str) -> None:
     """Refuse ranks that share a GPU, which NCCL does not allow; every rank must call this.
 
     Args:
-        store: By which the ranks find each other, before any of them can send.
+        store: Through which the ranks find each other, before they can communicate.
         rank: This one.
         size: How many there are.
-        gpu: Names the GPU of this one, on whatever machine.
+        gpu: Identifies this rank's GPU among those of all machines.
     """
     store.set(f"gpu/{rank}", gpu)
     if store.add(f"ranks on {gpu}", 1) > 1:
@@ -200,7 +200,7 @@ def _require_carried(device: torch.device) -> None:
 def cores_of_rank(ranks: Ranks) -> int:
     """Return how many cores this rank has for itself; every rank must call this at the same point.
 
-    Launchers bind each rank to cores of its own (srun, mpirun), or let all of a machine use the same ones.
+    Launchers bind each rank to its own cores (srun, mpirun), or let all ranks of a machine use the same ones.
     """
     allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     mine = socket.gethostname(), allowed
@@ -220,14 +220,14 @@ def joined_ranks(device: DeviceChoice = "auto", timeout_s: float = 600) -> Itera
     """Join the ranks that torchrun or `bigstep train --procs` started; alone, be the only rank."""
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    ask_for_queues()  # where it is not the command that runs, but somebody's program
+    ask_for_queues()  # in a user's program; the command has done so already
     chosen = _device(device, int(os.environ.get("LOCAL_RANK", "0")), local_size)
     if chosen.type == "cuda" and dist.is_initialized() and "LOCAL_RANK" not in os.environ:
-        # torch.multiprocessing.spawn tells nobody a local rank, so that its programs choose their GPUs themselves
+        # torch.multiprocessing.spawn sets no local rank, so programs that use it choose their GPUs themselves
         chosen = torch.device("cuda", torch.cuda.current_device())
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
-    if dist.is_initialized():  # somebody else's program: use its group and leave it alive
+    if dist.is_initialized():  # by a user's program: use its group and leave it alive
         _require_carried(chosen)
         yield _with_threads(Ranks(dist.get_rank(), dist.get_world_size(), chosen))
         return
@@ -239,7 +239,7 @@ def joined_ranks(device: DeviceChoice = "auto", timeout_s: float = 600) -> Itera
         os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
     timeout, own_gpu = datetime.timedelta(seconds=timeout_s), chosen.type == "cuda" and device != "shared"
     meeting = rendezvous(f"file://{file}" if file else "env://", rank, size, timeout=timeout)
-    # torchrun's own store outlives a group: what an earlier one left there must not be taken for this one's
+    # torchrun's own store outlives a group: keys that an earlier group left there must not be taken for this one's
     store = PrefixStore(f"bigstep/{next(_joins)}", next(meeting)[0])
     store.set_timeout(timeout)
     if own_gpu:

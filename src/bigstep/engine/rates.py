@@ -1,4 +1,4 @@
-"""What changes from step to step by schedule: the batch, the learning rate, and whatever else an optimizer asks for."""
+"""What changes from step to step by schedule: the batch, the learning rate, and other settings of an optimizer."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ __all__ = ["Rates", "batch_plan", "learning_rate"]
 class Rates:
     """Sets what an optimizer reads anew in every step, as a function of the samples seen.
 
-    An incomplete batch counts as much as its samples. Where a step grows with the gradient, the gradient is weighed
-    (`Pass.counts`); LARS, AdaGrad, Adam and Muon take the length of a gradient out of it, so their rate is.
+    An incomplete batch counts in proportion to its samples. If an update is proportional to the gradient, the gradient
+    is scaled (`Pass.counts`); LARS, AdaGrad, Adam and Muon normalize the gradient, so their learning rate is scaled.
     """
 
     config: RunConfig
@@ -45,7 +45,7 @@ class Rates:
 
 
 def _changing(rule: OptimizerConfig, epoch: float, lr: float) -> dict[str, float]:
-    """Return what else the rule reads anew in every step; all ranks compute the same."""
+    """Return the other settings that the rule reads anew in every step; all ranks compute the same."""
     if not rule.entry.changing:
         return {}
     try:
@@ -85,9 +85,10 @@ def learning_rate(
 
 
 def _warmed_longer(schedule: Sequence[Piece], factor: float) -> Sequence[Piece]:
-    """The schedule with a first warm-up of `factor` times its epochs, at most half of all; what it covers is left out.
+    """Return the schedule with its first warm-up `factor` times as long, but at most half of all epochs.
 
-    A warm-up has to last for some steps, and larger batches have fewer in an epoch.
+    Pieces that it then covers are left out. A warm-up must last for some steps, of which larger batches have fewer in
+    an epoch.
     """
     if factor <= 1 or not schedule or schedule[0].shape != "warmup":
         return schedule

@@ -1,4 +1,4 @@
-"""What a resumed run begins from: the newest checkpoint, a meeting that islands kept since, or what survivors hold."""
+"""What a resumed run starts from: the newest checkpoint, a later meeting of islands, or what surviving ranks saved."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ __all__ = ["restore", "saved_state"]
 def saved_state(
     folder: Path, config: RunConfig, ranks: Ranks, *, survivors: bool
 ) -> tuple[dict[str, Any] | None, list[str]]:
-    """Load rank 0's newest whole checkpoint, or a meeting that islands have kept since, for every rank.
+    """Load rank 0's newest whole checkpoint, or a meeting that islands have saved since, for every rank.
 
     Args:
-        folder: Of the run.
+        folder: That of the run.
         config: What it is resumed with; a change that makes it another run is refused.
         ranks: All ranks; each must call this.
-        survivors: A rank was lost on this machine; the others may have kept their islands where they stood.
+        survivors: A rank was lost on this machine; the others may have saved their islands as they stood.
 
     Returns:
         The state, if there is one, and remarks about where it comes from.
@@ -54,7 +54,7 @@ def saved_state(
 
 
 def restore(run: Run, saved: dict[str, Any], checkpoints: Path) -> None:
-    """Go on from a saved state, or say that it is of another run, however that shows."""
+    """Continue from a saved state, or raise an error that says that it does not fit this run."""
     try:
         run.state.restore(saved, run.sampler.size)
     except DataError:
@@ -68,22 +68,22 @@ def restore(run: Run, saved: dict[str, Any], checkpoints: Path) -> None:
 
 
 def _why_another_run(state: dict[str, Any] | None, config: RunConfig) -> str | None:
-    """Return the end of a sentence on what was changed since, if that may not be."""
+    """Return the rest of a sentence that says which change makes this another run; None if none does."""
     if state is None:
         return None
     was = state.get("config")
-    return find_change(was, config) if isinstance(was, dict) else "has a checkpoint that is none of a run"
+    return find_change(was, config) if isinstance(was, dict) else "has a checkpoint that is not that of a run"
 
 
 def _step_of(state: dict[str, Any] | None) -> int:
-    """Return where a saved state stands; one that is none of a run is found out when it is restored."""
+    """Return the step of a saved state; one that is not that of a run is refused when it is restored."""
     position = {} if state is None else state.get("position")
     step = position.get("step") if isinstance(position, dict) else 0
     return step if isinstance(step, int) else 0
 
 
 def _lost_islands(lost: list[int]) -> list[str]:
-    """Name islands that begin from the agreed weights."""
+    """Return a remark that names the islands that restart from the agreed weights."""
     if not lost:
         return []
     names = f"Island {lost[0]} has" if len(lost) == 1 else f"Islands {', '.join(map(str, lost))} have"

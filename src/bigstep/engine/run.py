@@ -59,9 +59,9 @@ class Order:
     profile: int = 0
     """Steps to profile."""
     said: tuple[str, ...] = ()
-    """What whoever started this has to say, for the records."""
+    """Remarks of the caller, for the records."""
     survivors: bool = False
-    """A rank was lost on this machine; the others may have kept their islands where they stood."""
+    """A rank was lost on this machine; the others may have saved their islands as they stood."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +90,7 @@ def run(order: Order, ranks: Ranks, observers: Iterable[Observer] = (), own: Own
     Args:
         order: What to run.
         ranks: This process among its peers.
-        observers: Who else hears of the run; those of rank 0 count.
+        observers: Further observers of the run; only those of rank 0 are used.
         own: A user's model, data and loss.
     """
     with contextlib.ExitStack() as stack:
@@ -112,7 +112,7 @@ def run(order: Order, ranks: Ranks, observers: Iterable[Observer] = (), own: Own
                 raise RunError(f"{str(error).rstrip('.')}; {missing}.") from error
             raise
         except Exception as error:
-            # the traceback is for whoever wrote the model; the sentence is for whoever runs it
+            # the traceback is for the author of the model, the sentence for its user
             _leave_details(order.folder, ranks, traceback.format_exc())
             sentence = f"Rank {ranks.rank} failed at step {heartbeat.step} in {heartbeat.doing}"
             missing = heartbeat.missing()
@@ -126,7 +126,7 @@ def _reason(error: Exception) -> str:
     'ValueError: it is odd'
     """
     lines = str(error).strip().splitlines() or [""]
-    if lines[0].startswith("Caught ") and "DataLoader worker" in lines[0]:  # what was raised there stands behind it
+    if lines[0].startswith("Caught ") and "DataLoader worker" in lines[0]:  # the loader's own error comes further down
         traced = max((place for place, line in enumerate(lines) if "Traceback (most recent" in line), default=0)
         raised = [line for line in lines[traced + 1 :] if line.strip() and not line.startswith(" ")]
         return (raised or lines)[0]
@@ -134,13 +134,13 @@ def _reason(error: Exception) -> str:
 
 
 def _noise_watch(config: RunConfig) -> NoiseWatch:
-    """Let the advice on batches say under which rules it is a guide only."""
+    """Return the watch of the noise scale, whose advice on batches names an optimizer for which it is only a guide."""
     proportional = config.optimizer.batch_rule == "linear"
     return NoiseWatch(config.epochs, "" if proportional else config.optimizer.name)
 
 
 def _keep_folder(order: Order, ranks: Ranks, stack: contextlib.ExitStack) -> None:
-    """Lock the folder on rank 0; all ranks leave with its sentence if another run has it."""
+    """Lock the folder on rank 0; if another run has it, all ranks raise the same error."""
     refusal: str | None = None
     if ranks.first:
         try:
@@ -188,7 +188,7 @@ def _carry_out(
         if survivor is not None:
             audience = Audience([*audience.observers, survivor])
         try:
-            watching.noted(_announcement(order, ranks, built.describe(own)))  # the records know it
+            watching.noted(_announcement(order, ranks, built.describe(own)))  # the records hold these facts already
             moved = say_moved(writer.sessions) if writer is not None and order.config.exact else None
             said = [*order.said, *remarks, *([moved] if moved else [])]
             _announce(built, audience, said, resumed=order.resume)
@@ -213,15 +213,15 @@ def _carry_out(
         except AgreedError:
             raise
         except Exception:
-            if survivor is not None:  # a rank may be lost, and then these islands are not
+            if survivor is not None:  # a rank may be lost: save the islands of this one
                 survivor.keep()
             raise
         finally:
             audience.close()
-            checkpoints.wait()  # notes a checkpoint that failed, which a full disk refuses too
+            checkpoints.wait()  # may note that a checkpoint failed, which itself can fail on a full disk
             if keep is not None:
                 keep.close()
-        ranks.from_first(None)  # the last checkpoint is there, and holds all islands
+        ranks.from_first(None)  # a barrier: the last checkpoint is written, and holds all islands
         forget_meetings(order.folder)
         if writer is not None:
             writer.finish(result)
@@ -229,7 +229,7 @@ def _carry_out(
 
 
 def _keeper(order: Order, built: Run, audience: Audience) -> MeetingKeeper | None:
-    """Return what keeps the islands of this rank at every meeting, where that is asked for."""
+    """Return what saves the islands of this rank at every meeting, if the configuration asks for it."""
     if not order.config.checkpoint.meetings or not isinstance(built.method, Islands):
         return None
     return MeetingKeeper(order.folder, built.state, built.method, audience.noted)
@@ -237,7 +237,7 @@ def _keeper(order: Order, built: Run, audience: Audience) -> MeetingKeeper | Non
 
 @contextlib.contextmanager
 def _opened_records(order: Order, built: Run, own: Own) -> Iterator[RunWriter | None]:
-    """Open the records on rank 0, and close them however the run ends."""
+    """Open the records on rank 0, and close them, however the run ends."""
     if not built.ranks.first:
         yield None
         return
@@ -258,7 +258,7 @@ def _opened_records(order: Order, built: Run, own: Own) -> Iterator[RunWriter | 
 
 
 def _own_observers(order: Order, built: Run, noise: NoiseWatch, writer: RunWriter | None) -> list[Observer]:
-    """Return the observers of every run; the noise scale is first, since it adds its figure to the rows."""
+    """Return the observers of every run; the noise scale comes first, since it adds its value to the rows."""
     config = order.config
     watches: list[Observer] = [
         noise, LossWatch(patience_of(config)), StragglerWatch(config.islands.count),
@@ -315,13 +315,13 @@ def _result(built: Run, ending: Ending, noise: NoiseWatch, order: Order) -> dict
         "weights_sha256": digest,
         "run": str(order.folder),
         "skipped_steps": state.parts["skipped"].state_dict(),
-        "noise_scale": None if scale is None else max(scale, 1.0),  # a sample at least
+        "noise_scale": None if scale is None else max(scale, 1.0),  # at least one sample
         **({} if built.growth is None else {"plan": built.growth.told()}),
     }
 
 
 def _save_weights(order: Order, built: Run, name: str) -> Path:
-    """Leave the weights for other tools; every rank takes part, since each holds a share of the statistics."""
+    """Write the weights for other tools; every rank takes part, since each holds a share of the statistics."""
     with built.method.evaluation() as model:
         if built.ranks.first:
             save_weights(model, order.folder, name, built.train_feed)

@@ -1,4 +1,4 @@
-"""Temporary folders that nobody leaves behind: who is killed cannot remove its own, so whoever starts next does.
+"""Temporary folders that do not pile up: a process that is killed cannot remove its own, so the next one does.
 
 Imports no torch: the launcher of ranks uses it.
 """
@@ -21,16 +21,16 @@ _OURS = re.compile(_NAME + r"[a-z0-9_]{8}")
 
 
 class Scratch:
-    """A temporary folder, held by a lock that the system gives free when its process ends, however it ends."""
+    """A temporary folder, held by a lock that the system releases when its process ends, however it ends."""
 
     def __init__(self) -> None:
         """Make it, and remove those whose processes were killed."""
         sweep()
         made = Path(tempfile.mkdtemp(prefix=".bigstep-"))
         self._held = os.open(made, os.O_RDONLY)
-        with contextlib.suppress(OSError):  # a file system without locks: then nobody sweeps there either
+        with contextlib.suppress(OSError):  # a file system without locks: then no process sweeps there either
             fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # under this name others see it, and by then it is locked
+        # others look for this name, and by now the folder is locked
         self.path = made.rename(made.with_name(_NAME + made.name.removeprefix(".bigstep-")))
 
     def close(self) -> None:
@@ -43,7 +43,7 @@ class Scratch:
 
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """Lend out a `Scratch`."""
+    """Lend out the folder of a `Scratch`."""
     with contextlib.closing(Scratch()) as scratch:
         yield scratch.path
 

@@ -1,6 +1,6 @@
 """All that a run carries from step to step, as named parts: exactly what a checkpoint holds.
 
-Whoever carries something registers it here under its name; what is saved, restored and compared is this one object.
+Every object that carries something is registered here under a name; this one state is saved, restored and compared.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class Identity:
-    """What a run must be given again when it is resumed, known by its fingerprint."""
+    """What must be the same when a run is resumed, identified by its fingerprint."""
 
     what: str
     fingerprint: str
@@ -80,7 +80,7 @@ class Identity:
 
 
 class Threads:
-    """How many threads a forward takes; on a CPU they decide the last bits of sums."""
+    """How many threads a forward takes; on a CPU their number decides the last bits of sums."""
 
     def __init__(self, now: int) -> None:
         self.now = self.before = now
@@ -94,7 +94,7 @@ class Threads:
         self.before = int(state)
 
     def changed(self) -> str | None:
-        """Say that a run goes on with another number."""
+        """Return a remark if the resumed run has another number."""
         if self.before == self.now:
             return None
         before, now = (f"{n} thread{'s' if n > 1 else ''}" for n in (self.before, self.now))
@@ -120,10 +120,10 @@ class State:
         self.parts |= parts
 
     def capture(self, instead: Mapping[str, Carried] = {}) -> dict[str, Any]:  # noqa: B006 - never changed
-        """Collect everything that decides the path; every rank must call this at the same step.
+        """Collect everything that decides how the run continues; every rank must call this at the same step.
 
         Args:
-            instead: Parts that stand for those of the same name in what is collected.
+            instead: Parts to collect in place of those of the same name.
         """
         parts = {**self.parts, **instead}
         return {

@@ -1,13 +1,13 @@
-"""Islands that go on when a rank is lost: each stays where it stands, and the lost one comes back with what was agreed.
+"""Islands that continue when a rank is lost: each keeps its progress, and the lost one restarts from agreed weights.
 
-Between meetings islands need nobody, so the loss of one must cost the others nothing. A rank whose exchange fails keeps
-its islands as they are and ends; when the ranks are started again, they go on from there. Ranks do not stand at
-the same step then, since they meet the others only now and again. So the run goes back to the last step that everybody
-has recorded, and an island that was further takes no step until the run has come to it (`Islands.ahead`). The
-lost island takes these steps, from the agreed weights: that is all that the others wait for.
+Between meetings islands do not need one another, so the loss of one should cost the others nothing. A rank whose
+exchange fails saves its islands as they are and ends; when the ranks are started again, they continue from there. They
+may then be at different steps, since they meet only now and then. So the run goes back to the last step that all ranks
+have recorded, and an island that is ahead takes no step until the run has caught up with it (`Islands.ahead`). The lost
+island takes these steps, from the agreed weights: that is all that the others wait for.
 
-A meeting may be held by some and fail on others. Whoever has held it knows what was agreed, and all had sent
-their part, so the others take it from there.
+A meeting may succeed on some ranks and fail on others. All had sent their parts, and those on which it succeeded hold
+the newly agreed weights, so the others take these from them.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ __all__ = ["Survivor", "join_survivors"]
 
 
 class Survivor(Observer):
-    """Keeps the islands of this rank where they stand; every rank has one.
+    """Saves the islands of this rank as they are when another is lost; every rank has one.
 
     Args:
-        keeper: Of this rank's meetings.
-        run: The run, where it begins or goes on.
+        keeper: Saves this rank's meetings.
+        run: The run, as it starts or resumes.
     """
 
     def __init__(self, keeper: MeetingKeeper, run: Run):
         assert isinstance(run.method, Islands)
         self._keeper, self._method, self._sampler = keeper, run.method, run.sampler
         self._recorded = deque([run.state.position], maxlen=2)
-        """Where rows were last told: the first of two is written for certain, the other maybe."""
+        """Positions after the last two flushes: rows up to the first are certainly written, those after it maybe."""
 
     def flushed(self, flush: Flush) -> tuple[()]:
-        """Hear that rows were told."""
+        """Note the position after the rows of a flush."""
         self._recorded.append(self._sampler.after(flush.step))
         return ()
 
     def keep(self) -> None:
-        """Keep what this rank holds, where that asks nobody: whole islands, with nothing on its way between them."""
+        """Save what this rank holds, if that needs no other rank: whole islands, and no mean in flight."""
         method = self._method
         if method.rounds is None or method.config.overlap or not method.hosts_whole_islands:
             return
@@ -71,18 +71,18 @@ class Survivor(Observer):
 
 
 class Joined(NamedTuple):
-    """Where a run goes on without a lost rank."""
+    """The state from which a run continues without a lost rank."""
 
     state: dict[str, Any]
-    """As a checkpoint would have it."""
+    """In the form of a checkpoint's."""
     remarks: list[str]
 
 
 def join_survivors(folder: Path, config: IslandsConfig) -> Joined | None:
-    """Put together what ranks have kept where they stood when another was lost; None if they have not.
+    """Put together what ranks saved of themselves when another was lost; None if that is not possible.
 
     Args:
-        folder: Of the run, which all its ranks share.
+        folder: That of the run, which all its ranks share.
         config: The islands of the run.
     """
     shares = [share for path in sorted(folder.glob(APART)) if (share := _load(path)) is not None]
@@ -92,7 +92,7 @@ def join_survivors(folder: Path, config: IslandsConfig) -> Joined | None:
     newest = max(shares, key=lambda share: share["islands"]["met"])
     told = newest["islands"]
     parted = told["taken"] - told["steps"]
-    if begin.step < parted:  # its steps were not those of islands
+    if begin.step < parted:  # islands had not begun there
         return None
     for share in shares:
         if share["islands"]["met"] < told["met"]:
@@ -116,7 +116,7 @@ def join_survivors(folder: Path, config: IslandsConfig) -> Joined | None:
 
 
 def _reached(share: Mapping[str, Any], number: str) -> int:
-    """Return how many steps an island has computed; the run may still have been behind it, since an earlier loss."""
+    """Return how many steps an island has computed; after an earlier loss it may still have been ahead of the run."""
     return max(int(share["taken"]), int(share["ahead"].get(number, 0)))
 
 
@@ -130,7 +130,7 @@ def _tell(lost: Sequence[int], begin: int, met_at: int, reached: int) -> str:
 
 
 def _last_recorded(folder: Path, shares: Sequence[Mapping[str, Any]]) -> Position | None:
-    """Return the last place that all have told rows of and that the records have reached."""
+    """Return the last position that all shares name and that the written records have reached."""
     if not shares:
         return None
     common = set.intersection(*({Position(**place) for place in share["recorded"]} for share in shares))
@@ -140,7 +140,7 @@ def _last_recorded(folder: Path, shares: Sequence[Mapping[str, Any]]) -> Positio
 
 
 def _catch_up(share: dict[str, Any], told: Mapping[str, Any], fragments: int) -> None:
-    """Bring islands behind a meeting that others have held, to which these had sent what they moved."""
+    """Apply to islands a meeting that failed here but not elsewhere, and to which they had sent their parts."""
     _, _, number = told["met"]
     agreed = told["outer"]["agreed"][number]
     for name, island in share["islands"].items():
@@ -155,7 +155,7 @@ def _catch_up(share: dict[str, Any], told: Mapping[str, Any], fragments: int) ->
 
 
 def _last_meeting(folder: Path, number: int) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """Return what a lost island had kept besides its weights, and what its code owes; both empty if nothing is left."""
+    """Return what a lost island had saved besides its weights, and its residuals; both empty if nothing is left."""
     kept = [each for each in meetings_kept(folder) if number in each.islands]
     for each in sorted(kept, reverse=True, key=lambda each: each.step):
         share = _load(Path(each.path))

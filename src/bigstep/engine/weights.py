@@ -39,7 +39,7 @@ def save_weights(model: nn.Module, folder: Path, name: str = "", feed: Feed | No
         model: As it is evaluated: batch-norm statistics averaged over all workers.
         folder: The run folder.
         name: What `build_model` makes it from; empty for a user's own model.
-        feed: What such a model was trained on, which `build_model` has to know.
+        feed: What the model was trained on; `build_model` needs its shape.
     """
     from safetensors.torch import save
 
@@ -47,7 +47,7 @@ def save_weights(model: nn.Module, folder: Path, name: str = "", feed: Feed | No
     tensors = {}
     for key, value in tensors_of(model).items():
         plain = value.detach().cpu().contiguous()
-        plain = plain.to(torch.complex64) if plain.is_complex() else plain  # the only such type that the format has
+        plain = plain.to(torch.complex64) if plain.is_complex() else plain  # the format's only complex type
         place = plain.untyped_storage().data_ptr()
         tensors[key] = plain.clone() if place in seen else plain  # tied weights are written under each name
         seen.add(place)
@@ -86,7 +86,8 @@ def load(run: Path | str, *, trust: bool = False) -> Loaded:
     config = config_from_mapping(read_run(Path(run)).config)
     if not about["model"]:
         raise ConfigError(
-            f"{run} was trained with a model of your own: build it, and give it safetensors.torch.load_file('{FILE}')."
+            f"{run} was trained with a model of your own: build it, and call its load_state_dict with what "
+            f"safetensors.torch.load_file('{FILE}') returns."
         )
     require_own(about["model"], "model")
     require_trust([about["model"]], run, trusted=trust)

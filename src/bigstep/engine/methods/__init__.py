@@ -1,1 +1,1 @@
-"""Ways of taking a step, one a file."""
+"""Ways of taking a step, one per file."""

@@ -1,4 +1,4 @@
-"""The seam: a method takes a step, and says what it cost and gave. Nothing else of it is known to the loop."""
+"""The seam between loop and method: a method takes a step and returns what it gave and cost; the loop knows no more."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Outcome:
     """What one step gave and cost on this rank."""
 
     loss: Tensor
-    """This rank's part of the mean loss, in float64; it may still be on its way."""
+    """This rank's part of the mean loss, in float64; the device may still be computing it."""
     data_s: float = 0.0
     """Seconds of waiting for input."""
     exchange_s: float = 0.0
@@ -40,29 +40,29 @@ class Outcome:
     noise: Tensor | None = None
     """This rank's part of a measurement of the noise scale; all ranks have one in the same steps."""
     steady: bool = True
-    """False while the method still tries out how to run."""
+    """False while the method is still trying out how to run."""
     notes: tuple[Note, ...] = ()
     keep: bool = False
-    """What this rank holds is worth keeping by itself: its islands have met the others. The same on all ranks."""
+    """Whether each rank should save what it holds: its islands have just met the others. The same on all ranks."""
 
 
 class Method(Protocol):
     """A way of taking a step. Every rank calls every function, in the same order."""
 
     def requests(self, steps: Iterable[Step]) -> Iterator[Request]:
-        """Yield what this rank asks of its feed for some steps of one epoch, one request for each batch."""
+        """Yield this rank's requests to its feed for some steps of one epoch, one for each batch."""
 
     def step(self, step: Step, batches: Batches) -> Outcome:
         """Take one step: forwards, backwards, whatever is exchanged, and the update."""
 
     def finish(self) -> None:
-        """Apply what the last step left on its way; called once, behind the last step of a run."""
+        """Apply what the last step left pending; called once, after the last step of a run."""
 
     def evaluation(self) -> contextlib.AbstractContextManager[nn.Module]:
-        """Lend out the model to evaluate, the same on every rank, and take it back into training."""
+        """Lend out the model for an evaluation, the same on every rank, then put it back into training mode."""
 
     def rehearse(self) -> None:
-        """Where steps hide what they do (in a graph), do it once in the open and leave no trace: for a profile."""
+        """Run one forward and backward outside graphs, without side effects, so that a profile sees the operations."""
 
     def parts(self) -> Mapping[str, Carried]:
         """Return what this method carries from step to step, by name."""

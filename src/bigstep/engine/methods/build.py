@@ -35,17 +35,17 @@ from bigstep.tables.codecs import CODECS
 __all__ = ["Emulation", "Setting", "make_method"]
 
 _CUT_EVERY = {"images": 51_200, "sequences": 6_400}
-"""Samples between two measurements of the noise scale that cost a step its graph: of text a run sees far fewer."""
+"""Samples between two measurements of the noise scale, which run a step without its graph; text runs see far fewer."""
 _EXAMPLE = 8
-"""Samples of a forward that is thrown away."""
+"""Samples of a trial forward whose results are thrown away."""
 
 
 @dataclass(frozen=True)
 class Emulation:
-    """What a machine without a GPU stands in for, so that it can be proved there."""
+    """What a machine without a GPU emulates of one, so that it can be tested there."""
 
     graphs: bool = False
-    """Steps as graphs, on a tape."""
+    """Run steps as graphs, recorded on a tape."""
     loss_scale: bool = False
     """Scale the loss as fp16 does, whatever the precision; a power of two changes nothing else."""
 
@@ -66,7 +66,7 @@ class Setting:
     own_model: bool
     emulation: Emulation
     example: tuple[Any, Any] | None = None
-    """A small batch, where an exchange may be made while the feed is busy with an epoch."""
+    """A small batch, taken beforehand if an exchange may be made while the feed is busy with an epoch."""
 
     def forwards(self, ranks: Ranks) -> Forwards:
         """Return the forwards of steps that some ranks share."""
@@ -95,7 +95,7 @@ def make_method(setting: Setting) -> Method:
 def _crew(setting: Setting, crew: Ranks, *, member: bool) -> Synchronous:
     """Return the method of some of the ranks, or of one that waits for them."""
     config, exchange = setting.config, setting.config.exchange
-    if crew.size < setting.ranks.size and exchange.grid != "auto":  # that of a file is the grid of all ranks
+    if crew.size < setting.ranks.size and exchange.grid != "auto":  # a configured grid is that of all ranks
         setting = replace(setting, config=replace(config, exchange=replace(exchange, grid="auto")))
     if member:
         return _synchronous(setting, crew, hosts=setting.ranks)
@@ -109,7 +109,7 @@ def _crew(setting: Setting, crew: Ranks, *, member: bool) -> Synchronous:
 def _synchronous(setting: Setting, ranks: Ranks, *, measure: bool = True, hosts: Ranks | None = None) -> Synchronous:
     """Return the method of workers that some ranks share and that wait for one another.
 
-    `hosts` are the ranks that workers are spread over, where a stage leaves some of them without.
+    `hosts` are the ranks that workers are spread over, if some stage has fewer workers than ranks.
     """
     config, learner = setting.config, setting.learner
     enabled = setting.precision.scales_loss or setting.emulation.loss_scale
@@ -132,21 +132,21 @@ def _synchronous(setting: Setting, ranks: Ranks, *, measure: bool = True, hosts:
         else:
             share = config.optimizer.shares_update
             passes = Eager(*common, skip_nonfinite=skip, clip=clip, share_update=share)
-    weigh = config.optimizer.batch_rule == "linear"  # else the rate of an incomplete batch is: see Rates
+    weigh = config.optimizer.batch_rule == "linear"  # otherwise the learning rate is scaled instead: see Rates
     forwards = setting.forwards(hosts or ranks)
     measure = measure and config.measure_noise
     return Synchronous(learner, passes, forwards, ranks, config.seed, measure=measure, weigh=weigh)
 
 
 def _count_parts(config: RunConfig) -> int:
-    """Return the most workers of any step where each adds a part of its own to the gradient, else 0."""
+    """Return the most workers of any step if each adds a part of its own to the gradient, else 0."""
     if not CODECS[config.exchange.codec].orderless:
         return 0
     return max([config.workers.count, *(stage.count for stage in config.stages)])
 
 
 def _takes_graphs(setting: Setting, ranks: Ranks) -> bool:
-    """Whether a GPU has whole steps to itself, so that each can be a graph; note what hinders it."""
+    """Whether a GPU has whole steps to itself, so that each can be a graph; if not, record the reason."""
     kernels = setting.kernels
     if kernels is None or why_open(setting.config, own=setting.own_model) is not None:
         return False
@@ -172,7 +172,7 @@ def _why_no_graphs(config: RunConfig, ranks: Ranks, learner: Learner) -> str | N
 
 
 def _parallel(setting: Setting, ranks: Ranks, parts: int) -> Parallel | None:
-    """Let several ranks exchange gradients."""
+    """Return what lets several ranks exchange gradients; None for a single rank."""
     if ranks.size == 1:
         return None
     example, state = setting.example or _example(setting.feed), setting.state
@@ -190,7 +190,7 @@ def _islands(setting: Setting) -> Islands:
     inside, outer = _divide(count, ranks)
     hosted = hosted_workers(count, outer.rank, outer.size)
     keep = setting.learner.statistics.keep
-    if config.islands.begin and inside.size > 1:  # they part in the middle of a run
+    if config.islands.begin and inside.size > 1:  # islands are made in the middle of a run, while the feed is busy
         setting = replace(setting, example=_example(setting.feed))
 
     def make_island(number: int) -> Synchronous:
@@ -216,7 +216,7 @@ def _islands(setting: Setting) -> Islands:
 def _divide(count: int, ranks: Ranks) -> tuple[Ranks, Ranks]:
     """Return the ranks of this rank's island, and the ranks that it meets: those with its place in other islands.
 
-    Up to one rank an island, a rank hosts whole islands and meets everybody; beyond, an island spans several ranks.
+    With at most one rank per island, a rank hosts whole islands and meets all others; with more, an island spans ranks.
     """
     everyone, purpose = range(ranks.size), f"{count} islands"
     if ranks.size == 1:

@@ -1,8 +1,8 @@
 """Stages with fewer workers than ranks: those that host a worker train, the others wait without exchanging anything.
 
-The crew of a stage are the first ranks, as many as there are workers (all ranks at most). A crew exchanges gradients
-among its own; a rank alone exchanges none. When the crew changes, the old one hands over what it carries just as a
-checkpoint hands it to other ranks; whoever joins gets weights and optimizer state. The others get the weights for an
+The crew of a stage is the first ranks, as many as there are workers (at most all ranks). A crew exchanges gradients
+among its members; a crew of one exchanges none. When the crew changes, the old one hands over what it carries just as a
+checkpoint does; ranks that join also get weights and optimizer state. Waiting ranks get the weights for every
 evaluation, and so at the end.
 """
 
@@ -34,15 +34,15 @@ class MakeCrew(Protocol):
     """Makes the method of a crew; every rank calls it."""
 
     def __call__(self, crew: Ranks, *, member: bool) -> Synchronous:
-        """Return the method of these ranks, or of one that waits for them: it takes no part in any collective."""
+        """Return the method of these ranks, or that of a rank that waits for them and takes part in no collective."""
 
 
 class Resting:
     """The pass of a rank that has no worker: nothing is computed, exchanged or updated.
 
     Args:
-        device: Of the rank.
-        gives_mean: What the pass of the crew says: all ranks must measure noise in the same steps.
+        device: That of the rank.
+        gives_mean: The same as in the pass of the crew, since all ranks must measure noise in the same steps.
     """
 
     own_weight = 1.0
@@ -66,29 +66,29 @@ class Resting:
         return []
 
     def complete(self, step: Step, inputs: Any) -> bool:
-        """Nothing can go wrong."""
+        """There is no gradient that could be unusable."""
         return True
 
     def update(self) -> None:
-        """The weights are the crew's to change."""
+        """Only the crew changes the weights."""
 
     def flush(self) -> None:
-        """Nothing is on its way."""
+        """Nothing is in flight."""
 
     def ended(self) -> tuple[Note, ...]:
-        """There is nothing to tell."""
+        """There is nothing to report."""
         return ()
 
     def traffic(self) -> tuple[float, float]:
-        """Nothing travels."""
+        """Nothing is exchanged."""
         return 0.0, 0.0
 
     def guard(self) -> contextlib.AbstractContextManager[object]:
-        """Nothing can fail on its way."""
+        """There is no exchange that could fail."""
         return contextlib.nullcontext()
 
     def renew(self) -> None:
-        """Nothing is held of the weights."""
+        """Nothing is derived from the weights."""
 
     def rehearse(self) -> None:
         """There is nothing to run."""
@@ -107,29 +107,29 @@ class Crews:
     Args:
         make: Makes the method of a crew.
         ranks: All of them; several.
-        next_workers: Workers of the step at which the run stands.
+        next_workers: Returns the number of workers in the next step.
     """
 
     def __init__(self, make: MakeCrew, ranks: Ranks, next_workers: Callable[[], int]):
         self._make, self.ranks, self._next_workers = make, ranks, next_workers
         self._groups: dict[int, Any] = {}
-        self._sent = 0.0  # outside steps, not yet told
+        self._sent = 0.0  # bytes sent outside steps and not reported yet
         self._skipped = Count()
         self.size = min(next_workers(), ranks.size)
         """How many ranks train at present."""
         self.method = self._made()
-        """Of the present crew, or of a rank that waits for it."""
+        """The method of the present crew, or that of a rank that waits for it."""
 
     @property
     def _model(self) -> nn.Module:
         return self.method.learner.model
 
     def requests(self, steps: Iterable[Step]) -> Iterator[Request]:
-        """Yield one request a forward, of whatever crew: with several ranks no forward is cut."""
+        """Yield one request per forward, whatever the crew: with several ranks no forward is cut."""
         return self.method.forwards.requests(steps, lambda _: False)
 
     def step(self, step: Step, batches: Batches) -> Outcome:
-        """Let the crew of a step take it."""
+        """Let the crew of a step take it, after a change of crew if need be."""
         size = min(step.workers, self.ranks.size)
         if size != self.size:
             self._hand_over(size)
@@ -138,12 +138,12 @@ class Crews:
         return replace(outcome, bytes_sent=outcome.bytes_sent + sent)
 
     def finish(self) -> None:
-        """Use what the crew still has on its way."""
+        """Apply what the crew still has in flight."""
         self.method.finish()
 
     @contextlib.contextmanager
     def evaluation(self) -> Iterator[nn.Module]:
-        """Lend out the model, also to the ranks that wait: they help to evaluate."""
+        """Lend out the model, also to the ranks that wait, since they take part in the evaluation."""
         self.method.learner.statistics.synchronize(self.ranks.sum_)
         self.ranks.take_first_(other_buffers(self._model))
         if self.size < self.ranks.size:
@@ -157,7 +157,7 @@ class Crews:
             self._model.train()
 
     def rehearse(self) -> None:
-        """Run a forward and backward in the open, for a profile."""
+        """Run a forward and backward outside graphs, for a profile."""
         self.method.rehearse()
 
     def parts(self) -> dict[str, Carried]:
@@ -172,11 +172,11 @@ class Crews:
         }
 
     def close(self) -> None:
-        """Let go of the exchange."""
+        """Close the exchange."""
         self.method.close()
 
     def stand(self) -> None:
-        """Form the crew of where the run stands, with nothing to hand over: a checkpoint is about to be loaded."""
+        """Form the crew of the next step, handing nothing over: a checkpoint is about to be loaded."""
         size = min(self._next_workers(), self.ranks.size)
         if size != self.size:
             self._form(size)
@@ -201,7 +201,7 @@ class Crews:
         self.method.passes.renew()
 
     def _from_first(self, value: Any) -> Any:
-        """Return what the first rank holds, on all ranks, and count it: the root of a tree sends once a level."""
+        """Return rank 0's value on all ranks, and count its bytes: the root of a tree sends it once per level."""
         if self.ranks.first:
             self._sent += _bytes_of(value) * (self.ranks.size - 1).bit_length()
         return self.ranks.from_first(value)
@@ -210,7 +210,7 @@ class Crews:
         self.method.close()
         self.size = size
         del self.method
-        gc.collect()  # DDP's hooks on the weights end with it
+        gc.collect()  # removes DDP's hooks on the weights
         self.method = self._made()
 
     def _made(self) -> Synchronous:
@@ -226,7 +226,7 @@ class Crews:
             everyone = range(self.ranks.size)
             purpose = f"a crew of {self.size}"
             lent = borrow(purpose, everyone, None, self.ranks.gather(offer(purpose, everyone, None)))
-            # members alone make it: what a call that leaves a rank out counts for differs between releases of torch
+            # only members make the group: releases of torch differ in how they count a call that leaves a rank out
             member = self.ranks.rank < self.size
             self._groups[self.size] = lent.take(range(self.size)) if member else dist.GroupMember.NON_GROUP_MEMBER
         return self._groups[self.size]
@@ -240,7 +240,7 @@ def _bytes_of(value: Any) -> int:
 
 
 class _OfCrew:
-    """What the pass of the present crew carries under a name; a rank that waits carries nothing."""
+    """What the pass of the present crew carries under a name; a waiting rank carries nothing."""
 
     def __init__(self, crews: Crews, name: str):
         self._crews, self._name = crews, name
@@ -259,7 +259,7 @@ class _OfCrew:
 
 
 class _Statistics:
-    """Batch-norm statistics: the shares of all ranks, of those that wait as well."""
+    """Batch-norm statistics: the shares of all ranks, including those that wait."""
 
     def __init__(self, crews: Crews):
         self._crews = crews

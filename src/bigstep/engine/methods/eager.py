@@ -1,7 +1,7 @@
 """Forward and backward as torch runs them, gradients exchanged inside the last backward of a step.
 
-Each rank weighs its forwards by the number of ranks and the exchange takes the mean over ranks, so every sample (or
-token) counts the same, in a full batch and in the incomplete last one of an epoch.
+Each rank multiplies the weights of its forwards by the number of ranks and the exchange takes the mean over ranks, so
+every sample (or token) counts the same, in a full batch and in the incomplete last one of an epoch.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Eager:
         parallel: The exchange with the other ranks; None for a rank alone.
         skip_nonfinite: Drop a step whose gradient is not finite, instead of ending the run.
         clip: The largest norm of a gradient, all parameters together; 0 for none.
-        share_update: Divide the work of an update among the ranks, which the optimizer must know how to do.
+        share_update: Divide the work of an update among the ranks, if the optimizer can do so.
     """
 
     def __init__(
@@ -67,11 +67,11 @@ class Eager:
         learner, parallel = self._learner, self._parallel
         if inputs is None and parallel is None:
             return torch.zeros((), device=self._ranks.device)
-        objective = parallel.ddp if parallel and last else learner.objective  # as in `no_sync`, and less to call
+        objective = parallel.ddp if parallel and last else learner.objective  # as in `no_sync`, with less overhead
         exchanged = parallel.exchange.steps if parallel and last else 0
         self._kept_behind_exchange = keep and last and parallel is not None
         if self._kept_behind_exchange and parallel:
-            parallel.exchange.keep_own()  # behind the backward there is only the mean over ranks
+            parallel.exchange.keep_own()  # after the backward there is only the mean over ranks
         with self._precision.autocast():
             weighted: Tensor = objective(inputs, target, weight * self._factor)
         self._scale.scale(weighted).backward()  # type: ignore[no-untyped-call]  # untyped in torch
@@ -85,7 +85,7 @@ class Eager:
         return self._factor
 
     def own_gradients(self) -> list[Tensor | None]:
-        """Return what this rank's forwards have left so far, also behind the exchange."""
+        """Return what this rank's forwards have added so far, even after the exchange."""
         if not self._kept_behind_exchange:
             return self.gradients()
         assert self._parallel is not None
@@ -102,10 +102,10 @@ class Eager:
         return self._scale.value if self._scale.is_enabled() else 1.0
 
     def complete(self, step: Step, inputs: Any) -> bool:
-        """Do to the gradient of a single rank what several do in their exchange, and see whether it is finite.
+        """Do to the gradient of a single rank what several do in their exchange, and check whether it is finite.
 
-        A gradient that is not ends the run, or is cleared: without gradients an optimizer leaves the weights alone. On
-        a GPU only `skip_nonfinite` looks at every step, since looking waits for the device; the loss tells later.
+        If it is not, the run ends, or the gradient is cleared: without gradients an optimizer leaves the weights alone.
+        On a GPU only `skip_nonfinite` checks every step, since a check waits for the device; the loss shows it later.
         """
         learner = self._learner
         if self._parallel is None:
@@ -128,19 +128,19 @@ class Eager:
         return gradients_are_finite(self._learner.trained)
 
     def update(self) -> None:
-        """Weigh and clip the gradient that the weights hold, update them with it, and clear it."""
+        """Scale and clip the gradient in `.grad`, update the weights with it, and clear it."""
         optimizer: Any = self._learner.optimizer
         parallel = self._parallel
-        # what is carried is scaled as well; nothing else asks for the scale, for which the host waits on a GPU
+        # residuals are scaled as well; otherwise the scale is not read, since on a GPU the host would wait for it
         carried = parallel.exchange if parallel and parallel.exchange.carries and self._scale.is_enabled() else None
         if self._share_update:
-            optimizer.process_group = self._ranks.process_group  # islands: others may have taken the step before
+            optimizer.process_group = self._ranks.process_group  # islands: other ranks may have shared the last step
         counts = self.counts if parallel is None else parallel.counts_of(self.counts)
         if counts != 1:
             weigh(self.gradients(), counts)
         before = self._scale.get_scale() if carried else 1.0
         if self._clip:
-            self._scale.unscale_(optimizer)  # the norm is that of the gradient itself
+            self._scale.unscale_(optimizer)  # the norm must be that of the unscaled gradient
             torch.nn.utils.clip_grad_norm_(self._learner.trained, self._clip, foreach=True)
         self._scale.step(optimizer)
         self._scale.update()
@@ -149,7 +149,7 @@ class Eager:
             carried.rescale(now / before)
 
     def flush(self) -> None:
-        """Double buffering: use the gradient that was still on its way."""
+        """Double buffering: update with the gradient that was still in flight."""
         if self._parallel is not None and self._parallel.exchange.flush():
             self.update()
 
@@ -172,10 +172,10 @@ class Eager:
         return self._parallel.exchange.guard() if self._parallel else contextlib.nullcontext()
 
     def renew(self) -> None:
-        """Nothing is held of them."""
+        """Nothing is derived from the weights."""
 
     def rehearse(self) -> None:
-        """Steps are in the open already."""
+        """Do nothing: steps run outside graphs anyway."""
 
     def parts(self) -> Mapping[str, Carried]:
         """Loss scale, exchange, and the sums of AdaGrad in front of it."""
@@ -192,7 +192,7 @@ class Eager:
 
 
 def weigh(gradients: Iterable[Tensor | None], counts: float) -> None:
-    """Let gradients count a part of what they are."""
+    """Multiply gradients by `counts`, in place."""
     if held := [gradient for gradient in gradients if gradient is not None]:  # torch refuses empty lists
         torch._foreach_mul_(held, counts)
 

@@ -1,7 +1,7 @@
-"""Steps whose gradient has the same bits on any number of ranks: every worker's is a part of one sum of integers.
+"""Steps whose gradient has the same bits on any number of ranks: each worker's gradient is a part of one integer sum.
 
-A worker is one forward, wherever it runs; its gradient becomes integers as soon as it is there, and all of them, on all
-ranks, are added up. A rank alone does the same arithmetic.
+A worker is one forward, wherever it runs; its gradient is converted to integers at once, and those of all workers on
+all ranks are added up. A single rank does the same arithmetic.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bigstep.gpu.loss_scale import LossScale
 __all__ = ["ExactEager"]
 
 _CALM, _ANY = 40, 10_000
-"""Below 2^40 a gradient and the squares of its norm are far from all bounds; an exponent above anything."""
+"""Below 2^40 neither a gradient nor its squared norm comes near overflow; and an exponent above any other."""
 
 
 class ExactEager(Eager):
@@ -56,14 +56,14 @@ class ExactEager(Eager):
     ):
         super().__init__(learner, ranks, precision, scale, parallel, skip_nonfinite=skip_nonfinite, clip=clip)
         sizes = [parameter.numel() for parameter in learner.trained]
-        self._piles = make_piles(sizes, parts, ranks.device)  # of a rank alone
+        self._piles = make_piles(sizes, parts, ranks.device)  # for a single rank
         self._parts, self._bound = parts, _ANY
         self._factor = 1.0  # the exchange gives the sum of all parts
-        self._open = False  # whether the gradient of the last forward still lies in `.grad` and is in no sum
+        self._open = False  # whether the gradient of the last forward is still in `.grad` and not yet in the sum
         self.gives_mean = True
 
     def add(self, inputs: Any, target: Any, weight: float, *, last: bool, keep: bool) -> Tensor:
-        """Run a forward and a backward; its gradient stays to be looked at until the next, or has been exchanged."""
+        """Run a forward and a backward; its gradient stays readable until the next, or has been exchanged."""
         self._settle()
         loss = super().add(inputs, target, weight, last=last, keep=keep)
         if last and self._parallel is None:
@@ -72,7 +72,7 @@ class ExactEager(Eager):
         return on_grid(loss)
 
     def _is_finite(self) -> bool:
-        """Look at gradients only where their levels do not say how large they are at most."""
+        """Look at the gradients only if their levels do not bound them already."""
         bound = self._bound if self._parallel is None else self._parallel.exchange.exponent_above
         return bound < _CALM or super()._is_finite()
 
@@ -85,14 +85,14 @@ class ExactEager(Eager):
         self._open = False
 
     def _take(self) -> None:
-        """Add the last gradient of a rank alone, and leave the sum in `.grad`."""
+        """Add the last gradient of a single rank, and leave the sum in `.grad`."""
         trained = self._learner.trained
         if all(parameter.grad is not None for parameter in trained):
             levels = self._piles.add_last([in_order(parameter) for parameter in trained])
         else:
             add_gradients(self._piles, trained)
             levels = self._piles.levels()
-        if levels.device.type == "cpu":  # a GPU would be waited for
+        if levels.device.type == "cpu":  # on a GPU the host would have to wait
             self._bound = exponent_above(int(levels[::2].max()), self._parts)
         gradients = [torch.empty_like(each) if each.grad is None else each.grad for each in trained]
         self._piles.take(gradients)

@@ -1,8 +1,8 @@
-"""How a rank runs its workers: which samples go through the network together, and what each forward counts.
+"""How a rank runs its workers: which samples go through the network together, and the weight of each forward.
 
 On a GPU several workers of equal share go through one forward, and ghost batch norm keeps their statistics apart. On a
-CPU each worker is one forward, unless the network is one in which samples cannot touch one another. Either way a
-forward's memory is bounded, whatever the number of workers.
+CPU each worker is one forward, unless samples cannot affect one another in the network. Either way a forward's memory
+is bounded, whatever the number of workers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Forward", "Forwards", "forwards_of"]
 
 @dataclass(frozen=True)
 class Forward:
-    """Positions [start, stop) of the epoch's order: the shares of `workers` neighbours, all of one size."""
+    """Positions [start, stop) of the epoch's order: the shares of `workers` consecutive workers, all of one size."""
 
     first_worker: int
     workers: int
@@ -38,7 +38,7 @@ def forwards_of(step: Step, workers: Iterable[int], max_samples: int) -> list[Fo
 
     Args:
         step: The step.
-        workers: Rising numbers of workers, as one rank hosts them.
+        workers: Numbers of workers in ascending order, as one rank hosts them.
         max_samples: Join workers until a forward holds this many samples; a worker is never split.
 
     >>> from bigstep.data.sampler import Position
@@ -72,10 +72,10 @@ class Forwards:
         hosted: The workers of a step that this rank hosts.
         max_samples: Of one forward.
         targets: How many targets each of some samples has; None where each has one.
-        measured: Steps between two in which the noise scale is measured and the first worker has a forward by itself,
-            on any number of ranks alike; 0 leaves both to whoever measures.
-        cut_every: Samples between two measurements at least, where a step is one forward on one rank on a GPU: it is
-            cut in two for it, and runs without a graph.
+        measured: Every so many steps the noise scale is measured and the first worker has a forward by itself,
+            whatever the number of ranks; 0 leaves both to `Synchronous`.
+        cut_every: At least so many samples lie between two measurements if a step is one forward on the GPU of a single
+            rank: to be measured it is cut in two, and runs without a graph.
     """
 
     sampler: Sampler
@@ -111,7 +111,7 @@ class Forwards:
                 yield self.request(step, forward)
 
     def weights(self, step: Step, forwards: Sequence[Forward]) -> list[float]:
-        """Return what each forward counts in the mean over the step: its share of the samples, or of the targets."""
+        """Return the weight of each forward in the mean over the step: its share of the samples, or of the targets."""
         if len(forwards) == 1 and forwards[0].size == step.size:
             return [1.0]
         counts = self.targets(self.sampler.order(step.position.epoch)[step.start : step.stop]) if forwards else None

@@ -23,8 +23,8 @@ __all__ = ["Graphed"]
 class Graphed:
     """The pass of a rank that has a GPU to itself.
 
-    A batch that fits one forward is one graph. A larger one, and the incomplete last one of an epoch, goes through in
-    parts without a graph, where the host is not what limits it.
+    A step whose batch fits one forward is one graph. A larger batch, and the incomplete last one of an epoch, is
+    computed in parts without a graph, where the host is not the bottleneck.
     """
 
     gives_mean = True
@@ -47,9 +47,9 @@ class Graphed:
         scale: Of the loss.
         clip: The largest norm of a gradient, all parameters together; 0 for none.
         compiled: Let torch compile what is captured.
-        emulate: On a CPU, with a tape in place of a graph.
+        emulate: Run on a CPU, with a tape in place of a graph.
         """
-        if hasattr(learner.optimizer, "process_group"):  # of ranks that have shared the steps before these
+        if hasattr(learner.optimizer, "process_group"):  # that of the ranks that shared the steps before these
             learner.optimizer.process_group = None
         self.graphs = GraphedStep(
             learner.model,
@@ -79,7 +79,7 @@ class Graphed:
         return self.gradients()
 
     def gradients(self) -> list[Tensor | None]:
-        """What the parts of a step have gathered."""
+        """Return what the parts of a step have added up."""
         return list(self.graphs.gathered)
 
     @property
@@ -88,13 +88,13 @@ class Graphed:
         return self.graphs.scale
 
     def complete(self, step: Step, inputs: Any) -> bool:
-        """Pay what ranks that are gone still owed; whether a gradient is finite is decided on the device."""
+        """Add what former ranks still owed; whether the gradient is finite is decided on the device."""
         if self._debt.open:
             self._debt.pay(dict(zip(self._names, self.graphs.gathered, strict=True)))
         return True
 
     def update(self) -> None:
-        """Update with what was gathered; a graph has done so already."""
+        """Update with the sum of the parts; a graph has updated already."""
         if self._gathering:
             if self.counts != 1:
                 weigh(self.graphs.gathered, self.counts)
@@ -102,32 +102,32 @@ class Graphed:
             self._gathering = False
 
     def flush(self) -> None:
-        """Nothing is on its way."""
+        """Nothing is in flight."""
 
     def ended(self) -> tuple[Note, ...]:
         """There is nothing to try out."""
         return ()
 
     def traffic(self) -> tuple[float, float]:
-        """Nothing travels."""
+        """Nothing is exchanged."""
         return 0.0, 0.0
 
     def guard(self) -> contextlib.AbstractContextManager[object]:
-        """Nothing can fail on its way."""
+        """There is no exchange that could fail."""
         return contextlib.nullcontext()
 
     def renew(self) -> None:
-        """Rewrite the copies in low precision."""
+        """Rewrite the low-precision copies of the weights."""
         self.graphs.refresh()
 
     def rehearse(self) -> None:
-        """Run forward and backward of the newest graph in the open."""
+        """Run the forward and backward of the newest graph without the graph."""
         self.graphs.rehearse()
 
     def parts(self) -> Mapping[str, Carried]:
-        """The loss scale."""
+        """Return the loss scale, and what former ranks still owe."""
         return {"scaler": self.graphs.loss_scale, "exchange": self._debt}
 
     def close(self) -> None:
-        """Give back the memory of the graphs."""
+        """Free the memory of the graphs."""
         self.graphs.close()

@@ -19,34 +19,34 @@ _REMEMBERED = 64
 
 @dataclass
 class Island:
-    """One island that this rank hosts: a synchronous method, and what is put under the model when it computes."""
+    """An island that this rank hosts: a synchronous method, and what is put under the model when it computes."""
 
     number: int
     method: Synchronous
     weights: list[Tensor]
     optimizer_state: defaultdict[Tensor, Any] = field(default_factory=lambda: defaultdict(dict))
     samples: list[int] = field(default_factory=list)
-    """By fragment, how many it has seen since it last met the others in it."""
+    """By fragment, the samples it has seen since its last meeting in that fragment."""
     losses: dict[int, Tensor] = field(default_factory=dict)
-    """Its part of the loss of the last steps, by their number: what nobody has recorded yet if a rank is lost."""
+    """Its part of the loss of the last steps, by step: if a rank is lost, these may not be recorded yet."""
 
     def remember(self, taken: int, loss: Tensor) -> None:
-        """Take note of what a step gave."""
+        """Keep the loss of a step, and drop an old one."""
         self.losses[taken] = loss
         self.losses.pop(taken - _REMEMBERED, None)
 
 
 @dataclass(frozen=True)
 class Part(Step):
-    """An island's part of a step: a step of its own workers, who have the shares that they have in the whole."""
+    """An island's part of a step: a step of its own workers, with the shares that they have in the whole step."""
 
     whole: Step
     first_worker: int
-    """The number of its first worker among all."""
+    """The number of its first worker among all workers."""
 
     @property
     def filled(self) -> float:
-        """What the whole step counts: islands that average in every step take the synchronous one."""
+        """That of the whole step, so that islands that average after every step take the synchronous step."""
         return self.whole.filled
 
     @property

@@ -2,8 +2,8 @@
 
 The workers of a run are spread over islands in contiguous blocks; an island is a synchronous run with weights,
 optimizer state and batch-norm statistics of its own. An island may span ranks, and a rank may host several islands:
-the weights of one after another are then put under the one model, without a copy. Which rank hosts what changes
-nothing.
+their weights are then put under the one model in turn, without a copy. The result does not depend on which rank hosts
+which island.
 
 References and equations: `bigstep.engine.methods.outer`. Lin et al., Don't Use Large Mini-Batches, Use Local SGD, 2018
 (`begin`: synchronous up to an epoch, islands from then on).
@@ -46,16 +46,17 @@ class Islands:
 
     Args:
         config: How many, how often, and what an outer step does.
-        learner: The model and optimizer that all islands of this rank take turns under.
+        learner: The model and optimizer that all islands of this rank use in turn.
         make_island: Makes the synchronous method of an island, given its number; called when islands begin.
-        forwards: Of the islands that this rank hosts, by number.
+        forwards: Those of the islands that this rank hosts, by number.
         mainland: The synchronous method of all workers, up to `config.begin`; None if islands begin at once.
-        transport: Brings islands together.
+        transport: Carries what islands send to their meetings.
         add_up: Adds up what the islands hold, for a mean that does not depend on who hosts them.
-        ranks: All ranks; `island_ranks` are those of this rank's island, `outer` those that meet.
+        ranks: All ranks.
+        outer: The ranks that meet: one of each island, or all if a rank hosts whole islands.
         sampler: The order of samples.
         seed: Of the run.
-        keeps: Say in the outcome of a step when what this rank holds is worth keeping.
+        keeps: Ask in the outcome of a step to save what this rank holds, whenever islands have met.
     """
 
     def __init__(
@@ -79,15 +80,15 @@ class Islands:
         self._sampler, self._seed, self._add_up, self._keeps = sampler, seed, add_up, keeps
         self.islands: list[Island] = []
         self.rounds: Rounds | None = None
-        """Their meetings, once the islands have parted."""
+        """Their meetings, once the islands have begun."""
         self.taken = 0
         """Steps of the run that these islands have computed."""
         self.ahead: dict[int, int] = {}
-        """By island, the steps that it has computed where the run stands behind it, since a rank was lost."""
+        """By island, the steps it has computed if it is ahead of the run: it was resumed after a rank was lost."""
         self.unheard: list[int] = []
         """Islands whose losses of these steps are lost."""
         self.skipped = Count()
-        """Steps of any island that were dropped, as far as the last meeting has told."""
+        """Steps of any island that were dropped, up to the last meeting."""
         if mainland is None:
             self.part()
         else:
@@ -100,18 +101,18 @@ class Islands:
 
     @property
     def first_of_island(self) -> bool:
-        """Whether this rank is the first of its island, and so writes for it."""
+        """Whether this rank is the first of its island, and so writes files for it."""
         return self.islands[0].method.ranks.first
 
     @property
     def hosts_whole_islands(self) -> bool:
-        """Whether no island of this rank has others too."""
+        """Whether no island of this rank spans other ranks too."""
         return all(island.method.ranks.size == 1 for island in self.islands)
 
     # ---- steps
 
     def requests(self, steps: Iterable[Step]) -> Iterator[Request]:
-        """Yield one request a forward, island by island."""
+        """Yield one request per forward, island by island."""
         for step in steps:
             if self._begins_later(step):
                 assert self.mainland is not None
@@ -131,13 +132,13 @@ class Islands:
         if parting:
             self.part()
         assert self.rounds is not None
-        self.taken = max(self.taken, step.position.step)  # those before are of the mainland, or of before a resume
+        self.taken = max(self.taken, step.position.step)  # earlier steps: by the mainland, or before a resume
         sent, waited_s = self._transport.bytes_sent, self.rounds.waited_s
         loss = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
         data_s = exchange_s = bytes_sent = 0.0
         for island in self.islands:
             part = part_of(step, island.number, self.config.count)
-            if part.size == 0:  # nothing is left of the epoch for it
+            if part.size == 0:  # an incomplete batch leaves it no samples
                 continue
             if self._has_taken(island.number, step):
                 loss += island.losses.get(step.position.step + 1, 0.0)
@@ -160,7 +161,7 @@ class Islands:
         return Outcome(loss, data_s, exchange_s, bytes_sent, keep=self._keeps and (met or parting))
 
     def finish(self) -> None:
-        """Meet a last time, so that all islands end with the same weights."""
+        """Hold a last meeting, so that all islands end with the same weights."""
         if self.mainland is not None:
             self.mainland.finish()
             return
@@ -171,11 +172,11 @@ class Islands:
         self.rounds.finish()
 
     def _has_taken(self, island: int, step: Step) -> bool:
-        """Whether an island has computed a step before the run came to it: a rank was lost since, not this island."""
+        """Whether an island had computed a step that the run repeats, since another island's rank was lost."""
         return step.position.step < self.ahead.get(island, 0)
 
     def _missing(self, step: Step) -> float:
-        """What the loss of a step must be multiplied with, where that of some islands is not known any more."""
+        """Return the factor that corrects the loss of a step for islands whose part of it is lost."""
         lost = [number for number in self.unheard if self._has_taken(number, step)]
         known = step.size - sum(part_of(step, number, self.config.count).size for number in lost)
         return step.size / known if known else 1.0
@@ -196,7 +197,7 @@ class Islands:
         island.method.passes.renew()
 
     def part(self) -> None:
-        """Begin: every island starts from what the mainland has, a copy each."""
+        """Begin the islands, each from a copy of what the mainland has."""
         carried = self._leave_mainland()
         parameters = list(self.learner.model.parameters())
         start = [parameter.detach().clone() for parameter in parameters]
@@ -220,22 +221,22 @@ class Islands:
         )
 
     def fill(self, island: Island, carried: Mapping[str, Any]) -> None:
-        """Give an island what it carries besides its weights, and leave it under the model."""
+        """Load what an island carries besides its weights, and leave it under the model."""
         self.enter(island)
         for name, part in island.method.parts().items():
             if name != "model" and name in carried:
                 part.load_state_dict(carried[name])
-        island.optimizer_state = self.learner.optimizer.state  # type: ignore[assignment]  # a new one, if it was loaded
+        island.optimizer_state = self.learner.optimizer.state  # type: ignore[assignment]  # loading makes a new one
 
     def _leave_mainland(self) -> dict[str, Any]:
-        """Let the mainland end; return what it carries, on every rank. Every rank must call this."""
+        """End the mainland and return what it carries, on every rank; every rank must call this."""
         if self.mainland is None:
             return {}
         self.mainland.finish()
         parts = {name: part for name, part in self.mainland.parts().items() if name not in ("model", "skipped")}
         carried = {name: part.state_dict() for name, part in parts.items()}
-        for name in ("statistics", "exchange"):  # the first rank has put them together
-            carried[name] = self.ranks.from_first(carried[name])  # what the mainland owes, every island owes
+        for name in ("statistics", "exchange"):  # rank 0 has put them together
+            carried[name] = self.ranks.from_first(carried[name])  # every island owes what the mainland owed
         self.mainland.close()
         self.mainland = None
         return carried
@@ -244,7 +245,7 @@ class Islands:
     def evaluation(self) -> Iterator[nn.Module]:
         """Lend out the mean of all islands: their weights, and the statistics of their batch norms.
 
-        What else a network notes in buffers is rank 0's for all, as in a synchronous run.
+        Other buffers of the network are taken from rank 0, as in a synchronous run.
         """
         if self.mainland is not None:
             with self.mainland.evaluation() as model:
@@ -261,11 +262,11 @@ class Islands:
             self.enter(self.islands[0])
 
     def rehearse(self) -> None:
-        """Run a forward and backward of the first island in the open."""
+        """Run a forward and backward of the first island outside graphs."""
         (self.mainland or self.islands[0].method).rehearse()
 
     def parts(self) -> dict[str, Carried]:
-        """The agreed weights as the model, and all that the islands carry."""
+        """Return the mean of all islands as the model, and all that the islands carry."""
         return {"model": Agreed(self), "islands": IslandsState(self), "skipped": self.skipped}
 
     def close(self) -> None:

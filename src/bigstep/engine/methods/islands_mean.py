@@ -1,4 +1,4 @@
-"""The mean of all islands: what an evaluation sees, and the network that a run leaves behind."""
+"""The mean of all islands: the network that is evaluated, and that a run ends with."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from bigstep.norm.statistics import statistics_of, tracking_norms
 __all__ = ["put_mean_under"]
 
 _AVERAGED_AT_ONCE = 1 << 24
-"""Values of which the mean is taken at once: a rank copies so many of each of its islands, never all."""
+"""Values averaged at once: a rank copies at most about so many of each of its islands, never all."""
 
 
 def put_mean_under(model: nn.Module, islands: Sequence[Island], count: int, add_up: ExactSum) -> None:
     """Put the mean of all islands under a model: their weights, and the statistics of their batch norms.
 
-    Every rank must call this. The islands keep what they hold; a model that is to train again needs an island put
-    under it.
+    Every rank must call this. The islands' own weights and statistics stay as they are; before it trains again, the
+    model needs an island put under it.
 
     Args:
-        model: The one that the islands of this rank take turns under.
+        model: The one that the islands of this rank use in turn.
         islands: Those of this rank.
         count: Islands on all ranks.
         add_up: Adds up what the islands hold, for a mean that does not depend on who hosts them.

@@ -1,4 +1,4 @@
-"""What islands carry from step to step: each its own, and what all agreed on, for any number of ranks."""
+"""What islands carry from step to step: what each holds and what all agreed on, for any number of ranks."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class IslandsState:
         method = self._method
         if method.mainland is not None:
             return {"mainland": {name: part.state_dict() for name, part in method.mainland.parts().items()}}
-        shares = method.outer_ranks.to_first(OwnShare(method).state_dict())  # links between islands may be slow
+        shares = method.outer_ranks.to_first(OwnShare(method).state_dict())  # to one rank: these links may be slow
         return {} if shares is None else join_shares(shares)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there, whichever ranks host the islands now; an island that is missing takes what was agreed."""
+        """Continue from there, whichever ranks host the islands now; one that is missing gets the agreed weights."""
         method = self._method
         if "mainland" in state:
             assert method.mainland is not None
@@ -74,7 +74,7 @@ class IslandsState:
 
 
 class OwnShare(IslandsState):
-    """The islands of this rank alone, and what all agreed on: what it can keep without asking any other island."""
+    """The islands of this rank alone, and what all agreed on: what it can save without asking other islands."""
 
     def state_dict(self) -> dict[str, Any]:
         """Collect it; every rank of an island must call this."""
@@ -105,7 +105,7 @@ class OwnShare(IslandsState):
 
 
 def join_shares(shares: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Put the shares of ranks together: they agree on everything but their islands."""
+    """Join the shares of ranks, which agree on everything but their islands."""
     first = shares[0]
     return {
         **first,
@@ -115,7 +115,7 @@ def join_shares(shares: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 class Agreed:
-    """The network as a whole: what an evaluation sees, by name."""
+    """The network as a whole, as it is evaluated: weights and buffers by name."""
 
     def __init__(self, method: Islands):
         self._method = method
@@ -126,15 +126,15 @@ class Agreed:
             return {name: value.detach().clone() for name, value in model.state_dict().items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """What islands carry themselves is loaded by them; buffers that no island has are taken from here."""
+        """Take the buffers; the islands load their weights themselves."""
         names = {name for name, _ in self._method.learner.model.named_parameters()}
         buffers = {name: value for name, value in state.items() if name not in names}
         self._method.learner.model.load_state_dict(buffers, strict=False)
 
 
 class OwnBuffers(Agreed):
-    """The buffers of this rank's model, for what it keeps by itself."""
+    """The buffers of this rank's model, for what it saves by itself."""
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return them by name, without asking anybody."""
+        """Return them by name, without any other rank."""
         return {name: value.detach().clone() for name, value in self._method.learner.model.named_buffers()}

@@ -1,7 +1,7 @@
-"""How what islands have moved comes together: as a sum where nothing is lost, else as the codes of all islands.
+"""How the moves of islands are combined: as a sum if the codec loses nothing, else as the codes of all islands.
 
-A lossy code is written for each island by itself and decoded in the order of islands, and what it misses is kept for
-that island: so a meeting gives the same, whichever ranks host the islands.
+A lossy codec encodes each island by itself, its residual is kept for that island, and codes are decoded in the order of
+islands: so a meeting gives the same result, whichever ranks host the islands.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class Meeting:
-    """A mean that may still be on its way.
+    """A mean that may still be under way.
 
     Args:
-        steps: Bring it.
-        mean: Where it arrives.
-        line: Takes the steps.
-        sent: What they read besides.
+        steps: The steps of communication that bring it.
+        mean: The tensor that will hold it.
+        line: The thread that runs the steps.
+        sent: Other tensors that the steps read.
     """
 
     def __init__(self, steps: Steps, mean: Tensor, line: Line, sent: Sequence[Tensor]):
@@ -57,7 +57,7 @@ class Meeting:
         self._error = error
         try:
             self._arrived = None if self._stream is None else self._stream.record_event()
-        except Exception as broken:  # a device that has failed records nothing, and whoever waits must hear of it
+        except Exception as broken:  # a failed device cannot record an event; wait() must raise the error
             self._error = error or broken
         self._there.set()
 
@@ -67,7 +67,7 @@ class Meeting:
         if self._error is not None:
             raise self._error
         if self._arrived is not None:
-            self._arrived.synchronize()  # on the host: whoever waits here counts the seconds
+            self._arrived.synchronize()  # on the host, so that the caller can time the wait
         return self._mean
 
 
@@ -77,24 +77,24 @@ class Transport:
     Args:
         count: Islands in all.
         ranks: Those that meet: one for each island, or fewer that host several each.
-        config: Names the collective of what can be summed.
-        codec: How what an island has moved is written.
+        config: Names the collective for what can be summed.
+        codec: Encodes the move of an island.
     """
 
     def __init__(self, count: int, ranks: Ranks, config: ExchangeConfig, codec: str):
         self._count, self._ranks, self._codec = count, ranks, codec
-        # of its own: over NCCL to wait for a message holds up a stream, and steps go on meanwhile
+        # a stream of its own: with NCCL, waiting for a message blocks a stream, and steps must go on meanwhile
         apart = ranks.size > 1 and ranks.device.type == "cuda"
         self._line = Line(torch.cuda.Stream(ranks.device) if apart else None)  # type: ignore[no-untyped-call]  # torch's
         self._turn = 0
-        self._kept: dict[int, dict[int, Tensor]] = {}  # island -> fragment -> what its code has missed so far
+        self._kept: dict[int, dict[int, Tensor]] = {}  # island -> fragment -> residual of its codec
         self._layouts: dict[int, tuple[Blocks, int]] = {}
         self._world: World | None = None
         collective: Collective | None = None
         self._bytes_gathered = 0.0
         entry = CODECS[codec]
         self.loses = entry.loses != "nothing"
-        """Whether something is lost or kept back on the way."""
+        """Whether the codec loses something or keeps it back."""
         if ranks.size > 1:
             assert ranks.group is not None
             self._world = World.join(ranks.group, purpose=f"meetings by {config.collective} in {codec}")
@@ -119,9 +119,9 @@ class Transport:
         moved: Iterable[tuple[int, Tensor]],
         present: Mapping[int, bool],
     ) -> Meeting:
-        """Send off what the islands of this rank have moved in a fragment, each by its own share of the mean.
+        """Send off the moves of this rank's islands in a fragment, each weighted by its share of the mean.
 
-        They are asked for one after another and held no longer than they must be: a rank may host many islands.
+        `moved` is read one island at a time and kept no longer than needed: a rank may host many islands.
         """
         if self._sum is not None:
             flats = (flat for _, flat in moved)
@@ -151,7 +151,7 @@ class Transport:
         self._read(number, messages.contiguous(), mean)
 
     def _write(self, number: int, shapes: Sequence[torch.Size], island: int, flat: Tensor, present: bool) -> Tensor:
-        """Return an island's message; one that misses the meeting sends zeros and keeps all."""
+        """Return an island's message; one that misses the meeting sends zeros and keeps its whole residual."""
         if self._codec in _HALF:
             return flat.to(_HALF[self._codec]).view(torch.uint8)
         blocks, length = self._layout(number, shapes, flat.device)
@@ -164,7 +164,7 @@ class Transport:
         return message
 
     def _read(self, number: int, messages: Tensor, mean: Tensor) -> None:
-        """Add up the messages of all islands, in their order."""
+        """Add up the messages of all islands, in the order of islands."""
         if self._codec in _HALF:
             for message in messages:
                 mean.add_(message.view(_HALF[self._codec]).to(mean.dtype))
@@ -185,11 +185,11 @@ class Transport:
         return self._layouts[number]
 
     def owed(self, number: int, *, copy: bool) -> dict[int, Tensor]:
-        """Return what the codes of this rank's islands have missed in a fragment so far, or nothing unless `copy`."""
+        """Return copies of the residuals of this rank's islands in a fragment; nothing unless `copy`."""
         return {island: kept[number].clone() for island, kept in self._kept.items() if copy and number in kept}
 
     def take_back(self, number: int, owed: Mapping[int, Tensor]) -> None:
-        """Forget what was written for a meeting that could not be held."""
+        """Restore the residuals from before a meeting that could not be held."""
         for island, kept in self._kept.items():
             kept.pop(number, None)
             if island in owed:
@@ -200,7 +200,7 @@ class Transport:
         self._line.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the codes of this rank's islands have missed, by island."""
+        """Return the residuals of this rank's islands, by island."""
         return {str(island): {str(n): kept for n, kept in by_part.items()} for island, by_part in self._kept.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

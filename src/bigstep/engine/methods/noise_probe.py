@@ -15,16 +15,16 @@ __all__ = ["Probe", "not_seen"]
 
 
 def not_seen(device: torch.device) -> Tensor:
-    """What a rank brings into a measurement that it took no part in: the sum over ranks is the measurement."""
+    """Return zeros, the contribution of a rank that did not measure: the sum over ranks is the measurement."""
     return torch.zeros(4, dtype=torch.float64, device=device)
 
 
 class Probe:
     """Compares the gradient of a step's first forward with that of the whole step.
 
-    What `compare` gives as |g_b|^2 is |g_B|^2 + |g_b - g_B|^2. It has the same mean, since the first forward's samples
-    are as good as any others of the step, so that E[(g_b - g_B) . g_B] = 0. That product is left out because it would
-    hide the rest where a batch lies far beyond the noise scale.
+    What `compare` returns as |g_b|^2 is |g_B|^2 + |g_b - g_B|^2. It has the same mean: the first forward's samples are
+    a random part of the step's, so that E[(g_b - g_B) . g_B] = 0. That product is left out because it would drown the
+    rest if the batch is far larger than the noise scale.
 
     >>> probe = Probe([torch.tensor([3.0])], small=2, big=8, weight=0.25)  # a quarter of the batch has counted so far
     >>> probe.compare([torch.tensor([10.0])]).tolist()  # 10^2 + (3 / 0.25 - 10)^2 and 10^2
@@ -36,13 +36,13 @@ class Probe:
     """
 
     def __init__(self, gradients: Sequence[Tensor | None], small: int, big: int, weight: float):
-        """Copy what the first forward has left.
+        """Copy the gradient of the first forward.
 
         Args:
             gradients: Of all parameters, each `weight` times that of the mean loss over the forward; None is zero.
             small: Samples of the forward.
             big: Samples of the step.
-            weight: What the forward counts in this rank's sum.
+            weight: The weight of the forward in this rank's sum.
         """
         copies = iter(torch._foreach_div([gradient for gradient in gradients if gradient is not None], weight))
         self._first = [None if gradient is None else next(copies) for gradient in gradients]
@@ -53,7 +53,7 @@ class Probe:
 
         Args:
             gradients: Of all parameters, in the same order; None for a parameter that no forward used.
-            loss_scale: By which both gradients are too large.
+            loss_scale: The factor by which both gradients are too large.
 
         Returns:
             |g_b|^2, b, |g_B|^2 and B in float64, on the device.

@@ -12,8 +12,8 @@ References:
     Low-Communication Training of Language Models, 2023, algorithm 1 (Nesterov); Douillard et al., Streaming DiLoCo,
     2025 (fragments that meet in turn, while the islands compute on).
 
-Differs from the papers: islands count by the samples they have seen since they last met, which differ in the last batch
-of an epoch, and where one has missed a meeting.
+Differs from the papers: islands are weighted by the samples they have seen since they last met; these numbers differ
+after the last batch of an epoch, and if an island has missed a meeting.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ __all__ = ["Fragment", "Outer", "cut_into_fragments"]
 
 @dataclass
 class Fragment:
-    """Some parameters that meet together: what was agreed on, and the outer velocity."""
+    """Parameters that are averaged together: their agreed weights, and the outer velocity."""
 
     indices: tuple[int, ...]
-    """Of the parameters, in the order of the model."""
+    """Indices of the parameters, in the order of the model."""
     agreed: Tensor
     """theta, flat."""
     velocity: Tensor
@@ -63,13 +63,13 @@ class Outer:
     Args:
         weights: Those that all islands start from.
         config: The outer optimizer.
-        fragments: In how many parts the network meets.
-        transport: Brings together what islands have moved.
+        fragments: The number of parts into which the network is cut.
+        transport: Combines the moves of islands.
     """
 
     def __init__(self, weights: Sequence[Tensor], config: OuterConfig, fragments: int, transport: Transport):
         self._config, self._transport = config, transport
-        # the mean of weights themselves: no rounding of a difference, so that one island alone changes nothing
+        # average the weights themselves: no difference is rounded, so that a single island changes nothing
         self._takes_mean = config.name == "average" and not transport.loses
         self.fragments = [
             Fragment(indices, _flat(weights, indices), torch.zeros_like(_flat(weights, indices)))
@@ -83,7 +83,7 @@ class Outer:
         Args:
             number: Of the fragment.
             islands: The weights of each island of this rank.
-            share: What an island counts in the mean; 0 for one that misses the meeting.
+            share: The weight of an island in the mean; 0 for one that misses the meeting.
         """
         fragment = self.fragments[number]
 
@@ -111,14 +111,14 @@ class Outer:
 
     @torch.no_grad()
     def hand_out(self, number: int, weights: Sequence[Tensor], keep: float = 0.0) -> None:
-        """Bring an island to the agreed weights of a fragment, `keep` of its own way left to it."""
+        """Bring an island to the agreed weights of a fragment; its own weights count `keep` in the result."""
         fragment = self.fragments[number]
         pieces = fragment.agreed.split_with_sizes([self._shapes[i].numel() for i in fragment.indices])
         for index, piece in zip(fragment.indices, pieces, strict=True):
             weights[index].mul_(keep).add_(piece.view(self._shapes[index]), alpha=1 - keep)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was agreed on and the velocities, the same on every rank, and what its islands kept back."""
+        """Return the agreed weights and velocities, the same on every rank, and the residuals of its islands."""
         return {
             "agreed": [fragment.agreed for fragment in self.fragments],
             "velocity": [fragment.velocity for fragment in self.fragments],
@@ -127,7 +127,7 @@ class Outer:
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there, on any number of ranks."""
+        """Continue from there, on any number of ranks."""
         for fragment, agreed, velocity in zip(self.fragments, state["agreed"], state["velocity"], strict=True):
             fragment.agreed.copy_(agreed)
             fragment.velocity.copy_(velocity)

@@ -1,4 +1,4 @@
-"""The gradients of several ranks under DDP and the configured exchange; and what one rank owes if others are gone."""
+"""The gradients of several ranks under DDP and the configured exchange; and what they leave to a run on one rank."""
 
 from __future__ import annotations
 
@@ -53,21 +53,21 @@ class Parallel:
     """DDP around a learner's objective, with an exchange under it; every rank must make it.
 
     DDP regroups its buckets after its first backward. A sum over ranks is rounded in an order that depends on where
-    a gradient lies in its bucket, so the regrouping is provoked here, with a backward whose gradient is thrown away:
+    a gradient lies in its bucket, so the regrouping is triggered here, by a backward whose gradient is thrown away:
     every step of the run, resumed or not, then sees the same buckets and gives the same bits. With `bucket_mb: auto`
     the size of the buckets depends on the clock, and so do the last bits.
 
-    A network may leave some parameters without a gradient. A backward before all others shows whether it does; if so,
-    DDP looks for such in every step, and where no rank has used one it stays without, as on one rank.
+    A network may leave some parameters without a gradient. A trial backward shows whether it does; if so, DDP looks for
+    them in every step, and one that no rank has used stays without a gradient, as on one rank.
 
     Args:
         learner: What is trained.
         ranks: Those that share it.
         precision: Of forwards.
         config: The exchange.
-        example: A small (inputs, target) to provoke the regrouping with.
+        example: A small (inputs, target) to trigger the regrouping with.
         steps_taken: How many steps the run has taken; asked when the state of a single rank is loaded.
-        parts: Of the sum of a step, where every worker is one by itself; 0 for the mean over ranks.
+        parts: Parts of a step's sum, if every worker adds one of its own; 0 for the mean over ranks.
     """
 
     def __init__(
@@ -83,14 +83,14 @@ class Parallel:
         self._learner, self._ranks, self._precision, self._steps_taken = learner, ranks, precision, steps_taken
         self.exchange = make_exchange(config, ranks.timeout_s, learner.rank_adagrad, parts)
         self._double_buffer = config.double_buffer
-        self._late_counts = 1.0  # of the gradient that double buffering has on its way
+        self._late_counts = 1.0  # the weight of the gradient that double buffering has in flight
         self._tuner: BucketTuner | None = None
         self._ddp: DistributedDataParallel | None = None
         self._searches = self._find_unused(example)
         if self._searches and (parts or config.double_buffer):
             name, what = min(self._searches), "exact sums" if parts else "exchange.double_buffer=true"
             raise ConfigError(
-                f"{name.removeprefix('model.')} gets no gradient, but on several ranks {what} take one of every "
+                f"{name.removeprefix('model.')} gets no gradient, but several ranks with {what} need one for every "
                 "parameter: set its requires_grad to False, or remove it from the model."
             )
         if config.bucket_mb == "auto":
@@ -102,7 +102,7 @@ class Parallel:
 
     @property
     def ddp(self) -> DistributedDataParallel:
-        """The DDP object of the next step: the tuner's while it looks for the size of buckets, and after."""
+        """The DDP object of the next step: the tuner's, if a tuner chooses the size of buckets."""
         ddp = self._tuner.ddp if self._tuner else self._ddp
         assert ddp is not None
         return ddp
@@ -113,7 +113,7 @@ class Parallel:
         return self._tuner is None or self._tuner.done
 
     def ended(self) -> tuple[Note, ...]:
-        """Let the tuner see the end of a step; tell what it chose."""
+        """Let the tuner see the end of a step; report what it chose."""
         tuner = self._tuner
         if tuner is None or tuner.done:
             return ()
@@ -123,7 +123,7 @@ class Parallel:
         return (Note(f"Buckets of {tuner.bucket_mb:g} MB are the fastest here.", {"bucket_sizes": tuner.table}),)
 
     def require_complete(self, steps: int) -> None:
-        """Refuse a backward behind `steps` others that has left out a parameter, for which DDP would wait for ever."""
+        """Refuse a backward, after `steps` others, that left out a parameter: DDP would wait for it for ever."""
         if self.exchange.steps == steps:
             raise RunError(
                 "Some parameters got a gradient in one forward and none in another, which several ranks cannot "
@@ -132,26 +132,26 @@ class Parallel:
             )
 
     def counts_of(self, counts: float) -> float:
-        """Return what the gradient at hand counts: double buffering hands out that of the step before."""
+        """Return the weight of the gradient at hand: under double buffering it is that of the step before."""
         if not self._double_buffer:
             return counts
         late, self._late_counts = self._late_counts, counts
         return late
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Gather what the ranks carry; a gradient on its way is saved as what it counts."""
+        """Gather what the ranks carry; a gradient in flight is saved times its weight."""
         state = self.exchange.gather_state()
         if state is not None and self._late_counts != 1:
             state["late"] = {name: piece * self._late_counts for name, piece in state["late"].items()}
         return state
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        """Go on with what the ranks carried, however many they were."""
+        """Continue with what the ranks carried, however many they were."""
         self._late_counts = 1.0
         if state is not None:
             self.exchange.load_state_dict(state)
         else:
-            self.exchange.steps = self._steps_taken()  # one rank has run them: the warm-up does not begin again
+            self.exchange.steps = self._steps_taken()  # one rank has taken them: the warm-up does not start again
 
     def _wrap(self, bucket_mb: float) -> DistributedDataParallel:
         device = self._ranks.device
@@ -207,7 +207,7 @@ class Parallel:
 
 
 class Debt:
-    """What the ranks of a resumed run had not delivered when there were several; one rank adds it to its gradient."""
+    """What several ranks had not delivered when their run was saved; on one rank it is added to the next gradient."""
 
     def __init__(self) -> None:
         self._owed: dict[str, Tensor] = {}
@@ -228,7 +228,7 @@ class Debt:
         self._owed = {}
 
     def state_dict(self) -> None:
-        """A rank alone owes nothing from step to step."""
+        """A single rank owes nothing from step to step."""
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Take over what several ranks owed."""

@@ -1,4 +1,4 @@
-"""When islands meet, who comes, and what a meeting brings them; `Outer` says what it does to the agreed weights."""
+"""When islands meet, which of them, and what each gets; `Outer` says what a meeting does to the agreed weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bigstep.engine.state import Count
 __all__ = ["Rounds"]
 
 _BLEND = 0.5
-"""What an island keeps of its own way when a meeting arrives late (Streaming DiLoCo's alpha)."""
+"""The weight of an island's own weights when a mean arrives with delay (Streaming DiLoCo's alpha)."""
 
 
 class Rounds:
@@ -29,12 +29,12 @@ class Rounds:
         config: How many islands there are, how often they meet, and how many miss a meeting.
         islands: Those of this rank.
         outer: The agreed weights, and the rule that moves them.
-        transport: Brings islands together.
+        transport: Carries what islands send.
         ranks: Those that meet.
-        skipped: Where steps that an island has dropped are counted, when a meeting tells of them.
+        skipped: Counts the steps that islands have dropped, as meetings report them.
         renew: Called with an island whose weights a meeting has changed.
         seed: Of the run.
-        keeps: Whether a meeting that fails must leave everything as it was, since survivors keep it.
+        keeps: Whether a meeting that fails must leave everything as it was, since surviving ranks save it.
     """
 
     def __init__(
@@ -53,20 +53,20 @@ class Rounds:
         self.config, self.islands, self.outer, self._transport = config, islands, outer, transport
         self._ranks, self._skipped, self._renew, self._seed, self._keeps = ranks, skipped, renew, seed, keeps
         self.steps = 0
-        """Taken since the islands parted."""
+        """Taken since the islands began."""
         self.travelling: dict[int, tuple[Meeting | Tensor, int]] = {}
-        """By fragment, the mean that is on its way and the step that it is used at."""
+        """By fragment, the mean that is under way and the step at which it is used."""
         self.present = [[True] * config.count for _ in outer.fragments]
         """By fragment, which islands were at its last meeting."""
         self.met = (0, 0, 0)
-        """The last meeting that was held: its step, 1 for the last of a run, its fragment."""
+        """The last meeting that was held: its step, 1 if it was the final one of a run, its fragment."""
         self.sent: dict[int, Tensor] = {}
-        """By island, what its code would have missed in a meeting that could not be held."""
+        """By island, its residual after it was encoded for a meeting that then failed."""
         self.waited_s = 0.0
         """Seconds spent waiting for other islands."""
 
     def after_step(self) -> bool:
-        """Let fragments arrive and depart whose step it is; return whether the last of them has arrived."""
+        """Let the fragments that are due arrive and depart; return whether the last fragment has arrived."""
         self.steps += 1
         met = False
         every, fragments = self.config.every, len(self.outer.fragments)
@@ -77,22 +77,22 @@ class Rounds:
             if (self.steps - number * every // fragments) % every == 0:
                 if self.config.overlap:
                     self._depart(number)
-                elif (self.steps, 0, number) <= self.met:  # held before a rank was lost
+                elif (self.steps, 0, number) <= self.met:  # was held before a rank was lost
                     met = number == fragments - 1
                 else:
                     met = self._hold(number) and number == fragments - 1
         return met
 
     def finish(self) -> None:
-        """Meet a last time in every fragment, so that all islands end with the same weights."""
+        """Hold a last meeting in every fragment, so that all islands end with the same weights."""
         for number in range(len(self.outer.fragments)):
-            # a mean that is on its way arrives sooner than planned; what islands have done since it left counts too
+            # a mean under way arrives sooner than planned; what islands have done since it departed counts too
             _, due = self.travelling.get(number, (None, 0))
             self._arrive(number, keep=_BLEND if due < self.steps + self.config.overlap else 0.0)
             self._hold(number, last=True)
 
     def _hold(self, number: int, *, last: bool = False) -> bool:
-        """Hold a meeting at once and return whether anybody came; if it fails, the islands stand as before it."""
+        """Hold a meeting at once and return whether any island took part; if it fails, islands stay as they were."""
         if last and (self.steps, 1, number) <= self.met:
             return True
         samples = [list(island.samples) for island in self.islands]
@@ -101,9 +101,9 @@ class Rounds:
             self._depart(number, everybody=last)
             held = number in self.travelling
             self._arrive(number)
-            if last and not held:  # nobody has moved since, but who had missed a meeting stands behind what was agreed
+            if last and not held:  # no island has moved since, but one that missed a meeting lacks the agreed weights
                 self._hand_out(number)
-        except Exception:  # whatever it was, it rises; but survivors keep what stands now, so nothing may be half done
+        except Exception:  # raised again; but surviving ranks save the present state, so nothing may be half done
             self.travelling.pop(number, None)
             self.sent = self._transport.owed(number, copy=True)
             self._transport.take_back(number, owed)
@@ -114,7 +114,7 @@ class Rounds:
         return held
 
     def _depart(self, number: int, *, everybody: bool = False) -> None:
-        """Send off what the islands have moved in a fragment; `everybody` misses none."""
+        """Send off what the islands have moved in a fragment; with `everybody` none misses the meeting."""
         counts = self._samples_of_all(number)
         present = [everybody or not self._misses(number, island) for island in range(self.config.count)]
         self.present[number] = present
@@ -129,7 +129,7 @@ class Rounds:
                 island.samples[number] = 0
 
     def _arrive(self, number: int, keep: float = 0.0) -> None:
-        """Take an outer step with the mean, and bring the islands that were there to the agreed weights."""
+        """Take an outer step with the mean, and bring the islands that took part to the agreed weights."""
         if number not in self.travelling:
             return
         meeting, _ = self.travelling.pop(number)
@@ -145,7 +145,7 @@ class Rounds:
                 self._renew(island)
 
     def _samples_of_all(self, number: int) -> list[int]:
-        """Count what each island has seen since it last met in a fragment; the same message tells what was dropped."""
+        """Count the samples of each island since its last meeting in a fragment; also add up the dropped steps."""
         *counts, dropped = [0] * (self.config.count + 1)
         for island in self.islands:
             counts[island.number] = island.samples[number]
@@ -154,7 +154,7 @@ class Rounds:
         if self._ranks.size > 1:
             told = torch.tensor([*counts, dropped], device=self._ranks.device)
             if told.is_cuda:
-                # what the islands still compute is no waiting for others; another mean may stay on its way
+                # what the islands still compute must not count as waiting for others; another mean may stay under way
                 torch.cuda.current_stream(told.device).synchronize()
             with self._waiting():
                 *counts, dropped = map(int, self._ranks.sum_(told).tolist())
@@ -163,13 +163,13 @@ class Rounds:
 
     @contextlib.contextmanager
     def _waiting(self) -> Iterator[None]:
-        """Count time as that of an exchange which computing does not hide."""
+        """Count time as exchange that no computation hides."""
         begun = time.perf_counter()
         yield
         self.waited_s += time.perf_counter() - begun
 
     def _misses(self, number: int, island: int) -> bool:
-        """Whether an island misses this meeting, by a draw that is the same on all ranks."""
+        """Whether an island misses this meeting, by a random draw that is the same on all ranks."""
         if not self.config.drop:
             return False
         seed = ((self._seed * 1_000_003 + self.steps) * 1_009 + number) * 1_009 + island

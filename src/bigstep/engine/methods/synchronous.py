@@ -1,7 +1,7 @@
 """Synchronous SGD on logical workers: a step is the mean gradient over all workers, and one update with it.
 
-A rank runs its workers' samples forward after forward, each weighted by its share of the step; how a forward and its
-backward are computed, and how gradients meet those of other ranks, is the pass's (`eager`, `graphed`).
+A rank runs its workers' samples forward after forward, each weighted by its share of the step; the pass (`eager`,
+`graphed`) decides how a forward and its backward are computed and how gradients are exchanged with other ranks.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Pass(Protocol):
     """How forward, backward, exchange and update are computed."""
 
     gives_mean: bool
-    """Whether a step leaves the mean gradient itself, so that noise can be measured on it."""
+    """Whether the gradient of a step is the mean itself, so that noise can be measured on it."""
     counts: float
-    """What the gradient of the step at hand counts in its update: 1, or the part of a full batch that it holds."""
+    """The weight of the current step's gradient in its update: 1, or the fraction of a full batch that it holds."""
 
     def add(self, inputs: Any, target: Any, weight: float, *, last: bool, keep: bool) -> Tensor:
         """Add `weight` times the gradient of a forward's mean loss; return that loss, times the weight.
@@ -45,36 +45,36 @@ class Pass(Protocol):
         Args:
             inputs: Of the forward; None for a rank without samples, whose gradient is 0.
             target: Of the forward.
-            weight: What it counts in the step.
+            weight: Its share of the step.
             last: The rank's last forward of the step: gradients are exchanged within it.
             keep: Keep this rank's own gradients, so that `own_gradients` can give them.
         """
 
     def own_gradients(self) -> list[Tensor | None]:
-        """Return what this rank's forwards have added so far, parameter by parameter, also behind the exchange."""
+        """Return what this rank's forwards have added so far, parameter by parameter, even after the exchange."""
 
     def gradients(self) -> list[Tensor | None]:
         """Return the gradient of the step, parameter by parameter."""
 
     @property
     def own_weight(self) -> float:
-        """By what the gradients of this rank are larger than their part of the mean."""
+        """The factor by which this rank's gradients are larger than their share of the mean."""
 
     @property
     def loss_scale(self) -> Tensor | float:
-        """By what all gradients are too large."""
+        """The factor by which all gradients are too large."""
 
     def complete(self, step: Step, inputs: Any) -> bool:
         """Finish the gradient; return whether it can be used. `inputs` are those of this rank's last forward."""
 
     def update(self) -> None:
-        """Update the weights with what the gradient counts, and clear it."""
+        """Update the weights with the gradient times `counts`, and clear it."""
 
     def flush(self) -> None:
-        """Update with a gradient that is still on its way, if there is one."""
+        """Update with a gradient that is still in flight, if there is one."""
 
     def ended(self) -> tuple[Note, ...]:
-        """Take note of the end of a step."""
+        """Register the end of a step; return remarks on what the pass has found out."""
 
     @property
     def steady(self) -> bool:
@@ -84,13 +84,13 @@ class Pass(Protocol):
         """Return the seconds of exposed exchange and the bytes sent by this rank, since the beginning."""
 
     def guard(self) -> contextlib.AbstractContextManager[object]:
-        """Turn errors of an exchange that failed into its sentence."""
+        """Turn the errors that a failed exchange causes into its own error."""
 
     def renew(self) -> None:
-        """Take note that the weights were changed by somebody else."""
+        """Renew what is derived from the weights: something other than the pass has changed them."""
 
     def rehearse(self) -> None:
-        """Run a forward and backward in the open, and leave no trace."""
+        """Run a forward and backward outside graphs, without side effects."""
 
     def parts(self) -> Mapping[str, Carried]:
         """Return what the pass carries, by name."""
@@ -109,7 +109,7 @@ class Gathered(NamedTuple):
 
 @dataclass(frozen=True)
 class _OfAllRanks:
-    """Batch-norm statistics, of which each rank holds a share; the first puts them together."""
+    """Batch-norm statistics, of which each rank holds a share; rank 0 puts them together."""
 
     learner: Learner
     ranks: Ranks
@@ -130,8 +130,8 @@ class Synchronous:
         forwards: Which samples go through together.
         ranks: Those that share the workers of this learner.
         seed: Of the run.
-        measure: Measure the noise scale on the way.
-        weigh: Let the gradient of an incomplete batch count as much as its samples.
+        measure: Measure the noise scale while training.
+        weigh: Scale the gradient of an incomplete batch by the fraction of a full batch that it holds.
     """
 
     def __init__(
@@ -154,11 +154,11 @@ class Synchronous:
         self._seed = seed
 
     def requests(self, steps: Iterable[Step]) -> Iterator[Request]:
-        """Yield one request a forward."""
+        """Yield one request per forward."""
         return self.forwards.requests(steps, self._is_cut)
 
     def step(self, step: Step, batches: Batches) -> Outcome:
-        """Take the gradient and update with it."""
+        """Compute the gradient and update with it."""
         exposed, sent = self.passes.traffic()
         with self.passes.guard():
             gathered = self.accumulate(step, batches)
@@ -170,7 +170,7 @@ class Synchronous:
         )
 
     def accumulate(self, step: Step, batches: Batches) -> Gathered:
-        """Leave the mean gradient of a step; all ranks call this, also those that have no samples in it."""
+        """Compute the mean gradient of a step; all ranks call this, even those that have no samples in it."""
         measured = self.measures(step)
         self.passes.counts = step.filled if self._weigh else 1.0
         forwards = self.forwards.of(step, cut=self._is_cut(step))
@@ -183,7 +183,7 @@ class Synchronous:
             inputs, target, wait_s = self._begin(step, forward, seen, batches)
             is_probed = measured and forward.first_worker == 0
             added = self.passes.add(inputs, target, weight, last=index == len(forwards) - 1, keep=is_probed)
-            loss += added.view(())  # a user's own may give its one number in any shape
+            loss += added.view(())  # a user's loss may return its one number in any shape
             if is_probed:
                 probe = Probe(self.passes.own_gradients(), forward.size, step.size, weight * self.passes.own_weight)
             data_s += wait_s
@@ -199,9 +199,9 @@ class Synchronous:
         return Gathered(loss, data_s, noise)
 
     def measures(self, step: Step) -> bool:
-        """Whether the noise scale is measured in a step: the same on all ranks, and if the run is resumed.
+        """Whether the noise scale is measured in a step: the same on all ranks, and in a resumed run.
 
-        It cannot be where all samples are one worker's, nor where the exchange hands out something else than the mean.
+        It cannot be if one worker has all samples, nor if the exchange yields something other than the mean.
         """
         if not self._measure or step.active < 2 or not self.passes.gives_mean:
             return False
@@ -213,18 +213,18 @@ class Synchronous:
         return step.position.step % every == 0
 
     def _is_cut(self, step: Step) -> bool:
-        """Whether a rank that is alone runs two forwards at least, so that they can be compared."""
+        """Whether a step is cut into at least two forwards, so that their gradients can be compared."""
         return (self.ranks.size == 1 or self.forwards.measured > 0) and self.measures(step)
 
     def finish(self) -> None:
-        """Use the gradient that double buffering still has on its way."""
+        """Update with the gradient that double buffering still has in flight."""
         self.passes.flush()
 
     @contextlib.contextmanager
     def evaluation(self) -> Iterator[nn.Module]:
         """Lend out the model, with batch-norm statistics that are averaged over all workers.
 
-        What else a network notes in buffers as it trains, each rank for itself, is rank 0's for all, as under DDP.
+        Other buffers that a network updates as it trains differ from rank to rank; all take rank 0's, as under DDP.
         """
         self.learner.statistics.synchronize(self.ranks.sum_)
         self.ranks.take_first_(other_buffers(self.learner.model))
@@ -235,7 +235,7 @@ class Synchronous:
             self.learner.model.train()
 
     def rehearse(self) -> None:
-        """Run a forward and backward in the open, for a profile."""
+        """Run a forward and backward outside graphs, for a profile."""
         self.passes.rehearse()
 
     def parts(self) -> dict[str, Carried]:
@@ -249,11 +249,11 @@ class Synchronous:
         }
 
     def close(self) -> None:
-        """Let go of the exchange."""
+        """Close the exchange."""
         self.passes.close()
 
     def _begin(self, step: Step, forward: Forward, seen: int, batches: Batches) -> tuple[Any, Any, float]:
-        """Make ready for a forward, `seen` workers of this step being done; return input, target and the wait."""
+        """Prepare a forward, after `seen` workers of this step; return input, target and the seconds of waiting."""
         asked = time.perf_counter()
         inputs, target = next(batches)
         waited_s = time.perf_counter() - asked
@@ -267,7 +267,7 @@ class Synchronous:
         """Tie dropout and the like to (seed, step, worker), so that they do not depend on the number of ranks.
 
         The generators are seeded directly: `torch.manual_seed` also prepares devices that are not there, at a cost
-        that shows beside a small forward.
+        that is noticeable next to a small forward.
         """
         seed = (self._seed * 1_000_003 + step.position.step) * 1_000_003 + self.first_worker + forward.first_worker
         torch.default_generator.manual_seed(seed)

@@ -1,1 +1,1 @@
-"""Whoever hears what happens in a run: progress, records, watches; none is called by another."""
+"""Observers, which hear what happens in a run: progress, records, watches; none calls another."""

@@ -1,11 +1,11 @@
-"""Whoever hears what happens in a run. None calls another: what one remarks goes back, and all are told."""
+"""Observers hear what happens in a run. None calls another: each returns its remarks, and the audience tells all."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # whoever only shows progress needs no torch
+if TYPE_CHECKING:  # showing progress needs no torch
     from bigstep.data.sampler import Step
     from bigstep.engine.meter import Flush
     from bigstep.engine.methods.base import Batches, Note, Outcome
@@ -17,24 +17,24 @@ Row = Mapping[str, Any]
 
 
 class Observer:
-    """Hears nothing of interest; subclasses take what they need. All ranks call `stepped` and `flushed` alike."""
+    """Ignores all events; subclasses override what they need. All ranks call `stepped` and `flushed` alike."""
 
     def feed(self, batches: Batches) -> Batches:
         """Look at the batches of an epoch as they come."""
         return batches
 
     def stepped(self, step: Step, outcome: Outcome, *, pausing: bool) -> Iterable[Note]:
-        """Hear of a step, at once.
+        """Hear of a step as soon as it is taken.
 
         Args:
             step: Which one.
             outcome: What it gave on this rank.
-            pausing: Something that is no step comes next, such as an evaluation.
+            pausing: Something other than a step comes next, such as an evaluation.
         """
         return ()
 
     def flushed(self, flush: Flush) -> Iterable[Note]:
-        """Hear what some steps gave on all ranks, before their rows are told; facts may be added to the rows."""
+        """Hear the results of some steps on all ranks, before their rows; facts may be added to the rows."""
         return ()
 
     def row(self, row: Row) -> None:
@@ -47,7 +47,7 @@ class Observer:
         """Hear a remark."""
 
     def closed(self) -> Iterable[Note]:
-        """The run has ended, well or not."""
+        """Hear that the run has ended, successfully or not."""
         return ()
 
     def parts(self) -> Mapping[str, Carried]:
@@ -68,30 +68,30 @@ class Audience:
         return batches
 
     def stepped(self, step: Step, outcome: Outcome, *, pausing: bool) -> None:
-        """Tell of a step, and of what the method and the observers remark."""
+        """Pass on a step, and the remarks of the method and the observers."""
         self._tell(outcome.notes)
         for observer in self.observers:
             self._tell(observer.stepped(step, outcome, pausing=pausing))
 
     def flushed(self, flush: Flush) -> None:
-        """Tell what some steps gave, first as a whole, then row by row."""
+        """Pass on the results of some steps, first as a whole, then row by row."""
         remarks = [note for observer in self.observers for note in observer.flushed(flush)]
         for row in flush.rows:
             self.row(row)
         self._tell(remarks)
 
     def row(self, row: Row) -> None:
-        """Tell a training row."""
+        """Pass on a training row."""
         for observer in self.observers:
             observer.row(row)
 
     def evaluated(self, row: Row) -> None:
-        """Tell of an evaluation."""
+        """Pass on an evaluation row."""
         for observer in self.observers:
             observer.evaluated(row)
 
     def noted(self, text: str, **facts: Any) -> None:
-        """Tell a remark."""
+        """Pass on a remark."""
         for observer in self.observers:
             observer.noted(text, **facts)
 
@@ -105,7 +105,7 @@ class Audience:
         return {name: part.state_dict() for name, part in self._parts().items()} or None
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Let those that are here go on from what they carried."""
+        """Let the present observers continue from what they carried."""
         for name, part in self._parts().items():
             if state is not None and name in state:
                 part.load_state_dict(state[name])

@@ -1,4 +1,4 @@
-"""Naming why a step on a CPU takes many times as long as it should: other programs have the cores."""
+"""Naming why a step on a CPU takes many times as long as it should: other programs occupy the cores."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from bigstep.engine.observers.base import Observer
 __all__ = ["BusyWatch"]
 
 _LONG_ENOUGH_S = 5.0
-"""Of computing, before anything is said."""
+"""Seconds of computing before anything is said."""
 _OWN = 0.6
-"""Share of the processor time asked for, below which others have it."""
+"""If the threads get less than this share of the processor time they could use, others have it."""
 _CROWDED = 1.5
-"""Load of the machine a core from which on there are others; this run alone makes one."""
+"""Load of the machine per core from which on other programs are running; this run alone makes one."""
 
 
 class BusyWatch(Observer):
-    """Says once if the threads of this process seldom have the cores that they wait for one another on.
+    """Says once if other programs often keep the threads of this process from running.
 
     All threads of an operation end together, and a small network has thousands of operations a step. A thread that has
     no core holds up the others: two threads on two busy cores were seen to take 30 times as long as one.
 
     Args:
-        threads: That an operation takes.
-        rank: Whose times are looked at, on this machine.
+        threads: The number that an operation uses.
+        rank: That of this process, whose times are read.
 
     >>> watch = BusyWatch(threads=2, rank=0)
     >>> watch.see(4.0, 1.8, 5.5, cores=2)
@@ -44,7 +44,7 @@ class BusyWatch(Observer):
         self._clock = time.process_time()
 
     def flushed(self, flush: Flush) -> Iterable[Note]:
-        """Look at the time that computing took and at the time that this process had a core."""
+        """Compare the time that computing took with the processor time of this process."""
         now = time.process_time()
         had_s, self._clock = now - self._clock, now
         cores = os.cpu_count() or 1
@@ -52,7 +52,7 @@ class BusyWatch(Observer):
             yield Note(sentence)
 
     def see(self, compute_s: float, had_s: float, load: float, cores: int) -> str | None:
-        """Take the seconds of computing and those of processor time since the last call, and the machine's load."""
+        """Take the seconds of computing and of processor time since the last call, and the machine's load."""
         if self._threads < 2:
             return None
         self._computed_s += compute_s

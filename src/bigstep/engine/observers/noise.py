@@ -1,7 +1,7 @@
-"""The gradient noise scale: the batch at which a step is worth half of what an endless batch would give.
+"""The gradient noise scale: the batch at which a step is worth half of what an infinite batch would give.
 
 A gradient over b samples is g_b = G + noise, with E|noise|^2 = tr(Sigma) / b. So a small batch (b) and a large one (B)
-of the same step tell the two unknowns apart:
+of the same step determine the two unknowns:
 
     |G|^2 = (B |g_B|^2 - b |g_b|^2) / (B - b)          S = (|g_b|^2 - |g_B|^2) / (1/b - 1/B)
 
@@ -32,17 +32,17 @@ DECAY = 0.95
 """Of the running means, per measurement: about the last 20 count."""
 
 SETTLED = 10
-"""Measurements after which the scale is worth speaking of."""
+"""Measurements after which the scale is reliable enough for advice."""
 
 FAR = 4.0
-"""Batches beyond so many noise scales are far: doubling one there saves a tenth of the steps at most."""
+"""A batch of more than so many noise scales is far beyond them: to double it saves at most a tenth of the steps."""
 
 
 class NoiseScale:
     """Running means of S and |G|^2, and their ratio.
 
-    The means are taken apart, since a mean of ratios would be biased. Both have seen the same number of measurements,
-    so the correction for their start from zero is the same factor in both and leaves the ratio.
+    The means are taken separately, since a mean of ratios would be biased. Both have seen the same measurements, so the
+    correction for their start at zero is the same factor in both and cancels in the ratio.
 
     >>> scale = NoiseScale()
     >>> signal, noise = 0.01, 5.0  # of a gradient whose noise scale is 500
@@ -71,7 +71,7 @@ class NoiseScale:
             small_norm2: |g_b|^2.
             small: b, in samples.
             big_norm2: |g_B|^2; a measurement that is not finite (fp16 with too large a loss scale) is left out.
-            big: B, in samples; where one forward held the whole step there are no two gradients, and nothing is taken.
+            big: B, in samples; if it equals b, one forward held the whole step and there is nothing to compare.
         """
         if small == big:
             return
@@ -90,7 +90,7 @@ class NoiseScale:
 
     @property
     def settled(self) -> bool:
-        """Whether enough was measured to speak of it."""
+        """Whether enough was measured to rely on it."""
         return self.count >= SETTLED
 
     def state_dict(self) -> dict[str, Any]:
@@ -103,17 +103,17 @@ class NoiseScale:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Carry on from `state_dict`."""
+        """Continue from `state_dict`."""
         self.count, self.told = int(state["count"]), bool(state["told"])
         self._signal, self._noise = float(state["signal"]), float(state["noise"])
 
 
 def advice(noise_scale: float | None, workers: int, local_batch: int, rule: str = "") -> str | None:
-    """Say what batch would do, where this one lies far beyond the noise scale; None where it does not.
+    """Say which batch would suffice if this one lies far beyond the noise scale; None if it does not.
 
     At four noise scales a run takes 1.25 times the fewest possible steps and five times the fewest samples. Twice that
-    batch saves a tenth of the steps and takes nine times the fewest samples. The model behind this takes a step to be
-    the rate times the gradient; `rule` names one of which that is not true, so that the sentence can say so.
+    batch saves a tenth of the steps and takes nine times the fewest samples. The model behind this assumes that a step
+    is the rate times the gradient; `rule` names an optimizer for which that is not true, so that the sentence says so.
 
     >>> print(advice(500.0, workers=256, local_batch=32))
     The batch of 8,192 is 16 times the gradient noise scale of about 500: by that model, 512 (workers.count=16) would \
@@ -143,12 +143,12 @@ class NoiseWatch(Observer):
     """Takes each measurement, puts the noise scale into the rows, and says if the batch lies far beyond it."""
 
     def __init__(self, epochs: float, rule: str = ""):
-        """`epochs` of the whole run, and the optimizer where its steps are not in proportion to the gradient."""
+        """`epochs` of the whole run; `rule` names the optimizer if its steps are not proportional to the gradient."""
         self.scale = NoiseScale()
         self._epochs, self._rule = epochs, rule
 
     def flushed(self, flush: Flush) -> Iterable[Note]:
-        """Take what was measured; give advice once during the run, and at its end.
+        """Take in the measurements; give advice once during the run, and at its end.
 
         A quarter of the run must be over: at the beginning of every training the noise scale is small.
         """

@@ -88,7 +88,7 @@ class Progress(Observer):
             self._live.start()
 
     def row(self, row: Mapping[str, Any]) -> None:
-        """Take note of a training row, and redraw if that is due."""
+        """Take in a training row, and redraw if that is due."""
         self._row.update(row)
         for part in PARTS:
             self._spent[part] += row.get(part) or 0.0
@@ -111,7 +111,7 @@ class Progress(Observer):
         self._show()
 
     def _last_epochs(self, row: Mapping[str, Any]) -> str:
-        """At the end of a run, what its last five epochs reached in the median; nothing where fewer were seen."""
+        """Return, at the end of a run, the median of its last five epochs; nothing if fewer were seen."""
         self._evaluations.append(row)
         median = median_of_last_epochs(self._evaluations)
         if median is None or len(self._evaluations) < 5 or row.get("epoch", 0.0) < self._epochs * (1 - 1e-9):
@@ -150,14 +150,14 @@ class Progress(Observer):
         total = sum(self._spent.values())
         if total > 0:
             self._shares = {part: spent / total for part, spent in self._spent.items()}
-            self._spent = dict.fromkeys(PARTS, 0.0)  # the next line tells of the time since this one
+            self._spent = dict.fromkeys(PARTS, 0.0)  # the next line covers the time since this one
         if self._live:
             self._live.update(self._line(self._live.console.width), refresh=True)
         else:
             print("  ".join([self._title, *self._facts().values()]), file=self._stream, flush=True)
 
     def _facts(self) -> dict[str, str]:
-        """What there is to tell, in the order it is shown."""
+        """Return what there is to show, in this order."""
         row, facts = self._row, {}
         facts["epoch"] = f"epoch {row.get('epoch', 0.0):.2f}/{self._epochs:g}"
         if self._steps is not None:
@@ -189,14 +189,14 @@ class Progress(Observer):
         return facts
 
     def _done(self) -> float:
-        """The part of the run that is over, by epochs, or by steps where those end it sooner."""
+        """Return the fraction of the run that is over, by epochs, or by steps if those end it sooner."""
         over = float(self._row.get("epoch", 0.0)) / self._epochs
         if self._steps is not None:
             over = max(over, self._row.get("step", 0) / self._steps)
         return min(1.0, max(0.0, over))
 
     def _line(self, width: int) -> Text:
-        """One line that fits: on a narrow terminal the least needed facts are left out, nothing wraps."""
+        """Return one line that fits: on a narrow terminal the least important facts are left out, and nothing wraps."""
         from rich.text import Text
 
         facts = {"title": self._title, **self._facts()}

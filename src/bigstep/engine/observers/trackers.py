@@ -26,7 +26,7 @@ class Tracker(Observer):
         self.log(_numbers("evaluation", row), row)
 
     def log(self, numbers: dict[str, float], row: Mapping[str, Any]) -> None:
-        """Write numbers down; the row says at which step and sample."""
+        """Log numbers; the row says at which step and sample."""
         raise NotImplementedError
 
 
@@ -43,13 +43,13 @@ class TensorBoard(Tracker):
             self._writer.add_scalar(name, value, row["samples"])
 
     def closed(self) -> tuple[()]:
-        """Leave nothing unwritten."""
+        """Write what is pending, and close."""
         self._writer.close()
         return ()
 
 
 class WandB(Tracker):
-    """Starts a run of Weights & Biases; WANDB_PROJECT, WANDB_MODE=offline and the like are heeded."""
+    """Starts a run of Weights & Biases; WANDB_PROJECT, WANDB_MODE=offline and the like take effect."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any], facts: Mapping[str, Any]):
         wandb = _package("wandb", "wandb", "wandb")
@@ -97,18 +97,18 @@ TRACKERS: dict[str, Callable[[Path, Mapping[str, Any], Mapping[str, Any]], Track
     "wandb": WandB,
     "mlflow": MLflow,
 }
-"""By the name of the option that asks for it; each is made of the run folder, the configuration and the facts."""
+"""By the name of the option that asks for it; each is made from the run folder, the configuration and the facts."""
 
 
 def _package(module: str, package: str, option: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise ConfigError(f"--{option} needs the package {package}; install it or leave that out.") from None
+        raise ConfigError(f"--{option} needs the package {package}; install it or leave out the option.") from None
 
 
 def _numbers(kind: str, row: Mapping[str, Any]) -> dict[str, float]:
-    """The finite numbers of a row, but for those that only say where it is."""
+    """Return the finite numbers of a row, except those that only say where it stands."""
     return {
         f"{kind}/{name}": float(value)
         for name, value in row.items()

@@ -1,4 +1,4 @@
-"""Naming what goes wrong while a run goes on: a slow rank, input that does not keep up, a loss that is none."""
+"""Naming what goes wrong during a run: a slow rank, input that does not keep up, a loss that is not finite."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ __all__ = ["InputWatch", "LossWatch", "StragglerWatch", "loads_of_ranks", "patie
 _HOPELESS = 100
 """Steps in a row that fp16 may skip: its scale is at its floor after ten, and no weight has moved in any of them."""
 _SLOWER = 1.4
-"""A rank is a straggler from this ratio to the median of the others on."""
+"""A rank is a straggler if its time is at least this multiple of the others' median."""
 _IN_A_ROW = 2
-"""How many flushes in a row it must be so."""
+"""Flushes in a row in which that must be so."""
 _WAITING = 0.2
-"""Share of the time from which on a run is said to wait for its data."""
+"""Share of the time above which a run is said to wait for its data."""
 _LONG_ENOUGH_S = 10.0
-"""How long it must be so; the beginning of an epoch, when the loaders start, is no matter."""
+"""Seconds over which that share is taken, so that loaders that start with an epoch do not matter."""
 
 
 _REMEDIES = {
-    "disk": "reading takes longer than decoding, so the disk is what is slow; read from a faster one or from memory, "
+    "disk": "reading takes longer than decoding, so the disk is the bottleneck; use a faster one or read from memory, "
     "or pack the images into a few files with `bigstep data pack FOLDER OUT --side 400`.",
     "copy": "copying to the device takes longer than decoding; train on smaller images (data.image_size), or let the "
     "GPU decode (data.decoder=nvjpeg), so that compressed ones travel.",
     "device": "the GPU's own decoders take the time; store smaller images (`bigstep data pack FOLDER OUT --side 256`), "
     "or let more cores help them (data.decoder=both, and more data.loaders).",
 }
-"""What to do where not the decoding is what takes the time; 256: most photographs of ImageNet have 500 x 375."""
+"""What to do if something other than decoding takes the time; 256: most photographs of ImageNet have 500 x 375."""
 
 
 class LossWatch(Observer):
     """Ends a run whose loss is not finite, or stays so where steps with such gradients are skipped anyway.
 
     Args:
-        patience: Steps in a row that may be so: 0 ends the run at once, infinity never.
+        patience: Steps in a row that may have such a loss: 0 ends the run at once, infinity never.
     """
 
     def __init__(self, patience: float = 0):
@@ -71,7 +71,7 @@ def patience_of(config: RunConfig) -> float:
     """
     if config.nonfinite == "skip":
         return math.inf
-    # one of several islands may stay so until it meets the others again
+    # the loss of one of several islands may stay so until it meets the others again
     return max(_HOPELESS, 2 * config.islands.every) if config.arithmetic.loss_scale > 0 else 0
 
 
@@ -98,9 +98,9 @@ class StragglerWatch(Observer):
             yield Note(sentence)
 
     def see(self, compute_s: Sequence[float], data_s: Sequence[float], loads: Sequence[int] = ()) -> str | None:
-        """Take each rank's time of computing and of waiting for data since the last call; tell when one is sure.
+        """Take each rank's seconds of computing and of waiting for data since the last call; name a sure straggler.
 
-        A rank with a larger load may take longer; it is slow only if it takes longer for each part of its load too.
+        A rank with a larger load may take longer; it is slow only if it also takes longer per unit of its load.
         """
         if len(compute_s) < 2:
             return None
@@ -139,7 +139,7 @@ def loads_of_ranks(workers: int, ranks: int, islands: int = 1) -> list[int]:
 
 
 class InputWatch(Observer):
-    """Says once if a run that loads files waits for them much of the time, for what of it, and what to change.
+    """Says once if a run that loads files waits for them much of the time, which part is slow, and what to change.
 
     Args:
         loaders: Loader processes of each rank; None where the data is in memory and there is nothing to say.
@@ -161,7 +161,7 @@ class InputWatch(Observer):
             yield Note(sentence)
 
     def see(self, data_s: Sequence[float], elapsed_s: float) -> str | None:
-        """Take each rank's time of waiting for data and the time that went by since the last call."""
+        """Take each rank's seconds of waiting for data and the seconds elapsed since the last call."""
         if self._loaders is None:
             return None
         self._waited_s += max(data_s)  # the others wait for that rank
@@ -185,7 +185,7 @@ class InputWatch(Observer):
                 f"all {self._cores} cores of a rank load already; store smaller images (`bigstep data pack FOLDER OUT "
                 "--side 256`), use a machine with more cores, or give each GPU more to do."
             )
-        # without loaders the loop itself loads, for `share` of its time; loaders work beside it, and always
+        # without loaders the loop itself loads, for `share` of its time; loaders run beside it all the time
         wanted = min(self._cores, math.ceil((loaders or share) / (1 - share)))
         few = "1 loader is" if loaders == 1 else f"{loaders or 'no'} loaders are"
         return f"{few} too few; set data.loaders={max(wanted, loaders + 1)} (a rank has {self._cores} cores)."

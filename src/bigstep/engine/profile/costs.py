@@ -1,6 +1,6 @@
-"""Bytes and FLOPs of one operation, from its name and what the profiler wrote down of its arguments.
+"""Bytes and FLOPs of one operation, from its name and what the profiler records of its arguments.
 
-Bytes are those of the inputs and outputs, each counted once: what has to move if nothing stays in a cache.
+Bytes are those of the inputs and outputs, each counted once: what must move if nothing stays in a cache.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _BYTES = {
     "double": 8, "long int": 8, "long": 8, "float": 4, "int": 4, "c10::Half": 2, "c10::BFloat16": 2, "short int": 2,
     "unsigned char": 1, "signed char": 1, "bool": 1,
 }  # fmt: skip
-_LIST_BYTES = 4  # the profiler tells the shapes of a list of tensors, not their types; weights are float32
+_LIST_BYTES = 4  # the profiler records the shapes of a list of tensors, not their types; weights are float32
 
 _CONVOLUTIONS = {
     "aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::convolution", "aten::_convolution",
@@ -26,7 +26,7 @@ _CONVOLUTIONS = {
 _PRODUCTS = {"aten::mm": (0, 1), "aten::bmm": (0, 1), "aten::addmm": (1, 2), "aten::baddbmm": (1, 2)}
 _NORMS = {"aten::batch_norm", "aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::layer_norm", "FusedNorm"}
 _NORMS_BACKWARD = {"aten::native_batch_norm_backward", "aten::cudnn_batch_norm_backward", "aten::batch_norm_backward"}
-_FREE = {  # no pixel moves
+_FREE = {  # these move no data
     "view", "_unsafe_view", "reshape", "t", "transpose", "permute", "as_strided", "as_strided_", "expand", "detach",
     "detach_", "alias", "slice", "select", "narrow", "split", "split_with_sizes", "chunk", "squeeze", "unsqueeze",
     "unfold", "flatten", "resize_", "resolve_conj", "resolve_neg", "item", "_local_scalar_dense", "empty",
@@ -42,7 +42,7 @@ _WRITES_ONLY = {"copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", 
 
 @dataclass(frozen=True)
 class Cost:
-    """What an operation has to do at least."""
+    """The least that an operation has to do."""
 
     bytes: float
     flops: float = 0.0
@@ -51,7 +51,7 @@ class Cost:
 @dataclass(frozen=True)
 class _Tensor:
     shape: tuple[int, ...]
-    bytes: float  # of memory behind it: a broadcast dimension has none of its own
+    bytes: float  # of its memory: a broadcast dimension takes none of its own
     itemsize: int
 
     @property
@@ -72,14 +72,14 @@ def takes_its_children(name: str) -> bool:
 
 
 def cost_of(name: str, arguments: Mapping[str, Any]) -> Cost | None:
-    """Return the cost of an operation; None where it cannot be told.
+    """Return the cost of an operation; None if it is unknown.
 
     A convolution of output Y and weight W with K filters does 2 |Y| |W| / K FLOPs, its backward the same for each
     gradient that is asked for; a product of (m, k) and (k, n) does 2 m k n.
 
     Args:
         name: as the profiler writes it.
-        arguments: of the event in the trace: "Input Dims", "Input Strides", "Input type", "Concrete Inputs".
+        arguments: those of the event in the trace: "Input Dims", "Input Strides", "Input type", "Concrete Inputs".
 
     >>> shapes = {"Input Dims": [[64, 128], [128, 32]], "Input type": ["float", "float"]}
     >>> cost_of("aten::mm", shapes)
@@ -137,7 +137,7 @@ def _generic(short: str, tensors: list[list[_Tensor]], read: float, concrete: Se
 def _convolution(tensors: list[list[_Tensor]], concrete: Sequence[str], read: float) -> Cost | None:
     (x,), (weight,) = tensors[0], tensors[1]
     stride, padding, dilation = (_numbers(concrete[index]) for index in (3, 4, 5))
-    if not stride or not padding:  # padding by name
+    if not stride or not padding:  # padding given by name
         return None
     sides = [
         (side + 2 * p - d * (k - 1) - 1) // s + 1
@@ -176,7 +176,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _tensors(arguments: Mapping[str, Any]) -> list[list[_Tensor]]:
-    """Tensors by argument: one, several where it is a list, none where it is a number or missing."""
+    """Return the tensors of each argument: one, several if it is a list, none if it is a number or missing."""
     dims, types = arguments.get("Input Dims", ()), arguments.get("Input type", ())
     strides = arguments.get("Input Strides") or [[] for _ in dims]
     found: list[list[_Tensor]] = []

@@ -1,4 +1,4 @@
-"""Which part of a step an operation or a kernel belongs to, told by its name and the ranges around it."""
+"""Which part of a step an operation or a kernel belongs to, by its name and the ranges around it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _KERNELS = (  # the first that fits counts; our own kernels have plain names
 
 
 def group_of_kernel(name: str) -> str:
-    """Return the group of a kernel of which nothing but the name is known, as in a CUDA graph.
+    """Return the group of a kernel of which only the name is known, as in a CUDA graph.
 
     >>> group_of_kernel("sm90_xmma_fprop_implicit_gemm_f16f16"), group_of_kernel("backward_sums_kernel")
     ('convolution and matmul', 'batch norm')
@@ -47,7 +47,7 @@ def group_of_kernel(name: str) -> str:
 
 
 def group_of_operation(name: str, around: Iterable[str]) -> str:
-    """Return the group of an operation; `around` are the names of what it lies in, from the inside out.
+    """Return the group of an operation; `around` are the names of the ranges that it lies in, from the inside out.
 
     >>> group_of_operation("aten::add_", ["Optimizer.step#SGD.step", "bigstep::step"])
     'optimizer'

@@ -37,11 +37,11 @@ class StepProfiler(Observer):
     """Profiles `steps` steps of a run after a warm-up.
 
     Args:
-        folder: of the run; trace.json.gz, profile.json and profile.md are written there.
+        folder: that of the run; trace.json.gz, profile.json and profile.md are written there.
         steps: how many to profile.
-        device: of the run.
-        precision: of its matrix products, as the configuration names it.
-        rehearse: runs one forward and backward without a CUDA graph and without a trace, where steps run as a graph.
+        device: that of the run.
+        precision: that of its matrix products, as the configuration names it.
+        rehearse: if steps run as CUDA graphs, runs one forward and backward outside them, without side effects.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class StepProfiler(Observer):
         self._waited_s = 0.0
 
     def feed(self, batches: Batches) -> Batches:
-        """Mark in the trace what it takes to get each batch."""
+        """Mark in the trace the time that it takes to get each batch."""
         while True:
             with torch.profiler.record_function(DATA):
                 batch = next(batches, None)
@@ -72,7 +72,7 @@ class StepProfiler(Observer):
             yield batch
 
     def stepped(self, step: Step, outcome: Outcome, *, pausing: bool) -> Iterable[Note]:
-        """Take note of the end of a step; a profile does not span what is no step."""
+        """Count a step; a profile ends before anything that is not a step, such as an evaluation."""
         if self._done:
             return
         started = time.perf_counter()
@@ -119,7 +119,7 @@ class StepProfiler(Observer):
 
     def _finish(self, started: float) -> Note:
         assert self._profile is not None
-        self._wait()  # so that what the steps have launched lies in the last range
+        self._wait()  # so that all that the steps have launched lies in the last range
         self._close_range()
         self._profile.stop()
         trace = _trace_of(self._profile)
@@ -145,7 +145,7 @@ class StepProfiler(Observer):
         )
 
     def _rehearsed(self, trace: dict[str, Any]) -> list[dict[str, Any]]:
-        """Events of a rehearsal, if the steps ran as CUDA graphs, which hide the operations."""
+        """Return the events of a rehearsal, if the steps ran as CUDA graphs, which hide the operations."""
         events = trace["traceEvents"]
         if self._rehearse is None or not any("GraphLaunch" in str(event.get("name", "")) for event in events):
             return []
@@ -184,7 +184,7 @@ def _name_of(device: torch.device) -> str:
 
 
 def measure_peaks(device: torch.device, dtype: torch.dtype) -> Peaks:
-    """Measure what the device does at best: a copy beyond its caches, and a square matrix product in `dtype`.
+    """Measure the device's peak rates: a copy larger than its caches, and a square matrix product in `dtype`.
 
     >>> measure_peaks(torch.device("cpu"), torch.float32).flops_per_s > 1e8
     True
@@ -194,8 +194,8 @@ def measure_peaks(device: torch.device, dtype: torch.dtype) -> Peaks:
     with torch.no_grad():
         copied = torch.zeros(2, size, dtype=torch.uint8, device=device)
         copy_s = _best_seconds(lambda: copied[1].copy_(copied[0]), device)
-        copied = torch.empty(0)  # gives the memory back before more is taken
-        # numbers, not zeros: a GPU multiplies zeros with less power and so faster
+        copied = torch.empty(0)  # frees the memory before more is taken
+        # random numbers: a GPU multiplies zeros with less power and so faster
         matrix = torch.randn(side, side, device=device, generator=generator).to(dtype)
         product = torch.empty_like(matrix)
         product_s = _best_seconds(lambda: torch.mm(matrix, matrix, out=product), device)

@@ -1,4 +1,4 @@
-"""A trace as a table: where each microsecond of a step goes, against the bytes and FLOPs that it has to move and do."""
+"""A trace as a table: where each microsecond of a step goes, against the bytes to move and the FLOPs to do."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Peaks", "Row", "Table", "table_of"]
 
 @dataclass(frozen=True)
 class Peaks:
-    """What the device was seen to do: a copy (bytes read and written) and a matrix product."""
+    """Measured peak rates of the device: of a copy (bytes read and written) and of a matrix product."""
 
     bytes_per_s: float
     flops_per_s: float
@@ -32,7 +32,7 @@ class Peaks:
 class Row:
     """One operation, kernel or group, as the mean over the profiled steps; `bytes` is None where it is not known.
 
-    `bound_us` and `counted_us` tell of those calls alone whose bytes are known.
+    `bound_us` and `counted_us` cover only the calls whose bytes are known.
     """
 
     group: str
@@ -46,7 +46,7 @@ class Row:
 
     @property
     def reached(self) -> float | None:
-        """The share of the bound that was reached; above 1 where a cache saved the way to memory."""
+        """The share of the bound that was reached; above 1 if a cache saved memory traffic."""
         return self.bound_us / self.counted_us if self.counted_us and self.bytes else None
 
     def to_mapping(self, step_us: float) -> dict[str, Any]:
@@ -97,10 +97,10 @@ def table_of(
     """Turn the events of a trace into a table.
 
     Args:
-        events: of a Chrome trace whose steps are marked.
-        peaks: of the device.
+        events: those of a Chrome trace whose steps are marked.
+        peaks: those of the device.
         device: cpu or cuda.
-        waited_us: on a CPU, microseconds for which the loop stood waiting for gradients of other ranks, in all.
+        waited_us: on a CPU, microseconds in all for which the loop waited for gradients of other ranks.
         rehearsal: events of one marked forward and backward, run without a CUDA graph: they tell which operation
             launches which kernel, and its bytes and FLOPs.
     """
@@ -150,7 +150,7 @@ def _rows(charges: Iterable[Charge], steps: int, peaks: Peaks, *, by_group: bool
 
 
 def _recognised(charges: Sequence[Charge], once: Sequence[Charge], steps: int) -> Iterable[Charge]:
-    """Give kernels of a graph the operations that launched kernels of these names in a rehearsal, in its order.
+    """Match kernels of a graph with the operations that launched kernels of these names in a rehearsal, in order.
 
     A graph replays what was captured: forward and backward as in the rehearsal, then the update. So the first launches
     of a kernel in a step are those of the rehearsal, and further ones keep their name alone.

@@ -1,4 +1,4 @@
-"""The events of a trace as charges: so many microseconds, owed by such an operation.
+"""The events of a trace as charges: microseconds, each attributed to an operation.
 
 On a CPU an operation is charged with its own time on the thread of the loop. On a GPU it is charged with the time of
 the kernels that it launched. A CUDA graph launches kernels without operations; those are known by their names alone.
@@ -19,7 +19,7 @@ Event = Mapping[str, Any]
 """One entry of "traceEvents" in a Chrome trace: name, cat, ph, ts and dur in microseconds, tid, args."""
 
 NO_CALL = -(10**12)
-"""Stands for the call of time that nothing called, such as a gap."""
+"""The `call` of time that belongs to no operation, such as a gap."""
 
 _HOST = {"cpu_op", "user_annotation"}
 _DEVICE = {"kernel", "gpu_memcpy", "gpu_memset"}
@@ -74,7 +74,7 @@ class _Node:
             node = node.outer
 
     def owner(self) -> _Node:
-        """The outermost operation whose cost covers this one; else this one."""
+        """Return the outermost operation whose cost covers this one; else this one."""
         found = self
         for node in (self, *self.outward()):
             if takes_its_children(node.name):
@@ -96,7 +96,7 @@ def window_of(events: Iterable[Event]) -> Window:
 
 
 def _nodes(events: Iterable[Event], window: Window) -> list[_Node]:
-    """Operations and ranges, each with the one that it lies in on its thread."""
+    """Return operations and ranges, each with the one that it lies in on its thread."""
     threads: dict[Any, list[Event]] = {}
     for event in events:
         if window.holds(event) and event.get("cat") in _HOST:
@@ -116,7 +116,7 @@ def _nodes(events: Iterable[Event], window: Window) -> list[_Node]:
 
 
 def host_charges(events: Sequence[Event], window: Window) -> list[Charge]:
-    """Charge what the loop's thread did, each operation with its own time; what none explains is Python's."""
+    """Charge what the loop's thread did, each operation with its own time; time outside operations is Python's."""
     charges: list[Charge] = []
     paid: dict[int, Cost | None] = {}
     for node in _nodes(events, window):
@@ -187,7 +187,7 @@ def _is_engine(name: str) -> bool:
 
 
 def _covered(spans: list[tuple[float, float]]) -> float:
-    """Length of the union of spans: kernels on two streams may run at once."""
+    """Return the length of the union of spans: kernels on two streams may overlap."""
     covered, reached = 0.0, float("-inf")
     for begin, end in sorted(spans):
         covered += max(0.0, end - max(begin, reached))
