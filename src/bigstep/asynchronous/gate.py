@@ -42,7 +42,7 @@ _WAITING = 64
 """How many connections without a proof are kept; one more replaces the oldest."""
 
 _AT_ONCE, _PAUSE_S = 4, 0.02
-"""Connections accepted before a pause, and its seconds: at most 200 a second, one or two hundredths of a core."""
+"""Connections accepted in a row before a pause, and its seconds: 200 a second, one or two hundredths of a core."""
 
 _SHORTEST = 16
 """Fewest characters of a secret that people choose."""

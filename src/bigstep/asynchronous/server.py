@@ -143,7 +143,7 @@ class _Lines:
         threading.Thread(target=self._answer, args=(line,), daemon=True).start()
 
     def close(self) -> None:
-        """Begin no other exchange, and wait for those under way: a push is applied as a whole."""
+        """Let no other exchange begin, and wait for those under way: a push is applied as a whole."""
         with self._changed:
             self._open = False
             self._changed.wait_for(lambda: self._under_way == 0, _LAST_S)

@@ -129,8 +129,8 @@ def train_downpour(
     """Train with a parameter server: shards hold the weights, replicas push gradients and fetch weights.
 
     On shard s, for each push g that arrives:  sum <- sum + g^2,  w <- w - gamma * g / (sqrt(sum) + eps)  (AdaGrad,
-    optimizer.name = adagrad), or  v <- m * v + g,  w <- w - lr * v  (optimizer.name = sgd). Nobody waits for anybody:
-    replicas may join late, leave or die, and shards are restarted from their checkpoints. With one replica and
+    optimizer.name = adagrad), or  v <- m * v + g,  w <- w - lr * v  (optimizer.name = sgd). No replica waits for
+    another: replicas may join late, leave or die, and shards are restarted from their checkpoints. With one replica and
     push_every = fetch_every = 1 the result is that of a serial run, bit for bit.
 
     Args:

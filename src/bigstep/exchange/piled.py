@@ -98,7 +98,7 @@ def _tell(group: dist.ProcessGroup) -> dist.Work:
 def add_gradients(piles: Piles, parameters: Sequence[Tensor]) -> None:
     """Add the gradients in `.grad` to the piles of some parameters, as one part, and set `.grad` to None.
 
-    So the next backward leaves its gradient where it made it; into one of zeros it would have to add.
+    Then the next backward can make its own tensor `.grad`; if that held zeros, it would have to add to them.
     """
     held = [place for place, parameter in enumerate(parameters) if parameter.grad is not None]
     if held:

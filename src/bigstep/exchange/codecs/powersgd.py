@@ -27,8 +27,8 @@ class PowerSGD:
     rank to rank while several buckets are under way.
 
     A column of Q that holds only zeros, as after a gradient of 0, would be divided by its length of 0 in the next step;
-    it gets random values instead, alike on all ranks. A bucket that is not finite comes back so on all ranks, and
-    leaves the residuals as they were.
+    it gets random values instead, the same on all ranks. A bucket that is not finite on one rank comes back so on all,
+    and leaves the residuals as they were.
 
     Args:
         world: The ranks.
@@ -81,7 +81,7 @@ class PowerSGD:
                     _revive(q.view(-1, self._rank), f"{name} in step {bucket.step}")
 
     def _take_back(self, bucket: Bucket) -> None:
-        finite = bool(torch.isfinite(bucket.flat).all())  # alike on all ranks: NaN on one has spread to all
+        finite = bool(torch.isfinite(bucket.flat).all())  # the same on all ranks: NaN on one has spread to all
         for pieces, slot, sizes in self._kinds(bucket):
             if _KEY not in slot:
                 continue
@@ -115,7 +115,7 @@ class PowerSGD:
 
 
 def _revive(q: Tensor, seed: str) -> None:
-    """Make the columns of a factor that are 0 random, in place, alike on all ranks; no step would ever change them."""
+    """Fill the columns of a factor that are 0 at random, the same on all ranks; no step would ever change them."""
     lost = (q == 0).all(0)
     if bool(lost.any()):
         chance = torch.Generator().manual_seed(zlib.crc32(seed.encode()))

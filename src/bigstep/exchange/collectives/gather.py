@@ -17,7 +17,7 @@ class Gather:
     """Two rounds in which nothing is added on the way, so that codes of any kind can travel.
 
     The cost does not depend on the number of ranks: a rank sends its codes once to their owners, and its own blocks'
-    results once to everybody.
+    results once to all.
 
     Reference:
         Seide, Fu, Droppo, Li and Yu, 1-Bit Stochastic Gradient Descent and its Application to Data-Parallel

@@ -14,7 +14,7 @@ __all__ = ["Hybrid"]
 
 
 class Hybrid:
-    """Hierarchical where rounds cost most, a ring where bytes do; the size of a message decides, alike on all ranks.
+    """Hierarchical where rounds cost most, a ring where bytes do; the size of a message decides, on all ranks alike.
 
     Gradients come packed into buckets, so it is the size of a bucket that counts, as after the paper's fusion.
 
