@@ -318,7 +318,7 @@ def test_a_killed_rank_ends_the_others_with_an_error_that_names_it(collective: s
         ({"collective": "torus", "codec": "powersgd"}, "brings its own all-reduce"),
         ({"collective": "rings"}, "did you mean 'ring'"),
         ({"codec": "fp61"}, "did you mean 'fp16'"),
-        ({"codec": "exact", "parts": 4, "double_buffer": True}, "A sum of 4 parts goes without double_buffer"),
+        ({"codec": "exact", "parts": 4, "double_buffer": True}, "A sum of 4 parts needs .* no double buffering"),
         ({"codec": "fp16", "parts": 4}, "use codec=exact"),
         ({"codec": "topk", "keep": 0}, "keep is 0, but it must be from 1 to 4096"),
         ({"codec": "powersgd", "rank": 0}, "rank is 0, but it must be greater than 0"),

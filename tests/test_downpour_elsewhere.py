@@ -124,7 +124,7 @@ def test_a_run_does_not_wait_for_a_replica_that_was_killed_before_it_began(tmp_p
 
     result = beside(act, folder, Gated(gate, 3))
     assert result.facts["updates"] == SHARES
-    assert "Replica 1 is gone: its line broke at update" in " ".join(read_run(folder).notes)
+    assert "Replica 1 is gone: its connection broke at update" in " ".join(read_run(folder).notes)
 
 
 def test_a_folder_serves_a_shard_of_one_run_and_one_process_at_a_time(tmp_path: Path) -> None:

@@ -372,7 +372,7 @@ def hogwild_to_the_gate(folder: Path, gate: Path) -> None:
 def test_hogwild_keeps_its_weights_when_a_signal_asks_and_says_that_it_cannot_go_on(tmp_path: Path) -> None:
     told = told_by(hogwild_to_the_gate, (tmp_path / "run", tmp_path / "gate"), signal.SIGHUP, tmp_path)
     assert re.fullmatch(
-        r"129: Stopped by SIGHUP after step \d+; its weights are in \S+, but a hogwild run cannot go on\.", told
+        r"129: Stopped by SIGHUP after step \d+; its weights are in \S+, but a hogwild run cannot be resumed\.", told
     )
     assert list((tmp_path / "run" / "checkpoints").glob("step-*.ckpt"))
 

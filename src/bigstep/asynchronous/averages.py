@@ -1,6 +1,6 @@
 """Batch norm between processes: each forward uses the statistics of its own share, the moving averages are shared.
 
-average <- keep * average + (1 - keep) * (mean, variance) of a share, once an update.
+average <- keep * average + (1 - keep) * (mean, variance) of a share, once per update.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["batch_statistics", "set_averages"]
 
 
 def batch_statistics(model: nn.Module) -> Tensor:
-    """Return what lies in the batch norms as one flat tensor: after a gradient, the statistics of its last share.
+    """Return the buffers of the batch norms as one flat tensor: after a gradient, the statistics of its last share.
 
     >>> batch_statistics(nn.BatchNorm1d(2))
     tensor([0., 0., 1., 1.])

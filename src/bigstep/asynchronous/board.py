@@ -20,7 +20,7 @@ __all__ = ["Board", "WriteFacts", "adopt_state", "shared_state"]
 
 @dataclass(frozen=True)
 class WriteFacts:
-    """How an update met the others: how many came between its read and its write, and whether writes overlapped."""
+    """How an update fell among others: how many came between its read and its write, and whether writes overlapped."""
 
     staleness: int
     overlapped: bool
@@ -68,7 +68,7 @@ class Board:
         return int(self.ended.sum())
 
     def write(self, replica: int, read_at: int, update: Callable[[], Any]) -> WriteFacts:
-        """Make an update that was computed on the weights of version `read_at`; count what it met."""
+        """Make an update that was computed on weights of version `read_at`; return how it fell among the others."""
         begun, ended = self.begun.tolist(), self.ended.tolist()
         others = [other for other in range(len(begun)) if other != replica]
         self.begun[replica] += 1
@@ -94,9 +94,9 @@ class Board:
 
 @torch.no_grad()
 def shared_state(optimizer: torch.optim.Optimizer) -> list[dict[str, Tensor]]:
-    """Return an optimizer's state at its beginning, all zero, in shared memory: one dict a parameter.
+    """Return an optimizer's initial state, all zero, in shared memory: one dict per parameter.
 
-    Optimizers make their state in the first step, so one is taken with a gradient of zero and undone.
+    Optimizers make their state in the first step, so one step is taken with a gradient of zero, and undone.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     before = [parameter.clone() for parameter in parameters]

@@ -13,17 +13,17 @@ __all__ = ["Chunk"]
 
 
 class Chunk:
-    """Updates its stretch; elements do not depend on one another, so chunks give the bits of the whole."""
+    """Updates its stretch; elements do not depend on one another, so an update by chunks has the same bits."""
 
     def __init__(self, layout: Layout, weights: Tensor, pieces: list[tuple[int, int, float]]):
         """Args:
         layout: Names the update rule.
         weights: A view of the shard's weights.
-        pieces: The parts of parameters that lie here, [start, stop) within the chunk, and their decay; behind them
-            are batch norm's moving averages.
+        pieces: The parts of parameters that lie here, [start, stop) within the chunk, and their decay; the weights
+            behind them are batch norm's moving averages.
         """
         self.weights, self._keep = weights, layout.keep
-        # views: torch's own optimizer works on them, so the bits are a serial run's
+        # torch's own optimizer works on views of the weights, so the bits are those of a serial run
         self._places = [(first, last) for first, last, _ in pieces]
         rule = layout.rule
         groups = [{"params": [weights[first:last]], "weight_decay": decay} for first, last, decay in pieces]
@@ -31,7 +31,7 @@ class Chunk:
         self._parameters = self._places[-1][1] if groups else 0
 
     def update(self, vector: Tensor, lr: float, steps: int) -> None:
-        """Apply a gradient that is the sum of some steps, and the statistics behind it."""
+        """Apply a gradient, summed over `steps` steps, and the statistics that follow it in `vector`."""
         if self._optimizer is not None:
             for group, (first, last) in zip(self._optimizer.param_groups, self._places, strict=True):
                 group["lr"] = lr
@@ -51,7 +51,7 @@ class Chunk:
         }
 
     def load_state_dict(self, state: dict[int, dict[str, Any]]) -> None:
-        """Remember what another one did."""
+        """Restore what `state_dict` returned."""
         if self._optimizer is not None:
             groups = self._optimizer.state_dict()["param_groups"]
             self._optimizer.load_state_dict({"state": state, "param_groups": groups})

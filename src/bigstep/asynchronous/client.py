@@ -1,4 +1,4 @@
-"""A replica's side of the parameter server: vectors travel in threads of their own, while others compute."""
+"""A replica's side of the parameter server: vectors travel in threads of their own, while the replica computes."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ class Answer:
 
 
 class Client:
-    """One exchange at a time with all shards at once; `exchange` returns at once, its future tells the end."""
+    """One exchange at a time, with all shards in parallel; `exchange` returns a future at once."""
 
     def __init__(self, store: Store, secret: bytes, layout: Layout):
         self._layout = layout
         self._lines = [Line(store, secret, shard) for shard in range(layout.shards)]
         self._thread = ThreadPoolExecutor(1, "client")
-        self._threads = ThreadPoolExecutor(layout.shards, "line")  # all shards at once: none waits for another's
+        self._threads = ThreadPoolExecutor(layout.shards, "line")  # one per shard: none waits for another
 
     def exchange(self, push: Push | None, versions: list[int], vector: Tensor | None, *, fetch: bool) -> Future[Answer]:
-        """Push a vector, fetch the weights, or both; `versions` are those that the vector was computed on."""
+        """Push a vector, fetch the weights, or both; `versions` are those of the weights it was computed on."""
         return self._thread.submit(self._exchange, push, versions, vector, fetch)
 
     def fetch(self) -> Future[Answer]:
@@ -62,13 +62,13 @@ class Client:
         return self._thread.submit(self._all, [Call(PUT)] * self._layout.shards, weights, None)
 
     def give_up(self) -> None:
-        """Let go of an exchange under way, and close."""
+        """Abandon an exchange under way, and close."""
         for line in self._lines:
             line.give_up()
         self.close()
 
     def close(self) -> None:
-        """Take leave of the shards."""
+        """Finish the exchange under way, and disconnect from the shards."""
         self._thread.shutdown(wait=True)
         self._threads.shutdown(wait=True)
         for line in self._lines:

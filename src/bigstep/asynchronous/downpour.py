@@ -1,8 +1,8 @@
 """The coordinator of a Downpour run: starts shards and replicas, watches them, evaluates snapshots, sums up.
 
-It carries no gradients. A replica that dies is named in the notes, and its unfinished share is given to nobody: an
-update computed on weights long gone would be the stalest of all. A shard that dies is started again from its
-checkpoint while replicas wait for it.
+It carries no gradients. A replica that dies is named in the notes, and its unfinished share is given to no other: an
+update computed on weights long replaced would be the stalest of all. A shard that dies is started again from its
+checkpoint, while replicas wait for it.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def train_sharded(
     shares_per_epoch = built.sampler.size / config.workers.local_batch
     layout = Layout.of(built, shares_per_epoch)
     store.set("layout", layout.to_json())
-    store.set("run", secrets.token_hex(16))  # by which shards elsewhere know it from others at the same address
+    store.set("run", secrets.token_hex(16))  # tells it from other runs at this address
     store.set("data", built.state.parts["data"].state_dict())
     store.set("shards_elsewhere", str(elsewhere[0]))
     store.set("order", json.dumps({"config": config_to_mapping(config), "max_shares": order.max_steps}))
@@ -136,7 +136,7 @@ class _Coordinator:
         self.client = client = Client(self.store, self.where.secret, self.layout)
         if self.saved is None:
             self._wait_for(client.put(weight_vector(self.built.learner.model)))
-        else:  # the shards have their weights
+        else:  # the shards have restored their weights
             self.store.add("shares", self.saved.shares)
         wait_until(self._all_ready, START_S, self._missing())
         self.ledger.begin()
@@ -192,8 +192,8 @@ class _Coordinator:
         return finals
 
     def stop(self) -> StoppedError:
-        """Let the shards write what they have, as whole updates, and say how far the run came."""
-        if not self.store.check(["begin"]):  # a run that goes on has its checkpoints, and a new one nothing to keep
+        """Let the shards save what they have, in whole updates, and return how far the run came."""
+        if not self.store.check(["begin"]):  # a resumed run has its checkpoints, and a new one nothing to save
             return StoppedError(self.request.number, self.ledger.updates)
         try:
             updates, saved = min(final["updates"] for final in self._stop_shards(_SAVE_S)), True
@@ -204,7 +204,7 @@ class _Coordinator:
         return StoppedError(self.request.number, updates, saved=saved)
 
     def _shares_drawn(self) -> int:
-        """Shares that were handed out; the counter goes on past the end of the run."""
+        """Shares that were handed out; the counter itself goes on past the end of the run."""
         counted = self.store.add("shares", 0)
         shares = Shares(self.built.sampler, self.order.config.epochs, self.order.max_steps)
         return sum(1 for number in range(counted) if shares.at(number) is not None)
@@ -223,7 +223,7 @@ class _Coordinator:
         return range(self.store.add("replicas", 0))
 
     def _all_ready(self) -> bool:
-        """Whether everybody who is to be there at the beginning is there, or dead."""
+        """Whether all replicas with which the run is to begin are ready, or dead."""
         self._listen()
         self._watch_shards()
         here = self.ready | set(self.dead)
@@ -232,7 +232,7 @@ class _Coordinator:
         return len(here) >= self.order.config.asynchronous.replicas
 
     def _missing(self) -> str:
-        return f"Not all {self.order.config.asynchronous.replicas} replicas were there after {START_S:g} s."
+        return f"Not all {self.order.config.asynchronous.replicas} replicas were ready after {START_S:g} s."
 
     def _working(self) -> bool:
         return any(number not in self.done and number not in self.dead for number in self._known())
@@ -246,11 +246,11 @@ class _Coordinator:
         for number in self._known():
             name = f"replica-{number}"
             self.heard.setdefault(number, time.monotonic())
-            # asked first: what it wrote before it ended is read below
+            # asked first, so that all it wrote before it ended is read below
             if name in self.processes.members:
                 ended = self.processes.how_ended(name)
             else:
-                ended = "is gone: its line broke" if self.store.delete_key(f"gone/{number}") else None
+                ended = "is gone: its connection broke" if self.store.delete_key(f"gone/{number}") else None
             reason = ""
             for report in self.reports.collect(name):
                 self.heard[number] = time.monotonic()
@@ -260,7 +260,7 @@ class _Coordinator:
                         if self.store.check(["begin"]):
                             self.ledger.note(f"Replica {number} joined at update {self.ledger.updates}.")
                     case "rows":
-                        self.dead.pop(number, None)  # its line had only been broken
+                        self.dead.pop(number, None)  # only its connection had broken
                         self.versions = [max(pair) for pair in zip(self.versions, report["versions"], strict=True)]
                         self.ledger.take(report["rows"])
                     case "done":
@@ -272,8 +272,8 @@ class _Coordinator:
             if (ended is not None or reason) and number not in self.done and number not in self.dead:
                 self.dead[number] = reason or ended or "ended early"
                 self.ledger.note(
-                    f"Replica {number} {self.dead[number]} at update {self.ledger.updates}; the share it was at is "
-                    "lost, and the others go on."
+                    f"Replica {number} {self.dead[number]} at update {self.ledger.updates}; the share it was working "
+                    "on is lost, and the others go on."
                 )
 
     def _is_last_and_silent(self, number: int) -> bool:
@@ -304,9 +304,10 @@ class _Coordinator:
             self.ledger.note(_tell_return(shard, self.versions[shard], version))
 
     def _wait_for(self, exchange: Future[T]) -> T:
-        """Wait for the client, who may have to wait for a shard that is started again here.
+        """Wait for the client, which may itself wait for a shard that is started again here.
 
-        In this thread: the kernel ends a process that is to die with its parent when the thread that started it ends.
+        Shards must be started in this thread: the kernel kills a process that is to die with its parent as soon as the
+        thread that started it ends.
         """
         while not exchange.done():
             if self.request.number:
@@ -325,7 +326,7 @@ class _Coordinator:
 
 
 def _tell_return(shard: int, reported: int, version: int) -> str:
-    """Say how far back a shard was set; what is reported may lag behind its checkpoint.
+    """Say how far a shard was set back; the reported version may lag behind that of its checkpoint.
 
     >>> _tell_return(0, reported=11, version=8), _tell_return(0, reported=7, version=8)[-26:]
     ('Shard 0 is back at update 8; 3 updates were lost on it.', '0 updates were lost on it.')
@@ -335,6 +336,6 @@ def _tell_return(shard: int, reported: int, version: int) -> str:
 
 
 def _serve(store: Store, reporter: Any, where: Rendezvous, shard: int, folder: Any) -> None:
-    """What the process of a shard does; it ends at once, since threads may still wait on lines that nobody uses."""
+    """What the process of a shard does; it ends at once, since threads may still wait on unused connections."""
     serve_shard(store, where, shard, folder)
     os._exit(0)

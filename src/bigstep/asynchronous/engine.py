@@ -1,4 +1,4 @@
-"""One asynchronous run with its folder: what `train_locked`, `train_hogwild`, `train_downpour` and the shell share."""
+"""One asynchronous run with its folder: what `train_locked`, `train_hogwild`, `train_downpour` and the CLI share."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ def run_asynchronously(
     listen: str = "127.0.0.1:0",
     elsewhere: tuple[int, int] = (0, 0),
 ) -> dict[str, Any]:
-    """Carry out an order as `bigstep.engine.run.run` does, but with replicas that wait for nobody.
+    """Carry out an order as `bigstep.engine.run.run` does, but asynchronously.
 
     Args:
         order: What to run.
         ranks: This process.
-        observers: Who else hears of the run.
+        observers: Further observers of the run.
         own: A user's model, data and loss.
         listen: HOST:PORT at which other machines reach a Downpour run.
-        elsewhere: Shards and replicas that other machines bring.
+        elsewhere: How many shards and replicas run on other machines.
     """
     require_runnable(order.config, ranks, resume=order.resume)
     with keep_folder(order.folder, fresh=not order.resume):
@@ -74,7 +74,7 @@ def _run(
     if order.resume:
         ledger.note(f"Resumed at update {saved.updates}." if saved else "Nothing to resume: started anew.")
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the cores are the replicas': threads that spin beside them would slow all down
+    torch.set_num_threads(1)  # the cores are for the replicas: threads that spin beside them would slow all down
     try:
         with listening() as request:
             if asynchronous.method == "downpour":

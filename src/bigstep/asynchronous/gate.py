@@ -1,4 +1,4 @@
-"""Who may speak to a run: a secret, a port that lets in only those who know it, and how they connect to it.
+"""Who may talk to a run: a secret, a port that admits only those who know it, and how they connect to it.
 
 Everything that a run listens on stands behind a `Gate`. Before a stranger is told or asked anything, both sides prove
 that they know the run's secret, which itself never travels:
@@ -7,7 +7,7 @@ that they know the run's secret, which itself never travels:
     client -> server   a random number c, HMAC(secret, "client", s, c)
     server -> client   HMAC(secret, "server", c, s), or zeros if that was wrong
 
-A connection that says nothing, too much or something else costs a place among a few for some seconds, and no thread.
+A connection that sends nothing, too much or anything else takes one of a few places for some seconds, and no thread.
 torch's TCPStore and Gloo have no such proof, and `multiprocessing.connection` waits for a silent stranger for ever.
 """
 
@@ -39,13 +39,13 @@ _PROOF_S = 5.0
 """How long a connection may take to prove that it knows the secret."""
 
 _WAITING = 64
-"""Connections that may be about to prove it; one more takes the place of the oldest."""
+"""How many connections without a proof are kept; one more replaces the oldest."""
 
 _AT_ONCE, _PAUSE_S = 4, 0.02
-"""So many are taken in, then others have their turn: 200 a second, one or two hundredths of a core."""
+"""Connections accepted in a row before a pause, and its seconds: 200 a second, one or two hundredths of a core."""
 
 _SHORTEST = 16
-"""Characters of a secret that people choose."""
+"""Fewest characters of a secret that people choose."""
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,10 @@ class Rendezvous:
         return split_address(self.address)[0]
 
     def near(self) -> str:
-        """Return the address of this machine on the way to the rendezvous: where others of the run can reach us."""
+        """Return the address of this machine on the route to the rendezvous, where others of the run can reach it."""
         host, port = split_address(self.address)
         with socket.socket(_family(host), socket.SOCK_DGRAM) as probe:
-            probe.connect((host, port or 1))  # sends nothing: asks the kernel for the way
+            probe.connect((host, port or 1))  # sends nothing: asks the kernel for the route
             return str(probe.getsockname()[0])
 
 
@@ -80,12 +80,12 @@ def split_address(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if not host or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"{address!r:.100} is no address of a server; write HOST:PORT, as in 10.0.0.1:29500.")
+        raise ConfigError(f"{address!r:.100} is not an address; write HOST:PORT, as in 10.0.0.1:29500.")
     return host, int(port)
 
 
 def new_secret() -> bytes:
-    """Return a secret that nobody has had before."""
+    """Return a new random secret."""
     return secrets.token_bytes(_WORD)
 
 
@@ -113,20 +113,21 @@ def _secret_of(text: str, where: str) -> bytes:
 
 
 def receive(line: socket.socket, count: int) -> bytes:
-    """Return exactly so many bytes; raises OSError where the line ends before."""
+    """Return exactly `count` bytes; raises OSError if the connection ends before."""
     parts = bytearray()
     while len(parts) < count:
         part = line.recv(count - len(parts))
         if not part:
-            raise ConnectionError("the other side closed the line")
+            raise ConnectionError("the other side closed the connection")
         parts += part
     return bytes(parts)
 
 
 def connect(where: Rendezvous, timeout_s: float) -> socket.socket:
-    """Connect to a gate and prove both sides.
+    """Connect to a gate; each side proves to the other that it knows the secret.
 
-    Raises OSError if nobody answers, or not to the end, as where strangers crowd the port; RunError if a stranger does.
+    Raises OSError if there is no answer, or only part of one (as when strangers crowd the port); RunError if a stranger
+    answers.
     """
     line = socket.create_connection(split_address(where.address), timeout=timeout_s)
     try:
@@ -163,7 +164,7 @@ class _Pending:
 
 
 class Gate:
-    """Listens at a port in a thread of its own and hands on the connections of those who know the secret."""
+    """Listens at a port in a thread of its own and hands on the connections that prove to know the secret."""
 
     def __init__(self, host: str, port: int, secret: bytes, admit: Callable[[socket.socket], None]):
         """Args:
@@ -190,7 +191,7 @@ class Gate:
         self._thread.start()
 
     def close(self) -> None:
-        """Let nobody in any more."""
+        """Stop accepting connections."""
         self._closed.set()
         self._thread.join()
 
@@ -215,7 +216,7 @@ class Gate:
                 line, _ = self._listener.accept()
             except BlockingIOError:
                 return
-            except OSError:  # it left again, or this process has no descriptors to spare just now
+            except OSError:  # it left again, or this process has no free descriptor just now
                 break
             number = secrets.token_bytes(_WORD)
             line.setblocking(False)
@@ -245,12 +246,12 @@ class Gate:
         elif len(stranger.said) == 2 * _WORD:
             ours, told = bytes(stranger.said[:_WORD]), bytes(stranger.said[_WORD:])
             if not hmac.compare_digest(told, _proof(self._secret, b"client", stranger.number, ours)):
-                with contextlib.suppress(OSError):  # told, so that a friend with another secret need not guess
+                with contextlib.suppress(OSError):  # a friend with another secret should learn why
                     line.send(bytes(_WORD))
                 self._reject(line)
                 return
             self._forget(line)
-            with contextlib.suppress(OSError, RuntimeError):  # it left again, or there is no room for one more thread
+            with contextlib.suppress(OSError, RuntimeError):  # it left again, or no more threads can be started
                 line.setblocking(True)
                 line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 line.sendall(_proof(self._secret, b"server", ours, stranger.number))

@@ -1,7 +1,7 @@
 """The network as one flat vector, divided among shards.
 
 The vector that shards hold is the weights, parameter after parameter, and behind them the moving averages of batch
-norm. The vector that replicas push has the same places: gradients, and the statistics of their shares.
+norm. The vector that replicas push has the same layout: gradients, and the statistics of their shares.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bigstep.validate import build
 __all__ = ["CHUNK", "Layout", "gradient_vector", "load_vector", "weight_vector"]
 
 CHUNK = 131_072
-"""Elements that travel and are updated at once: 4 ms of a link of 1 Gbit/s, far more than a step of Python takes."""
+"""Elements that travel and are updated at once: 4 ms on a link of 1 Gbit/s, far more than a step of Python takes."""
 
 
 @dataclass(frozen=True)
@@ -102,11 +102,11 @@ class Layout:
         return build(OptimizerConfig, self.optimizer, "optimizer")
 
     def bounds(self, shard: int) -> tuple[int, int]:
-        """Return the places [start, stop) of a shard; shards differ by one element at most."""
+        """Return the places [start, stop) of a shard; the sizes of shards differ by one element at most."""
         return self.size * shard // self.shards, self.size * (shard + 1) // self.shards
 
     def chunks(self, shard: int) -> list[tuple[int, int]]:
-        """Return the places [start, stop) within a shard of the chunks that it is answer in; at least one."""
+        """Return the places [start, stop), within a shard, of the chunks in which it is exchanged; at least one."""
         start, stop = self.bounds(shard)
         size = stop - start
         return [(first, min(first + self.chunk, size)) for first in range(0, max(size, 1), self.chunk)]

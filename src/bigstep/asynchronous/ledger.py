@@ -55,7 +55,7 @@ class Ledger:
 
     @property
     def epoch(self) -> float:
-        """Passes over the training set that were reported so far."""
+        """Passes over the training set, as reported so far."""
         return self.samples / self.run.sampler.size
 
     def note(self, text: str) -> None:
@@ -63,7 +63,7 @@ class Ledger:
         self._audience.noted(text)
 
     def take(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Take in what a replica reports: one row an update, refused ones too."""
+        """Take in what a replica reports: one row per update, refused ones included."""
         for told in rows:
             if not told["accepted"]:
                 self.lost += 1
@@ -80,7 +80,7 @@ class Ledger:
             self.flush()
 
     def flush(self) -> None:
-        """Write the rows that have gathered."""
+        """Write the rows that have accumulated."""
         now = time.perf_counter()
         images_per_s = sum(row["batch"] for row in self._rows) / max(now - self._flushed, 1e-9)
         for row in self._rows:
@@ -115,7 +115,7 @@ class Ledger:
         return evaluation
 
     def save(self, folder: Path, take_snapshot: Callable[[], None]) -> None:
-        """Write the weights as they are now: a network to use, not a state to resume; a full disk is told."""
+        """Write the weights as they are now: a network to use, not a state to resume; a full disk is only noted."""
         self._saved_at = self.samples
         take_snapshot()
         config = self.run.config
@@ -135,7 +135,7 @@ class Ledger:
             self.note(f"The weights of update {self.updates} could not be written to {folder} ({error.strerror}).")
 
     def finish(self, order: Order, take_snapshot: Callable[[], None], seconds: float, **facts: Any) -> dict[str, Any]:
-        """Evaluate the final weights and return the result of the run; `facts` replace what the rows showed."""
+        """Evaluate the final weights and return the result of the run; `facts` override what the rows add up to."""
         self.flush()
         evaluation = self.evaluate(take_snapshot)
         self.save(order.folder, lambda: None)

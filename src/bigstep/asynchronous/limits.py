@@ -1,4 +1,4 @@
-"""What an asynchronous run can and cannot do, said before anything is started."""
+"""What an asynchronous run cannot do, refused before anything is started."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def require_runnable(config: RunConfig, ranks: Ranks, *, resume: bool) -> None:
     )
     require(
         not resume or METHODS[method].resumes,
-        f"A {method} run cannot be resumed: its weights may be torn when it is broken off; start it anew with another "
-        "--out.",
+        f"A {method} run cannot be resumed: its weights may be torn when it is interrupted; start it anew with "
+        "another --out.",
     )
     allowed = [name for name, entry in OPTIMIZERS.items() if method in entry.methods]
     require(
@@ -33,7 +33,7 @@ def require_runnable(config: RunConfig, ranks: Ranks, *, resume: bool) -> None:
     )
     require(
         not isinstance(config.optimizer, SgdSettings) or config.optimizer.adagrad == "none",
-        f"optimizer.adagrad is set, but a {method} run exchanges nothing to put it before or "
+        f"optimizer.adagrad is set, but a {method} run has no exchange to put it before or "
         "after: use optimizer.name=adagrad.",
     )
     require(

@@ -1,11 +1,11 @@
 """The line between one replica and one shard: what travels on it, and how it is repaired.
 
-Each line is a connection of its own, so that whoever joins, leaves or dies touches nobody else's. A shard listens
+Each line is a connection of its own, so a process that joins, leaves or dies affects no other line. A shard listens
 behind a gate and tells the store where; a replica connects there, and the shard answers it in a thread of its own.
 
-On the wire, per exchange: a call of 7 float64 (what is wanted, and the facts of a push) and the pushed vector, if one
-is; back come the weights, if they are wanted, each chunk as soon as it is up to date, and a reply of 3 float64. All
-lengths follow from the layout: none is read from the wire.
+On the wire, per exchange: a call of 7 float64 (what is wanted, and the facts of a push) and the pushed vector, if any;
+the answer is the weights, if wanted, each chunk as soon as it is up to date, and a reply of 3 float64. All lengths
+follow from the layout: none is read from the wire.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ CONNECT_S = 20.0
 """How long one attempt to connect may take."""
 
 REPLY_S = 120.0
-"""How long nothing may move on a line before it counts as broken."""
+"""After this long without any progress a line counts as broken."""
 
 PATIENCE_S = 300.0
 """How long a replica waits for a shard that is being restarted."""
 
 _LARGEST_RATE = 1e38
-"""A rate that float32 still holds."""
+"""Learning rates must stay below it; float32 still holds it."""
 
 _MOST_AT_ONCE = 1 << 20
 """Bytes given to the system in one call, so that the other direction has its turn."""
@@ -64,7 +64,7 @@ class Call:
 
     @classmethod
     def decode(cls, words: Tensor) -> Call:
-        """Read what `encode` wrote; raises ValueError where no replica can have.
+        """Read what `encode` wrote; raises ValueError if no replica can have written it.
 
         >>> call = Call(PUSH | FETCH, Push(replica=1, sequence=2, read_at=3, lr=0.1, steps=1, samples=32))
         >>> Call.decode(call.encode()) == call
@@ -85,12 +85,12 @@ def view_of(tensor: Tensor) -> memoryview:
 
 
 def receive_into(line: socket.socket, tensor: Tensor) -> None:
-    """Fill a tensor; raises OSError where the line ends before."""
+    """Fill a tensor; raises OSError if the line ends before."""
     left = view_of(tensor)
     while left:
         count = line.recv_into(left)
         if not count:
-            raise ConnectionError("the other side closed the line")
+            raise ConnectionError("the other side closed the connection")
         left = left[count:]
 
 
@@ -111,7 +111,7 @@ def exchange(line: socket.socket, outgoing: list[Tensor], incoming: list[Tensor]
             if receiving:
                 count = line.recv_into(receiving[0][:_MOST_AT_ONCE])
                 if not count:
-                    raise ConnectionError("the shard closed the line")
+                    raise ConnectionError("the shard closed the connection")
                 _advance(receiving, count)
 
 
@@ -130,7 +130,7 @@ class Line:
         self._given_up = False
 
     def exchange(self, call: Call, vector: Tensor | None, weights: Tensor | None) -> Receipt:
-        """Make a call, with the vector that it pushes, and wait for the reply; mend the line if it breaks.
+        """Make a call, with the vector that it pushes, and wait for the reply; connect again if the line breaks.
 
         A push that is sent again is applied once: the shard knows its number.
         """
@@ -158,7 +158,7 @@ class Line:
         self._drop()
 
     def give_up(self) -> None:
-        """End an exchange that another thread waits in: nobody waits for it any more."""
+        """Abort an exchange in which another thread waits: its result is no longer needed."""
         self._given_up = True
         if (line := self._line) is not None:
             with contextlib.suppress(OSError):
@@ -170,7 +170,7 @@ class Line:
         self._line = None
 
     def _connect(self, deadline: float) -> socket.socket:
-        """Knock where the shard says that it is, once it says so; raises OSError if it is gone again."""
+        """Connect to the shard once the store has its address; raises OSError if the shard is gone again."""
         while (address := self._store.find(f"shard/{self._shard}")) is None:
             if time.monotonic() > deadline or self._given_up:
                 raise TimeoutError("it did not come back")
@@ -178,5 +178,5 @@ class Line:
         try:
             return connect(Rendezvous(address, self._secret), CONNECT_S)
         except OSError:
-            time.sleep(LOOK_S)  # it is being restarted, and the store is told in a moment
+            time.sleep(LOOK_S)  # it is being restarted, and the store will soon know
             raise

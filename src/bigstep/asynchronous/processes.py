@@ -1,4 +1,4 @@
-"""The processes of an asynchronous run: started, watched by number, and never left behind."""
+"""The processes of an asynchronous run: started, watched, and never left behind."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _END_S = 10.0
 
 @dataclass
 class Processes:
-    """Child processes by name; `how_ended` tells of those that are no more."""
+    """Child processes by name."""
 
     where: Rendezvous
-    """Where the store of the run is; a process is told through a pipe that only it reads."""
+    """Where the store of the run is; each process receives it through a pipe that only it reads."""
     members: dict[str, BaseProcess] = field(default_factory=dict)
 
     def start(self, name: str, work: Callable[..., None], *arguments: Any) -> None:
@@ -49,7 +49,7 @@ class Processes:
         self.members[name] = process
 
     def how_ended(self, name: str) -> str | None:
-        """Return None while a process lives, and how it ended afterwards; empty if it ended well."""
+        """Return None while a process lives, then how it ended; an empty string if it ended well."""
         status = self.members[name].exitcode
         if status is None:
             return None
@@ -58,13 +58,13 @@ class Processes:
         return f"failed with status {status}" if status else ""
 
     def end(self) -> None:
-        """Wait a little for every process, then end those that are left."""
+        """Give every process some seconds to end, then kill those that are left."""
         for process in self.members.values():
             process.join(_END_S)
         self.kill()
 
     def kill(self) -> None:
-        """End every process now."""
+        """Kill every process now."""
         for process in self.members.values():
             if process.is_alive():
                 process.kill()
@@ -78,7 +78,7 @@ def share_cores(replicas: int) -> None:
 
 
 def _leave_it(number: int, frame: Any) -> None:
-    """Do nothing: the parent decides. A handler, since what is ignored would stay so in processes started from here."""
+    """Do nothing: the parent decides. Not SIG_IGN, which processes started from here would inherit."""
 
 
 def _enter(parent: int, where: Rendezvous, name: str, work: Callable[..., None], arguments: tuple[Any, ...]) -> None:

@@ -1,4 +1,4 @@
-"""A replica of Downpour: fetch weights, compute the gradient of a share, push it, wait for no other replica."""
+"""A replica of Downpour: fetches weights, computes the gradient of a share, pushes it, waits for no other replica."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def take_part(where: Rendezvous, device: torch.device, own: Own, timeout_s: floa
             return 0
         wait_until(lambda: store.check(["order"]), START_S, f"The run at {where.address} does not begin.")
         number = store.add("replicas", 1) - 1
-        store.leave(f"gone/{number}")  # the run waits for whoever has joined it
+        store.leave(f"gone/{number}")  # set when this one disconnects: the run waits for all who joined
         reporter = Reporter(store, f"replica-{number}")
         with reporter.telling_of_failure():
             return _work(store, reporter, where, number, device, own)
@@ -56,7 +56,7 @@ def replicate(
     share_cores(replicas)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    own = replace(own, model=copy.deepcopy(own.model))  # it came through shared memory; each needs weights of its own
+    own = replace(own, model=copy.deepcopy(own.model))  # it came in shared memory; each needs its own weights
     _work(store, reporter, where, number, device, own)
 
 
@@ -80,12 +80,12 @@ def _work(store: Store, reporter: Reporter, where: Rendezvous, number: int, devi
 
 
 def _require_data(run: Run, expected: str) -> None:
-    """Refuse other samples than the run's; targets that are drawn anew in each reading tell nothing."""
+    """Refuse samples that differ from the run's, unless every reading draws new targets, so that hashes say nothing."""
     mine, data = run.state.parts["data"].state_dict(), DataPair(run.train_feed.source, run.evaluator.feed.source)
     if mine != expected and data.fingerprint() == mine:
         raise DataError(
             f"The samples here differ from those of the run (SHA-256 {mine:.12} instead of {expected:.12}): shares "
-            "are numbers of samples, so give every machine a whole copy in the same order."
+            "name samples by number, so give every machine a whole copy in the same order."
         )
 
 
@@ -128,7 +128,7 @@ class _Replica:
             if push or fetch:
                 self._send(push=push, fetch=fetch)
             if walks:
-                self._step_alone()  # where weights are fetched too: the velocity has to go on
+                self._step_alone()  # after a fetch too: the velocity has to go on
             if fetch and not settings.overlap:
                 self._settle()
             self._run.learner.optimizer.zero_grad()
@@ -154,7 +154,7 @@ class _Replica:
         load.data_s += began - asked
 
     def _send(self, *, push: bool, fetch: bool) -> None:
-        """Give the load to the client, once it is back from its last exchange."""
+        """Give the load to the client, once its last exchange has ended."""
         self._settle()
         load = self._load if push and self._load.vector is not None else None
         if load is not None:
@@ -195,9 +195,9 @@ class _Replica:
             self._waited_s = 0.0
 
     def _step_alone(self) -> None:
-        """Between fetches, follow one's own gradient (algorithm 7.1 of the paper), by the shard's rule and rate.
+        """Between fetches, follow its own gradient (algorithm 7.1 of the paper), by the shard's rule and rate.
 
-        Momentum and decay are the shard's, the velocity is the replica's own and knows of no other replica's pushes.
-        So a single replica that pushes every step is always where its shards are.
+        Momentum and decay are the shard's; the velocity is the replica's own and holds no other replica's pushes. So a
+        single replica that pushes every step always has the weights of its shards.
         """
         self._run.learner.optimizer.step()

@@ -22,7 +22,7 @@ START_S = 300.0
 
 
 def wait_until(holds: Callable[[], bool], timeout_s: float, sentence: str) -> None:
-    """Look again and again until something holds; give up with a sentence."""
+    """Poll until `holds` returns true; raise RunError with `sentence` after `timeout_s` seconds."""
     deadline = time.monotonic() + timeout_s
     while not holds():
         if time.monotonic() > deadline:
@@ -43,7 +43,7 @@ class Reporter:
 
     @contextlib.contextmanager
     def telling_of_failure(self) -> Iterator[None]:
-        """Say why, where what is done here fails."""
+        """Report the reason if the work inside fails."""
         try:
             yield
         except BaseException as error:

@@ -1,4 +1,4 @@
-"""Where a Downpour run that was broken off goes on: at what its shards had written."""
+"""Where an interrupted Downpour run goes on: from the checkpoints of its shards."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["Progress", "saved_progress"]
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run had come, by its checkpoints."""
+    """How far a run had come, according to its checkpoints."""
 
     versions: list[int]
     """Updates of each shard."""
     shares: int
-    """Shares that every shard has seen; where one has seen more, it sees some again."""
+    """Shares that every shard has seen; one that has seen more sees some again."""
     samples: int
     seconds: float
 
@@ -45,7 +45,7 @@ def saved_progress(folder: Path, config: RunConfig) -> Progress | None:
         return None
     if len(found) < len(states):
         raise DataError(
-            f"{places[states.index(None)]} holds no whole checkpoint, but other shards have come on; start a new run "
+            f"{places[states.index(None)]} holds no whole checkpoint, but other shards have one; start a new run "
             "with another --out."
         )
     updates = min(state["version"] for state in found)

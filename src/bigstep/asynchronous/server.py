@@ -29,7 +29,7 @@ from bigstep.records import locked, write_atomically
 __all__ = ["offer_shard", "serve_shard", "stop_shard"]
 
 _IDLE_S = 600.0
-"""After this long without a word a replica counts as gone; one that was only slow calls again."""
+"""After this long without a call a replica counts as gone; one that was only slow calls again."""
 
 _LAST_S = 30.0
 """How long a shard that is to end waits for the exchanges that are under way."""
@@ -73,10 +73,10 @@ def serve_shard(store: Store, where: Rendezvous, index: int, folder: Path) -> No
     shard = Shard(Layout.from_json(store.get("layout")), index)
     keeper = _Keeper(shard, folder)
     if keeper.restore():
-        if store.add(f"served/{index}", 0) == 0:  # the whole run goes on: its replicas are new
+        if store.add(f"served/{index}", 0) == 0:  # the whole run is resumed: its replicas are new
             shard.forget_replicas()
             keeper.keep(force=True)
-        else:  # a shard before this one has answered replicas
+        else:  # an earlier process of this shard has answered replicas
             store.set(f"restored/{index}", str(shard.version))
     lines = _Lines(store, shard, keeper)
     gate = Gate(where.near(), 0, where.secret, lines.admit)
@@ -117,7 +117,7 @@ def _claim(store: Store, address: str, folder: Path) -> int:
         if kept["run"] == run:  # started again: the same shard
             return int(kept["index"])
     except (OSError, ValueError, KeyError, TypeError):
-        pass  # it keeps none, or not one of this run
+        pass  # the folder keeps no shard, or one of another run
     if own.exists() or any(folder.glob("step-*.ckpt")):
         raise ConfigError(
             f"{folder} keeps a shard of another run, which this one would start from; choose another folder."
@@ -143,7 +143,7 @@ class _Lines:
         threading.Thread(target=self._answer, args=(line,), daemon=True).start()
 
     def close(self) -> None:
-        """Begin no other exchange, and wait for those under way: a push is applied as a whole."""
+        """Let no other exchange begin, and wait for those under way: a push is applied as a whole."""
         with self._changed:
             self._open = False
             self._changed.wait_for(lambda: self._under_way == 0, _LAST_S)
@@ -152,7 +152,7 @@ class _Lines:
     def _one_exchange(self) -> Iterator[None]:
         with self._changed:
             if not self._open:
-                raise ConnectionError("the shard ends")
+                raise ConnectionError("the shard is ending")
             self._under_way += 1
         try:
             yield
@@ -189,7 +189,7 @@ class _Lines:
     def _exchange(self, line: socket.socket, call: Call, vector: Tensor) -> None:
         """Take what a call brings and send what it wants, chunk by chunk.
 
-        Weights travel back while the rest of the gradient still comes: both directions of the link are busy at once.
+        Weights travel back while the rest of the gradient still arrives: both directions of the link are busy at once.
         """
         shard = self._shard
         receipt = Receipt(True, 0, shard.version)
@@ -212,7 +212,7 @@ class _Lines:
     def _keep(self, *, force: bool = False) -> None:
         try:
             self._keeper.keep(force=force)
-        except BaseException as error:  # a disk that is full, say: a shard that cannot keep its promise must not go on
+        except BaseException as error:  # a full disk, say: a shard that cannot save must not go on
             _give_up(self._shard.index, error)
 
 

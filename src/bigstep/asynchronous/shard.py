@@ -1,4 +1,4 @@
-"""One shard of the parameter server: its part of the weights, the update rule, and the count of what was overtaken.
+"""One shard of the parameter server: its part of the weights, the update rule, and counts of how stale updates were.
 
 No network and no clock here: the order of calls is the order of events.
 """
@@ -88,23 +88,23 @@ class Shard:
         return torch.cat([weights for weights, _ in parts]), parts[0][1]
 
     def push(self, push: Push, vector: Tensor) -> Receipt:
-        """Apply a gradient (and the statistics behind it), unless it came before or too much overtook it."""
+        """Apply a gradient (and the statistics behind it), unless it was applied before or is too stale."""
         receipts = [self.push_chunk(push, number, vector[a:b]) for number, (a, b) in enumerate(self.spans)]
         return receipts[0]
 
     def fetch_chunk(self, number: int) -> tuple[Tensor, int]:
-        """Return a copy of one chunk and the version of the shard; that of chunk 0 counts."""
+        """Return a copy of one chunk and the version of the shard; for a fetch, that of chunk 0 counts."""
         with self._lock:
             return self._chunks[number].weights.clone(), self.version
 
     def push_chunk(self, push: Push, number: int, vector: Tensor) -> Receipt:
         """Apply one chunk of a push; chunks come in order, and those of other pushes may come between them.
 
-        What becomes of a push, and how stale it is, is decided with its first chunk. Its shares count as done with
-        its last: what a replica pushed in part before it died is lost.
+        The first chunk decides whether a push is accepted, and how stale it is. Its shares count as done with its last
+        chunk: if a replica dies before that, they count as lost.
         """
         with self._lock:
-            # a shard that was restarted may be older than what a replica read from it
+            # a restarted shard may have an older version than the one that a replica read from it
             staleness = max(0, self.version - push.read_at)
             if number == 0:
                 self._judge(push, staleness)
@@ -119,7 +119,7 @@ class Shard:
             return Receipt(accepted, staleness, self.version)
 
     def _judge(self, push: Push, staleness: int) -> None:
-        """Accept or refuse a push that has not come before."""
+        """Accept or refuse a push, unless that was done before."""
         if push.sequence <= self._verdicts.get(push.replica, (0, True))[0]:
             return
         accepted = not 0 < self.layout.max_staleness < staleness
@@ -131,7 +131,7 @@ class Shard:
             self.refused += 1
 
     def forget_replicas(self) -> None:
-        """Begin with new replicas, who number their pushes from one again."""
+        """Prepare for new replicas, which number their pushes from 1 again."""
         with self._lock:
             self._verdicts.clear()
             for applied in self._applied:

@@ -1,7 +1,7 @@
 """Locked SGD and Hogwild! on a network: processes of one machine that share its weights.
 
 Every process draws the next share, computes its gradient on the weights as they are, and updates them in place. With
-a lock around read, gradient and update the run equals a serial one on the same order, bit for bit. Without it
+a lock around read, gradient and update the run equals a serial one in the same order, bit for bit. Without it
 (Hogwild!) reads and writes of several processes mix freely.
 
 Momentum: under the lock the velocity is shared as well; in Hogwild! each process has its own, as in PyTorch's example.
@@ -58,7 +58,7 @@ def train_shared(order: Order, run: Run, ledger: Ledger, own: Own, request: Stop
     names = [f"replica-{number}" for number in range(replicas)]
     # gamma was set to zero before the weights were shared; to do it again would undo training
     quiet = replace(config, norm=replace(config.norm, zero_gamma=False))
-    own = replace(own, model=None)  # replicas find it on the board
+    own = replace(own, model=None)  # replicas take it from the board
     try:
         for number, name in enumerate(names):
             task = _Task(quiet, number, run.ranks.device, order.max_steps, own)
@@ -69,7 +69,7 @@ def train_shared(order: Order, run: Run, ledger: Ledger, own: Own, request: Stop
             if request.number:
                 ledger.flush()
                 ledger.save(order.folder, lambda: board.copy_into(run.learner))
-                state = f"its weights are in {order.folder / 'checkpoints'}, but a {method} run cannot go on"
+                state = f"its weights are in {order.folder / 'checkpoints'}, but a {method} run cannot be resumed"
                 raise StoppedError(request.number, ledger.updates, state=state)
             for name in names:
                 _listen(reports, processes, ledger, name, ready, done)
@@ -91,7 +91,7 @@ def train_shared(order: Order, run: Run, ledger: Ledger, own: Own, request: Stop
 
 def _listen(reports: Reports, processes: Processes, ledger: Ledger, name: str, ready: set[str], done: set[str]) -> None:
     """Take in the reports of one replica; stop the run if it failed or died."""
-    ended = processes.how_ended(name)  # asked first: what it wrote before it ended is read below
+    ended = processes.how_ended(name)  # asked first, so that all it wrote before it ended is read below
     for report in reports.collect(name):
         match report["kind"]:
             case "ready":
@@ -111,7 +111,7 @@ def _listen(reports: Reports, processes: Processes, ledger: Ledger, name: str, r
 
 
 def _replicate(store: Store, reporter: Reporter, board: Board, task: _Task) -> None:
-    """What a process does."""
+    """What the process of a replica does."""
     config = task.config
     if task.device.type == "cuda":
         torch.cuda.set_device(task.device)
@@ -134,7 +134,7 @@ def _replicate(store: Store, reporter: Reporter, board: Board, task: _Task) -> N
         started = time.perf_counter()
         with board.turn():
             waited = time.perf_counter()
-            following = next(batches, None)  # drawn under the lock, so that updates keep the order
+            following = next(batches, None)  # drawn under the lock, so that updates keep the order of shares
             if following is None:
                 break
             share, batch = following

@@ -1,7 +1,7 @@
-"""The run as a numbered list of shares: what one replica computes one gradient of.
+"""The run as a numbered list of shares; a share holds the samples of one gradient of one replica.
 
 The order is that of the synchronous sampler: step after step, and within a step worker after worker. Replicas draw
-numbers from one counter, so together they see every sample once an epoch, whoever is fast.
+numbers from one counter, so together they see every sample once per epoch, however fast each of them is.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Shares:
         self._limit = limit
 
     def at(self, number: int) -> Step | None:
-        """Return the share of a number, or None where the run has ended."""
+        """Return the share with this number, or None past the end of the run."""
         if self._limit is not None and number >= self._limit:
             return None
         for share in self._shares:
@@ -62,8 +62,8 @@ def _shares_of(sampler: Sampler, epochs: float) -> Iterator[Step]:
 def batches_of(run: Run, shares: Shares, draw: Callable[[], int]) -> Iterator[tuple[Step, tuple[Any, Any]]]:
     """Yield shares with their samples until none is left.
 
-    A set in memory is asked for one share at a time, so that who dies holds one. Loader processes work ahead, and hold
-    the shares they load.
+    A data set in memory is asked for one share at a time, so that a replica that dies holds only one. Loader processes
+    work ahead, and hold the shares they load.
     """
     if run.train_feed.loaders is None:
         while (share := shares.at(draw())) is not None:
@@ -80,7 +80,7 @@ def batches_of(run: Run, shares: Shares, draw: Callable[[], int]) -> Iterator[tu
     for batch in run.train_feed(requests()):
         yield drawn.popleft(), batch
         if run.train_feed.waits is not None:
-            run.train_feed.waits.forget()  # nobody asks, and a GPU's events would gather
+            run.train_feed.waits.forget()  # never read, and a GPU's events would accumulate
 
 
 def gradient_of(run: Run, share: Step, batch: tuple[Any, Any]) -> float:

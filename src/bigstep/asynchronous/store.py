@@ -1,10 +1,10 @@
 """The values that all processes of a run see: a dictionary in the coordinator, behind a gate.
 
 Counters number the replicas and hand out shares; flags tell that the run began, that the warm start is over, or that a
-peer is gone. Nobody waits inside the store: whoever has to wait looks again a little later.
+peer is gone. No request blocks in the store: a process that has to wait asks again a little later.
 
-On the wire a request is a JSON list [operation, key, value] and its answer a JSON value, each behind its length in four
-bytes.
+On the wire a request is a JSON list [operation, key, value] and its answer a JSON value, each preceded by its length in
+four bytes.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ CONNECT_S = 30.0
 """How long a server may take to answer before it counts as not there."""
 
 _TRY_S = 5.0
-"""Of that, how long for one knock: one that a full queue has lost is never answered, however long one waits."""
+"""Of that, the time for one attempt: one that a full queue has lost is never answered, however long one waits."""
 
 _REPLY_S = 300.0
-"""How long a coordinator that is there may take to reply: it may evaluate, or be stopped for a while."""
+"""How long a coordinator may take to reply once connected: it may be evaluating, or suspended for a while."""
 
 _LONGEST = 1 << 26
-"""Bytes of a message; rows of a run take far fewer."""
+"""Most bytes of a message; rows of a run take far fewer."""
 
 _LOOPBACK = ("127.", "localhost", "::1")
 
@@ -54,16 +54,16 @@ class Store(Protocol):
         """Return a value; raises RunError if there is none."""
 
     def find(self, key: str) -> str | None:
-        """Return a value, or None if there is none: for one that may go at any time."""
+        """Return a value, or None if there is none: for one that may be deleted at any time."""
 
     def check(self, keys: list[str]) -> bool:
         """Whether all keys are there."""
 
     def delete_key(self, key: str) -> bool:
-        """Forget a key; whether it was there."""
+        """Delete a key; return whether it was there."""
 
     def close(self) -> None:
-        """Leave it, or let nobody in any more."""
+        """Disconnect from the store, or, where it is hosted, accept no more processes."""
 
 
 class HostedStore:
@@ -100,12 +100,12 @@ class HostedStore:
             return all(key in self._values for key in keys)
 
     def delete_key(self, key: str) -> bool:
-        """Forget a key; whether it was there."""
+        """Delete a key; return whether it was there."""
         with self._lock:
             return self._values.pop(key, None) is not None
 
     def listen(self, host: str, port: int, secret: bytes) -> Rendezvous:
-        """Let other processes in; return where."""
+        """Accept other processes; return where they connect."""
 
         def admit(line: socket.socket) -> None:
             threading.Thread(target=self._serve, args=(line,), name="store", daemon=True).start()
@@ -114,7 +114,7 @@ class HostedStore:
         return Rendezvous(self._gate.address, secret)
 
     def close(self) -> None:
-        """Let nobody in any more."""
+        """Accept no more processes."""
         self._gate.close()
 
     def _serve(self, line: socket.socket) -> None:
@@ -162,7 +162,7 @@ class _RemoteStore:
         self._line.close()
 
     def leave(self, key: str) -> None:
-        """Have a key set once this process has left, however it leaves."""
+        """Have a key set when this process disconnects, however it ends."""
         self._ask(type(None), "leave", key)
 
     def _ask(self, kind: Any, *request: Any) -> Any:
@@ -200,13 +200,13 @@ def host_store(listen: str, *, alone: bool = True) -> tuple[HostedStore, Rendezv
 
     Args:
         listen: HOST:PORT of this machine.
-        alone: Nobody comes from elsewhere, so that the secret is one that only this run's own processes are given.
+        alone: Whether no process joins from elsewhere: then the secret may be a new one, given to own processes only.
     """
     host, port = split_address(listen)
     secret = shared_secret()
     if secret is None and not (alone and host.startswith(_LOOPBACK)):
         raise ConfigError(
-            "Processes from elsewhere need a secret that all of the run share: set BIGSTEP_SECRET, or "
+            "Processes on other machines need a secret that the whole run shares: set BIGSTEP_SECRET, or "
             "BIGSTEP_SECRET_FILE to a file that holds it, for each of them; make one with `openssl rand -hex 32`."
         )
     if host in ("0.0.0.0", "::"):
@@ -216,7 +216,7 @@ def host_store(listen: str, *, alone: bool = True) -> tuple[HostedStore, Rendezv
 
 
 def connect_store(where: Rendezvous, timeout_s: float = CONNECT_S) -> _RemoteStore:
-    """Join the store of a run, or say in one sentence that nobody answers there."""
+    """Join the store of a run; raises RunError if nobody answers there."""
     deadline = time.monotonic() + timeout_s
     while True:
         try:
@@ -228,12 +228,12 @@ def connect_store(where: Rendezvous, timeout_s: float = CONNECT_S) -> _RemoteSto
                     f"No parameter server answers at {where.address} within {timeout_s:g} s ({reason}); start "
                     "`bigstep train downpour` there first, or correct the address."
                 ) from None
-            time.sleep(0.1)  # it may be starting, or have been crowded
+            time.sleep(0.1)  # it may be starting, or its queue may have been full
 
 
 @contextlib.contextmanager
 def or_gone(address: str) -> Iterator[None]:
-    """Say in one sentence that the coordinator is gone, where the store would tell of a socket."""
+    """Turn the socket error of a store into one sentence: the coordinator is gone."""
     try:
         yield
     except StoreGoneError as error:

@@ -36,13 +36,13 @@ def train_locked(
 ) -> FitResult:
     """Train with processes that take turns on shared weights: lock, read, gradient, update, release.
 
-    w <- w - lr * g(w, share k) for k = 0, 1, 2, ..., one at a time: the result is that of a serial run on the same
+    w <- w - lr * g(w, share k) for k = 0, 1, 2, ..., one at a time: the result is that of a serial run in the same
     order, bit for bit, whatever `config.asynchronous.replicas` is. It is what Hogwild! is compared to.
 
     Args:
         config: The run; `asynchronous.method` is set to locked here.
-        model: A module of yours in place of the one that `config` names; trained in place. It, `data` and `loss` must
-            be picklable, since other processes work on them.
+        model: Your own module instead of the one that `config` names; trained in place. It, `data` and `loss` must be
+            picklable, since other processes work on them.
         data: (training set, evaluation set), each with `__len__` and `__getitem__` returning (input, target).
         loss: (output, target) -> mean loss over the samples.
         out: The run folder; None keeps no records.
@@ -105,7 +105,7 @@ def train_hogwild(
     Reference: Niu, Recht, Re, Wright, "Hogwild!: A Lock-Free Approach to Parallelizing Stochastic Gradient Descent",
     2011, algorithm 1.
 
-    Differs from the paper: a network's gradient is dense, so the sparsity that its proof needs is not there; whole
+    Differs from the paper: a network's gradient is dense, so it lacks the sparsity that the paper's proof needs; whole
     tensors are added without atomic operations, so that elements of overlapping writes can be lost.
     """
     return _train(_with_method(config, "hogwild"), model, data, loss, out, max_steps, device, progress)
@@ -129,8 +129,8 @@ def train_downpour(
     """Train with a parameter server: shards hold the weights, replicas push gradients and fetch weights.
 
     On shard s, for each push g that arrives:  sum <- sum + g^2,  w <- w - gamma * g / (sqrt(sum) + eps)  (AdaGrad,
-    optimizer.name = adagrad), or  v <- m * v + g,  w <- w - lr * v  (optimizer.name = sgd). Nobody waits for anybody:
-    replicas may join late, leave or die, and shards are restarted from their checkpoints. With one replica and
+    optimizer.name = adagrad), or  v <- m * v + g,  w <- w - lr * v  (optimizer.name = sgd). No replica waits for
+    another: replicas may join late, leave or die, and shards are restarted from their checkpoints. With one replica and
     push_every = fetch_every = 1 the result is that of a serial run, bit for bit.
 
     Args:
@@ -212,12 +212,12 @@ def serve_downpour(address: str, folder: Path | str, *, timeout_s: float = 30.0)
 
 
 def _rendezvous(address: str) -> Rendezvous:
-    """A run elsewhere, and the secret that it shares with this machine."""
+    """Return where a run elsewhere is, with the secret that it shares with this machine."""
     split_address(address)
     if (secret := shared_secret()) is None:
         raise ConfigError(
-            f"Whoever takes part in the run at {address} needs its secret: set BIGSTEP_SECRET, or BIGSTEP_SECRET_FILE "
-            "to a file that holds it, here as for the run."
+            f"To take part in the run at {address} this machine needs its secret: set BIGSTEP_SECRET, or "
+            "BIGSTEP_SECRET_FILE to a file that holds it, as for the run itself."
         )
     return Rendezvous(address, secret)
 

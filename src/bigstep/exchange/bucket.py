@@ -17,26 +17,26 @@ __all__ = ["Bucket", "Transport"]
 
 @dataclass(frozen=True)
 class Bucket:
-    """Gradients of some parameters, one behind the other, as DDP hands them over."""
+    """Gradients of some parameters, concatenated, as DDP hands them over."""
 
     flat: Tensor
     """One-dimensional and contiguous; the mean over ranks is written here."""
     names: tuple[str, ...]
-    """Of the parameters, in order."""
+    """Names of the parameters, in order."""
     shapes: tuple[torch.Size, ...]
-    """Of the parameters, in order."""
+    """Shapes of their gradients, in the same order."""
     step: int
     """How many backward passes ended before this one."""
     held: tuple[Tensor, ...] = ()
     """More parts of the sum, laid out as `flat`."""
     piles: Piles | None = None
-    """Where parts are added one after another: those that this rank has added before `flat`."""
+    """The parts that this rank added before `flat`; None unless the sum has several parts."""
     places: tuple[int, ...] = ()
-    """Of the parameters among the piles."""
+    """Indices of the parameters in `piles`."""
 
     @property
     def sizes(self) -> list[int]:
-        """Values of each parameter."""
+        """Number of values of each parameter."""
         return [shape.numel() for shape in self.shapes]
 
 

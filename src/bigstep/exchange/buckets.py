@@ -1,7 +1,7 @@
 """The size of DDP's buckets, tried out in the first steps of a run.
 
 DDP fixes the size when it is made, so each trial makes a new DDP object around the same module; its gradients are the
-same (to the order of a sum), so trial steps are steps of training like any other and none is wasted.
+same (up to the order of a sum), so trial steps train like any other step and none is wasted.
 """
 
 from __future__ import annotations
@@ -22,23 +22,24 @@ from bigstep.errors import ConfigError
 __all__ = ["DDP_DEFAULT_MB", "BucketTuner"]
 
 DDP_DEFAULT_MB = 25.0
-"""What DDP takes when nothing is said."""
+"""DDP's own default."""
 
-# DDP groups its buckets anew after the first step, and the step after that still makes memory for them
+# DDP rebuilds its buckets after the first step, and the second step still allocates memory for them
 _UNMEASURED = 2
 
 
 class BucketTuner:
     """Tries bucket sizes for a few steps each and keeps the fastest.
 
-    The time of a step is that of the slowest rank, so all ranks choose alike. Another size replaces DDP's default only
-    if its median is faster than every measured step of the default: what noise could explain is not taken.
+    The time of a step is that of the slowest rank, so all ranks make the same choice. Another size replaces DDP's
+    default only if its median is faster than every measured step of the default: a gain that noise could explain does
+    not count.
 
     Args:
         make_ddp: Makes the DDP object (with its exchange attached) for a bucket size in MB; called on every rank. The
             tuner holds the only reference to it: use `tuner.ddp` in each step.
         sizes: Megabytes to try; DDP's default is tried first in any case.
-        steps: Measured steps for each size; two more settle it.
+        steps: Measured steps for each size, after two that are not measured.
 
     Example of a loop:
         `tuner = BucketTuner(make_ddp)`, then in each step `tuner.ddp(inputs)` ... and at its end `tuner.step_ended()`.
@@ -100,7 +101,7 @@ class BucketTuner:
         return best if medians[best] < min(self._seen[DDP_DEFAULT_MB]) else DDP_DEFAULT_MB
 
     def _slowest(self, laps: list[float], device: torch.device) -> list[float]:
-        """Hazard: a collective; every rank comes here after the same step."""
+        """Hazard: a collective; every rank must call it after the same step."""
         times = torch.tensor(laps, dtype=torch.float64, device=device)
         dist.all_reduce(times, op=dist.ReduceOp.MAX, group=self.ddp.process_group)
         return [float(value) for value in times.tolist()]
@@ -111,6 +112,6 @@ class BucketTuner:
         self.bucket_mb = size
         old = weakref.ref(self.ddp)
         del self.ddp
-        gc.collect()  # DDP holds itself in circles; its hooks on the parameters leave only with it
-        assert old() is None, "somebody else holds the DDP object: two at once would both exchange every gradient"
+        gc.collect()  # DDP is in reference cycles, and only when it is freed do its hooks leave the parameters
+        assert old() is None, "something else holds the DDP object: two at once would both exchange every gradient"
         self.ddp = self._make_ddp(size)

@@ -14,13 +14,13 @@ __all__ = ["Clock", "Mark", "Meter"]
 
 
 class Mark(Protocol):
-    """A moment."""
+    """A moment, on the host or on a CUDA stream."""
 
     def has_passed(self) -> bool:
-        """Whether it has come; an event of a CUDA stream comes when the device gets there."""
+        """Whether the moment has come; on a CUDA stream it comes when the device reaches the mark."""
 
     def seconds_since(self, earlier: Any) -> float:
-        """Seconds between two marks of one clock, once both have come; waits for them."""
+        """Seconds between two marks of one clock; waits until both have passed."""
 
 
 class Clock:
@@ -30,15 +30,15 @@ class Clock:
         self._on_device = device.type == "cuda"
 
     def mark(self) -> Mark:
-        """This moment."""
+        """Mark the present moment."""
         return _DeviceMark(_record_event()) if self._on_device else _HostMark(time.perf_counter())
 
 
 class Meter:
     """Adds up the time during which something was under way, over intervals that may overlap.
 
-    Intervals come in the order of their starts and of their ends, as buckets do. Those that have ended are added up at
-    once, so that a run of any length keeps no more of them than are under way.
+    Intervals start and end in the order in which they are added, as exchanges of buckets do. Those that have ended are
+    added up at once, so that only those still under way are kept, however long the run.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Meter:
         self._until: Mark | None = None
 
     def add(self, start: Mark, end: Mark) -> None:
-        """Something was under way from `start` to `end`."""
+        """Count the time from `start` to `end`."""
         with self._lock:
             self._waiting.append((start, end))
             while self._waiting and all(mark.has_passed() for mark in self._waiting[0]):
@@ -63,7 +63,7 @@ class Meter:
             return self._total
 
     def _fold(self) -> None:
-        """Add what the oldest interval has beyond the end of those before it."""
+        """Add the part of the oldest interval that lies beyond the end of those before it."""
         start, end = self._waiting.popleft()
         length = end.seconds_since(start)
         beyond = length if self._until is None else min(length, end.seconds_since(self._until))
@@ -91,7 +91,7 @@ class _DeviceMark:
         return bool(self.event.query())  # type: ignore[no-untyped-call]  # torch's
 
     def seconds_since(self, earlier: _DeviceMark) -> float:
-        for event in (earlier.event, self.event):  # of two streams either may come first
+        for event in (earlier.event, self.event):  # on two streams either may pass first
             event.synchronize()
         return float(earlier.event.elapsed_time(self.event)) / 1e3
 

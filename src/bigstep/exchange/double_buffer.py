@@ -1,7 +1,7 @@
-"""Double buffering: hand back the gradient of the backward before, while that of the last one is on its way.
+"""Double buffering: each backward returns the gradient of the one before, while its own is being exchanged.
 
 Each backward is one step. Its exchange runs during the forward and backward of the next, and each update uses the
-gradient of the step before: weights are one step old. What comes back is always exactly one backward late, however fast
+gradient of the step before, which is one step old. What comes back is always exactly one backward late, however fast
 the network is, so a run is deterministic. The first backward gets zeros; `flush` hands out the last gradient.
 
 The paper splits a minibatch in two, exchanges each half by itself and calls both together one minibatch: its minibatch
@@ -26,7 +26,7 @@ __all__ = ["DoubleBuffer"]
 
 
 class DoubleBuffer:
-    """The gradients under way, by parameter, so that DDP may change its buckets."""
+    """The gradients under way, kept by parameter so that DDP may change its buckets."""
 
     def __init__(self) -> None:
         self._under_way: dict[str, tuple[Future[Tensor], Tensor]] = {}
@@ -34,10 +34,10 @@ class DoubleBuffer:
     def exchange(
         self, bucket: Bucket, start: Callable[[Bucket], Future[Tensor]], stream: torch.cuda.Stream | None
     ) -> Future[Tensor]:
-        """Start the exchange of a copy of the bucket; fill the bucket itself with what was exchanged before."""
+        """Start the exchange of a copy of the bucket; fill the bucket itself with the gradient exchanged before."""
         before = [self._under_way.get(name) for name in bucket.names]
         fresh = replace(bucket, flat=bucket.flat.clone())
-        # first: a stream works in order, and this must not wait for `fresh`
+        # before `start`: a stream works in order, and the delivery must not wait for the exchange of `fresh`
         delivered = _deliver(before, bucket, stream)
         future = start(fresh)
         for name, piece in zip(bucket.names, fresh.flat.split_with_sizes(bucket.sizes), strict=True):
@@ -51,7 +51,7 @@ class DoubleBuffer:
         return {name: piece for name, (_, piece) in sorted(self._under_way.items())}
 
     def load(self, pieces: dict[str, Tensor]) -> None:
-        """Hand these out next (none: zeros)."""
+        """Hand these gradients out next; a parameter that is not among them gets zeros."""
         self._under_way = {}
         for name, piece in pieces.items():
             future: Future[Tensor] = Future()
@@ -78,7 +78,7 @@ def _deliver(
 
     def value(ended: Future[list[Future[Tensor]]]) -> Tensor:
         for one in ended.value():
-            one.value()  # raises what ended the exchange
+            one.value()  # raises the error that ended the exchange
         fill()
         return bucket.flat
 

@@ -1,4 +1,4 @@
-"""Codes that cannot be added: an owner for each block receives it coded from all, and sends the mean coded to all."""
+"""Codes that cannot be added: each block's owner receives its codes from all ranks and sends the coded mean to all."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ __all__ = ["Gathered"]
 
 @dataclass(frozen=True)
 class _Layout:
-    """Where the blocks of one bucket lie: in it, in the message to each owner, and in this owner's own part of it."""
+    """Where the blocks of one bucket lie: in the bucket, in each owner's message, and among this owner's own blocks."""
 
     blocks: Blocks
     """All blocks; offsets into N messages of `message_bytes`, the k-th to (or from) rank k."""
     own: Blocks
     """This rank's blocks; `starts` into a tensor that holds only them, offsets into one message."""
     owned_sizes: list[int]
-    """Values of each parameter that this rank owns."""
+    """For each parameter, how many of its values this rank owns."""
     message_bytes: int
-    """Of the longest message, filled up to whole float32; all messages have this length."""
+    """Of the longest message, padded to a multiple of 4 bytes (float32); all messages have this length."""
 
 
 class Gathered:
@@ -48,9 +48,9 @@ class Gathered:
         world: The ranks.
         collective: Carries the messages.
         codec: Writes them.
-        code: Cuts parameters into blocks and says what each takes.
-        shapes: Of all parameters of the model by name, in one order on all ranks.
-        settings: Of the codec; with `decay` what is carried is multiplied by it in each step.
+        code: Cuts parameters into blocks and gives the bytes of each.
+        shapes: Of all parameters of the model by name, in the same order on all ranks.
+        settings: Of the codec; residuals are multiplied by `decay`, if it is among them, in each step.
         error_feedback: Without it both residuals are dropped (training then suffers visibly; for comparison only).
 
     Reference:
@@ -58,9 +58,9 @@ class Gathered:
         Distributed Training of Speech DNNs, Interspeech 2014, sections 2 and 3.
 
     Differs from the paper:
-        Owners send the mean gradient, and AdaGrad and momentum are the optimizer's, on every rank alike, where the
-        paper applies them on the owner before the second quantisation; blocks go round over the ranks where the paper
-        cuts the model into N contiguous stripes; any block code may travel so.
+        Owners send the mean gradient, and the optimizer applies AdaGrad and momentum on every rank; the paper applies
+        them on the owner, before the second quantisation. Blocks are dealt to the ranks in turn; the paper cuts the
+        model into N contiguous stripes. Any block code may travel this way.
     """
 
     def __init__(
@@ -87,16 +87,16 @@ class Gathered:
         N = self._world.size
         layout = self._layout(bucket)
         M = layout.message_bytes
-        # gradients in half precision are added up in float32; float64 stays
+        # half-precision gradients are summed in float32; float64 stays float64
         values = bucket.flat if bucket.flat.dtype == torch.float64 else bucket.flat.float()
 
         outgoing = torch.zeros(N * M, dtype=torch.uint8, device=values.device)
-        # Each kind of residual is touched in one step only, hence by one thread, bucket after bucket: no lock is needed
-        # even while DDP moves parameters to other buckets and old buckets are still on their way.
+        # Each kind of residual is used in one phase only, hence by one thread, bucket after bucket: no lock is needed,
+        # even when DDP has moved parameters to other buckets while old buckets are still under way.
         kept = self._kept(self.residuals.sent, bucket, bucket.sizes, values)
         self._codec.encode(values, kept, layout.blocks, outgoing)
         incoming = torch.empty_like(outgoing)
-        turn = self._collective.next_turn()  # here: other buckets start before this one's second phase
+        turn = self._collective.next_turn()  # taken now: other buckets start before this one's second phase
         yield self._collective.send_to_owners(incoming, outgoing, turn)
 
         mean = values.new_empty(sum(layout.owned_sizes))
@@ -112,7 +112,7 @@ class Gathered:
         self.bytes_sent += self._collective.bytes_sent(message)
 
     def _kept(self, pieces: Pieces, bucket: Bucket, sizes: list[int], like: Tensor) -> Tensor:
-        """What was kept of these blocks in the step before."""
+        """The residuals of these blocks from the step before."""
         if not self._error_feedback:
             return like.new_zeros(sum(sizes))
         kept = pieces.flat(bucket.names, sizes, like)

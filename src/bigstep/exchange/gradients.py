@@ -13,12 +13,12 @@ __all__ = ["real_shape", "require_dense", "shape_as", "shapes_of"]
 
 
 def require_dense(module: nn.Module) -> None:
-    """Refuse what gives gradients that are no buckets of values."""
+    """Refuse modules whose gradients are sparse: a bucket holds dense values."""
     for name, child in module.named_modules():
         require(
             not (isinstance(child, nn.Embedding | nn.EmbeddingBag) and child.sparse),
-            f"The gradient of {name or type(child).__name__} is sparse, and an Exchange carries dense ones: make it "
-            "with sparse=False.",
+            f"The gradient of {name or type(child).__name__} is sparse, but an Exchange carries dense ones only: "
+            "make it with sparse=False.",
         )
 
 
@@ -33,6 +33,6 @@ def real_shape(parameter: Tensor) -> torch.Size:
 
 
 def shape_as(parameter: Tensor, flat: Tensor) -> Tensor:
-    """See a piece of a bucket as the gradient it is: DDP lays them out as parameters, channels-last ones too."""
+    """View a piece of a bucket as the parameter's gradient: DDP gives it the parameter's strides, channels-last too."""
     values = torch.view_as_complex(flat.view(-1, 2)) if parameter.is_complex() else flat
     return values.as_strided(parameter.size(), parameter.stride())

@@ -1,19 +1,19 @@
-"""Process groups that a run takes over from the runs before it.
+"""Process groups that a run takes over from earlier runs.
 
-A group has threads (those of Gloo wake a hundred times a second), connections and, with NCCL, memory of the device, and
-torch keeps all of it until the default group is destroyed. A program that calls `fit` often would gather them.
+A group has threads (Gloo's wake a hundred times a second), connections and, with NCCL, device memory, and torch keeps
+all of it until the default group is destroyed. In a program that calls `fit` often they would accumulate.
 
-Hazard: ranks must take over the same groups. So a world says what it is for, and one for the same over the same ranks
-asks for the same groups in the same order; ranks tell each other which they hold when they join it, and begin with none
-unless all hold the same; and a run that fails leaves none, since its ranks may be out of step in them.
+Hazard: all ranks must take over the same groups. So each world has a purpose, and worlds with the same purpose over the
+same ranks ask for the same groups in the same order. Ranks that join a world tell each other which groups they hold,
+and begin with none unless all hold the same. A run that fails leaves no groups, since its ranks may be out of step.
 
-Hazard: torch names a new group by its members and by a count of groups (`made` says which), whoever made them, so
-members must count alike. Ranks tell each other that too when a world is joined, and those that were left out of some
-make up for them.
+Hazard: torch names a new group by its members and by a count of groups (`made` says which), those of the program
+included, so all members must have the same count. Ranks that join a world tell each other their counts too, and a rank
+that was left out of some groups makes up for them.
 
-Hazard: where the default group is bound to a device, as NCCL's is, torch would split a new group off it, which waits
-for all ranks to call, also those that are no members, such as ranks that wait for a crew. So that device is hidden
-while a group is made.
+Hazard: if the default group is bound to a device, as with NCCL, torch would split a new group off it, which waits for
+a call from every rank, even from those that are not members, such as ranks that wait for a crew. So the device is
+hidden while a group is made.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ import torch.distributed as dist
 __all__ = ["Groups", "Offer", "borrow", "lending", "made", "offer"]
 
 Offer = tuple[int, ...]
-"""How many groups this rank is in, the number that it would give to the next world, and those that it holds."""
+"""This rank's count of groups (`made`), its number for the next world, and the numbers of worlds whose groups it holds.
+"""
 
 
 @dataclass
 class Groups:
-    """The process groups of one world, in the order in which it asks for them: those of an earlier one, or new ones."""
+    """The process groups of one world, in the order in which it asks for them: from an earlier world, or new."""
 
     number: int
     timeout: timedelta | None
@@ -44,9 +45,10 @@ class Groups:
     _taken: int = 0
 
     def take(self, members: Sequence[int]) -> dist.ProcessGroup:
-        """Return a group of these global ranks, among them this one, that nobody else in this world has.
+        """Return a group of these global ranks (this one included) that this world gives out only once.
 
-        Hazard: every rank of the world must ask for as many groups, in the same order of kinds (rows before columns).
+        Hazard: every rank of the world must ask for equally many groups, of the same kinds in the same order (rows
+        before columns).
         """
         wanted = tuple(members)
         if self._taken == len(self._all):
@@ -61,13 +63,13 @@ class Groups:
         return group
 
     def free(self) -> None:
-        """Make all of them free again."""
+        """Let all of them be taken again."""
         self._taken = 0
 
 
 @dataclass
 class _Shelf:
-    """What earlier worlds for the same, over the same ranks, have left."""
+    """Groups that earlier worlds with one purpose, over the same ranks, have left."""
 
     next_number: int = 0
     left: dict[int, Groups] = field(default_factory=dict)
@@ -75,7 +77,7 @@ class _Shelf:
 
 @dataclass
 class _Held:
-    """What this process has been left since it has the present default group."""
+    """All groups that worlds have left in this process since the present default group was made."""
 
     shelves: dict[tuple[str, tuple[int, ...], timedelta | None], _Shelf] = field(default_factory=dict)
 
@@ -86,7 +88,7 @@ _borrowed: ContextVar[list[tuple[_Shelf, Groups]] | None] = ContextVar("borrowed
 
 @contextlib.contextmanager
 def lending() -> Iterator[None]:
-    """Let worlds that are joined inside take over groups, and leave theirs to others unless an error ends it."""
+    """Let worlds joined inside take over groups, and leave theirs to later worlds unless an error ends the context."""
     borrowed: list[tuple[_Shelf, Groups]] = []
     before = _borrowed.set(borrowed)
     try:
@@ -99,7 +101,7 @@ def lending() -> Iterator[None]:
 
 
 def offer(purpose: str, ranks: Sequence[int], timeout: timedelta | None) -> Offer:
-    """Return what this rank has for a world over these global ranks."""
+    """Return what this rank can contribute to a world over these global ranks."""
     shelf = _shelf(purpose, ranks, timeout)
     left = sorted(shelf.left) if _borrowed.get() is not None else ()
     return (made(), shelf.next_number, *left)
@@ -109,10 +111,10 @@ def borrow(purpose: str, ranks: Sequence[int], timeout: timedelta | None, offers
     """Return the groups of a new world.
 
     Args:
-        purpose: What it is for; worlds with one purpose ask for the same groups in the same order.
+        purpose: What it is for; worlds with the same purpose ask for the same groups in the same order.
         ranks: Its global ranks.
         timeout: Of every collective; None for torch's default.
-        offers: What `offer` said on each of its ranks, the same list on all of them.
+        offers: What `offer` returned on each of its ranks; the same list on all of them.
     """
     most = max(each[0] for each in offers)
     while made() < most:
@@ -124,7 +126,7 @@ def borrow(purpose: str, ranks: Sequence[int], timeout: timedelta | None, offers
         groups = Groups(max(each[1] for each in offers), timeout)
         shelf.next_number = groups.number + 1
     else:
-        groups = shelf.left.pop(same[0])  # the first world of a run gets what the first of another has left
+        groups = shelf.left.pop(same[0])  # a run's first world gets what another run's first has left
     if len(numbers) > 1:
         shelf.left.clear()
     if purpose and (borrowed := _borrowed.get()) is not None:
@@ -133,9 +135,10 @@ def borrow(purpose: str, ranks: Sequence[int], timeout: timedelta | None, offers
 
 
 def made() -> int:
-    """Return the number by which torch tells groups of the same ranks apart; all who make one must have the same.
+    """Return the number by which torch tells groups of the same ranks apart; all members of a new one must agree on it.
 
-    It is how many groups this process is in, a program's own among them; from torch 2.15 on, how many it has made.
+    It is the number of groups that this process is in, the program's own included; from torch 2.15 on, the number that
+    it has made.
     """
     torchs = dist.distributed_c10d
     counts_calls = "group_count" in torchs._hash_ranks_to_str.__code__.co_names
@@ -143,7 +146,7 @@ def made() -> int:
 
 
 def _make(ranks: Sequence[int], timeout: timedelta | None) -> dist.ProcessGroup:
-    """Make a group by its members alone; with NCCL it gets a communicator of its own when it is first used."""
+    """Make a group without other ranks; with NCCL it gets a communicator of its own when it is first used."""
     default = dist.group.WORLD
     assert default is not None
     bound, default.bound_device_id = default.bound_device_id, None

@@ -35,8 +35,8 @@ _ANOTHER_MODEL = "This Exchange was attached to another model, whose residuals i
 class Exchange:
     """How the gradients of a DistributedDataParallel model travel: collective x codec.
 
-    The result is the mean over ranks, as DDP's own. Works with gradient accumulation (`no_sync`), since DDP calls its
-    hook only where it would have exchanged. Every rank must make the same Exchange and attach it at the same point.
+    The result is the mean over ranks, as with DDP alone. Works with gradient accumulation (`no_sync`), since DDP calls
+    its hook only where it would have exchanged. Every rank must make the same Exchange and attach it at the same point.
 
     Args:
         collective: A name of `bigstep.tables.collectives`: ring (the backend's all-reduce), hierarchical, torus,
@@ -48,17 +48,17 @@ class Exchange:
         error_feedback: Carry what a lossy codec lost into the next step.
         double_buffer: Hand back each gradient one backward late, so that its exchange overlaps with the next forward
             and backward; see `bigstep.exchange.double_buffer`.
-        ranks_per_node: 0 takes torchrun's LOCAL_WORLD_SIZE, or puts all ranks on one node.
-        timeout: Seconds after which a collective that does not end is an error.
+        ranks_per_node: 0 takes torchrun's LOCAL_WORLD_SIZE if it is set, or else counts all ranks as one node.
+        timeout: Seconds after which a collective that has not ended is an error.
         prepare: Called with each parameter and this rank's gradient of it, which it may change in place before anything
-            is sent (`bigstep.optim.RankAdaGrad`, say); what it carries is for the caller to save.
-        parts: How many parts the sum has in all, where ranks add several (`hold`); the result is then their sum, and
-            not the mean over ranks. With codec exact that sum has the same bits however its parts lie on ranks.
+            is sent (`bigstep.optim.RankAdaGrad`, say); the caller saves what it carries.
+        parts: Total number of parts of the sum, if ranks add several (`hold`); the result is then their sum, not the
+            mean over ranks. With codec exact that sum has the same bits however the parts are spread over ranks.
         **settings: Of the codec, by the names in its table: `rank` of the approximation (powersgd).
 
     Example:
         Three lines in any program: `exchange = Exchange("torus", "fp16")`, `exchange.attach(ddp)`, and at the end
-        `exchange.close()`. What cannot work is refused at once:
+        `exchange.close()`. Combinations that cannot work are refused at once:
 
         >>> Exchange("torus", "onebit")
         Traceback (most recent call last):
@@ -89,9 +89,9 @@ class Exchange:
         collective = collectives_for(codec)[0] if collective is None else collective
         check_pair(collective, codec, double_buffer=double_buffer)
         require(
-            not parts or (CODECS[codec].orderless and not double_buffer),  # parts of two steps would be one sum
-            f"A sum of {parts} parts goes without double_buffer and with sums that have no order: use codec=exact "
-            f"(got codec={codec}, double_buffer={double_buffer}).",
+            not parts or (CODECS[codec].orderless and not double_buffer),  # else parts of two steps would be one sum
+            f"A sum of {parts} parts needs a codec whose sums do not depend on order, and no double buffering: use "
+            f"codec=exact and double_buffer=False (got codec={codec}, double_buffer={double_buffer}).",
         )
         self.collective, self.codec, self.grid = collective, codec, grid
         self.warmup_steps, self.ranks_per_node = warmup_steps, ranks_per_node
@@ -100,25 +100,25 @@ class Exchange:
         self.world: World | None = None
         """The ranks, once attached."""
         self.failure: RunError | None = None
-        """What ended the exchange, once something has."""
+        """The error that ended the exchange, if one has."""
         self.steps = 0
         """Backward passes so far; they decide when the warm-up ends."""
         self.parts = parts
         self._prepare = prepare
-        self._piles: Piles | None = None  # what was added so far to the next exchange's sum
+        self._piles: Piles | None = None  # the parts added so far to the sum of the next exchange
         self._backward: list[Future[Tensor]] = []  # the buckets of the backward under way
-        self._transports: list[Transport] = []  # that of the warm-up, that of the steps after it
+        self._transports: list[Transport] = []  # the warm-up's first, the last for all steps after it
         self._late = DoubleBuffer() if double_buffer else None
-        self._loaded: dict[str, Any] | None = None  # a state that came before the world was known
+        self._loaded: dict[str, Any] | None = None  # a state loaded before the world is known
         self._names: dict[Tensor, str] = {}  # of the model's parameters
-        self._kept: dict[Tensor, Tensor] | None = None  # this rank's own gradients of a backward, where asked for
+        self._kept: dict[Tensor, Tensor] | None = None  # copies of this rank's own gradients, if asked for
 
     def __repr__(self) -> str:
         return f"Exchange(collective={self.collective!r}, codec={self.codec!r}, grid={self.grid!r})"
 
     @property
     def bytes_sent(self) -> float:
-        """Bytes this rank has put on the wire since the beginning, by the count of `bigstep.tables`."""
+        """Bytes this rank has put on the wire since the beginning, as `bigstep.tables` counts them."""
         return sum(transport.bytes_sent for transport in self._transports)
 
     @property
@@ -133,7 +133,7 @@ class Exchange:
 
     @property
     def exponent_above(self) -> int:
-        """With parts: an e with every |value| of the last backward's sum below 2^e; a large one if it is not finite."""
+        """With parts: an e such that |values| of the last backward's sum are below 2^e; large if it is not finite."""
         return max(exponent_above(piled.highest(self.steps - 1), self.parts) for piled in self._piled_transports())
 
     def attach(self, ddp: DistributedDataParallel) -> Exchange:
@@ -152,7 +152,7 @@ class Exchange:
         if self.parts:
             trained = [parameter for parameter in self._names if parameter.requires_grad]
             kinds = [str(parameter.dtype) for parameter in trained if parameter.is_complex()]
-            require(not kinds, f"Exact sums of parts are those of real numbers, but a parameter is {kinds[:1]}.")
+            require(not kinds, f"Exact sums of parts take real numbers, but a parameter is {kinds[:1]}: omit parts.")
             self._piled = {parameter: place for place, parameter in enumerate(trained)}
             self._piles = make_piles([parameter.numel() for parameter in trained], self.parts, trained[0].device)
         if self.world is None:
@@ -192,8 +192,8 @@ class Exchange:
     def gather_state(self) -> dict[str, Any] | None:
         """The state of all ranks in one, on rank 0 (others get None); every rank must call it, between two steps.
 
-        `torch.load(..., weights_only=True)` accepts it, and `load_state_dict` serves any number of ranks from it. For
-        the moment of saving, rank 0 holds the residuals of all ranks.
+        `torch.load(..., weights_only=True)` accepts it, and `load_state_dict` takes it on any number of ranks. While it
+        is being saved, rank 0 holds the residuals of all ranks in memory.
         """
         world = self._attached()
         states: list[Any] | None = [None] * world.size if world.rank == 0 else None
@@ -210,8 +210,8 @@ class Exchange:
         """Carry on from `state_dict` of this rank, or from `gather_state` of any number of ranks.
 
         With the same number of ranks each takes its own residuals, exactly. With another number each takes the mean of
-        all, which leaves unchanged what the model is still owed (`bigstep.exchange.residuals.mean_over_ranks`).
-        Before `attach` the state is kept until then.
+        all, which leaves unchanged what the model is still owed (`bigstep.exchange.residuals.mean_over_ranks`). Called
+        before `attach`, it takes effect there.
         """
         if state["codec"] != self.codec:
             raise ConfigError(
@@ -223,8 +223,8 @@ class Exchange:
             return
         if not state.get("gathered") and state["ranks"] != self.world.size:
             raise ConfigError(
-                f"The saved exchange is that of one of {state['ranks']} ranks, but there are {self.world.size}: save "
-                "with gather_state to change the number of ranks."
+                f"The saved state is that of one rank of {state['ranks']}, but there are {self.world.size} ranks: save "
+                "with gather_state to change their number."
             )
         self.steps = state["step"]
         self._transports[-1].residuals.load(state["carried"])
@@ -242,11 +242,11 @@ class Exchange:
         return not (self.carries or self.parts or self._prepare)
 
     def keep_own(self) -> None:
-        """Copy what this rank brings into the next exchange, before it is encoded; `take_own` hands it out."""
+        """Copy this rank's own gradients in the next exchange, before they are encoded; `take_own` returns them."""
         self._kept = {}
 
     def take_own(self) -> dict[Tensor, Tensor]:
-        """Return the gradients that were copied, by parameter, and copy no more."""
+        """Return the gradients that were copied, by parameter, and stop copying."""
         kept, self._kept = self._kept or {}, None
         return {parameter: shape_as(parameter, flat) for parameter, flat in kept.items()}
 
@@ -254,7 +254,7 @@ class Exchange:
         """Add the gradients now in `.grad` to the next exchange's sum, as one part of it, and clear them.
 
         For a rank that computes several workers one after another (under `no_sync`): the backward that is exchanged
-        adds the last part. Each part becomes integers by itself, so that it does not matter which rank had it.
+        adds the last part. Each part is converted to integers on its own, so it does not matter which rank computed it.
         """
         require(self.parts > 0, "Only an Exchange with parts=N adds up parts: say how many there are in all.")
         assert self._piles is not None
@@ -296,8 +296,8 @@ class Exchange:
         """Wait for what is under way and end the threads; call it before the process group is destroyed."""
         if self.world is not None:
             self._runner.close()
-            closed = RunError("This exchange was closed: close it behind the last backward of its DDP objects.")
-            self.failure = self.failure or closed  # nobody would ever end what a later backward starts
+            closed = RunError("This exchange was closed: close it after the last backward of its DDP objects.")
+            self.failure = self.failure or closed  # a later backward would wait for ever: the threads have ended
 
     def _attached(self) -> World:
         if self.world is None:
@@ -308,7 +308,7 @@ class Exchange:
         return [transport for transport in self._transports if isinstance(transport, Piled)]
 
     def _count_shared(self) -> int:
-        """How many integers ranks of one host may read of each other; none where a collective of ours is to carry."""
+        """Values that ranks of one host may sum through shared memory; 0 on a GPU or with a collective but ring."""
         shared = self.collective == "ring" and all(parameter.device.type == "cpu" for parameter in self._piled)
         return sum(parameter.numel() for parameter in self._piled) if shared else 0
 
@@ -346,7 +346,7 @@ class Exchange:
         return self._runner.run(transport.start(bucket), bucket)
 
     def _explain(self, error: BaseException, step: int) -> RunError:
-        """What ended the exchange, in one sentence; the first error counts."""
+        """The error that ended the exchange, in one sentence; after the first error always that one."""
         assert self.world is not None
         if self.failure is not None:
             return self.failure

@@ -38,7 +38,7 @@ class Line:
     """Threads that pass collectives on from phase to phase; the k-th waits for phase k - 1 and starts phase k.
 
     Args:
-        stream: Where the threads queue what they do on a GPU; None on a CPU.
+        stream: On which the threads queue their work on a GPU; None on a CPU.
     """
 
     def __init__(self, stream: torch.cuda.Stream | None = None) -> None:
@@ -70,7 +70,7 @@ class Line:
         with self._lock:
             if phase == len(self._queues):
                 self._queues.append(SimpleQueue())
-                # a daemon: a rank that dies of another error must not wait for its network
+                # a daemon: a rank that fails for another reason must not wait for its network
                 arguments = (phase, self._queues[phase])
                 thread = threading.Thread(target=self._serve, args=arguments, name=f"exchange-{phase}", daemon=True)
                 self._threads.append(thread)
@@ -78,7 +78,7 @@ class Line:
             self._queues[phase].put(item)
 
     def _serve(self, phase: int, queue: SimpleQueue[_Item | None]) -> None:
-        # a thread begins on the first GPU, which is another rank's, and on the stream that computes
+        # a new thread starts on GPU 0, which may be another rank's, and on the stream that computes
         with contextlib.nullcontext() if self.stream is None else torch.cuda.stream(self.stream):
             self._take_from(phase, queue)
 

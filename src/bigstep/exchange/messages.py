@@ -23,13 +23,13 @@ class Message(NamedTuple):
 
 
 class _HostTransfer:
-    """Messages under way between host copies of tensors on a GPU; waiting brings what came in to its place."""
+    """Messages under way between host copies of GPU tensors; `wait` copies what has arrived to the GPU."""
 
     def __init__(self, under_way: Sequence[Waitable], arrivals: Sequence[tuple[Tensor, Tensor]]) -> None:
         self._under_way, self._arrivals = under_way, arrivals
 
     def wait(self) -> None:
-        """Return when all have arrived; the copies go with the current stream."""
+        """Return when all have arrived; the copies to the GPU are queued on the current stream."""
         for work in self._under_way:
             work.wait()
         for place, copy in self._arrivals:
@@ -37,9 +37,9 @@ class _HostTransfer:
 
 
 class _InTurns:
-    """Receives that are all under way, and sends that begin one after another, each when a receive has ended.
+    """Receives that are all posted at once, and sends that start one at a time, each when a receive has ended.
 
-    The last messages leave while somebody waits for them, so somebody must.
+    Hazard: all sends but the first start inside `wait`, so it must be called.
     """
 
     def __init__(self, receives: Sequence[Waitable], sends: Sequence[Callable[[], Waitable]]) -> None:
@@ -67,13 +67,13 @@ def transfer(
 ) -> Sequence[Waitable]:
     """Start these messages and return what to wait for; empty tensors are not sent.
 
-    `in_turns`: the first message leaves at once, the next when the first has been received that `receives` names, and
-    so on, so that ranks whose turns fit together never send to one rank at the same time.
+    `in_turns`: the first message leaves at once, the second when the first of `receives` has ended, and so on, so that
+    ranks whose orders match never send to the same rank at the same time.
 
-    Every receive is posted before the first send: Gloo tells a peer that it may send in the same stream that carries
-    our own data, and behind that data the word would come too late; both directions would then take turns (measured:
-    1.8 times slower). Gloo carries no messages from the memory of a GPU (ranks that share one use Gloo), so those go by
-    way of the host.
+    Every receive is posted before the first send: Gloo tells a peer that it may send over the same connection that
+    carries our own data, and behind that data the notice would come too late; the two directions would then take turns
+    (measured: 1.8 times slower). Gloo cannot send from GPU memory (ranks that share a GPU use Gloo), so such messages
+    go through the host.
     """
     receives = [message for message in receives if message.tensor.numel()]
     sends = [message for message in sends if message.tensor.numel()]

@@ -22,7 +22,7 @@ from bigstep.tables.collectives import collective_traffic
 __all__ = ["Piled", "add_gradients", "in_order"]
 
 _ROOM = 2
-"""Integers a value that ranks may share: some parameters take several pairs of levels, and seldom all of them."""
+"""Integers per value that the shared memory has room for: some parameters take several pairs of levels, seldom all."""
 
 
 class Piled:
@@ -31,18 +31,18 @@ class Piled:
     Args:
         world: The ranks.
         collective: How integers are added.
-        shared: Of how many integers ranks of one host may read each other's memory instead; 0 for none.
+        shared: Number of values that ranks of one host may sum through shared memory instead; 0 for none.
     """
 
     def __init__(self, world: World, collective: Collective, shared: int = 0) -> None:
         self._collective, self._ranks = collective, world.size
         self._agreement = world.new_group(world.everyone())
-        # DDP regroups its buckets after its first backward; what is never written takes no memory
+        # twice, since DDP regroups its buckets after its first backward; what is never written takes no memory
         self._shared = SharedMemory.among(world, 2 * (_ROOM + 2) * shared) if shared else None
         self._written = world.new_group(world.everyone()) if self._shared else self._agreement
         self.residuals = Residuals(world.rank, world.size)
         self.bytes_sent = 0.0
-        self._highest = -1, EMPTY  # the step of training that is exchanged, and the highest level of its parts so far
+        self._highest = -1, EMPTY  # the step being exchanged, and the highest level of its parts so far
 
     def start(self, bucket: Bucket) -> Steps:
         """Put the sum over all parts of all ranks into the bucket."""
@@ -71,19 +71,19 @@ class Piled:
         piles.spread(agreed, rows, pieces, places)
 
     def highest(self, step: int) -> int:
-        """The highest level of a step of training whose buckets were all exchanged last; BROKEN of any other."""
+        """The highest level of a step, if it was the last to be exchanged, with all its buckets; else BROKEN."""
         return self._highest[1] if self._highest[0] == step else BROKEN
 
     def regroup(self) -> None:
-        """Take note that buckets will be others."""
+        """Prepare for other buckets."""
         if self._shared is not None:
             self._shared.regroup()
 
     def _regions(self, bucket: Bucket) -> Regions | None:
         """Where ranks of one host write a bucket's levels and integers.
 
-        Nobody still reads what was there. Ranks have read a step's levels when all have written its integers, and those
-        when they write the next step's levels.
+        No rank still reads what is overwritten: all have read a step's levels once all have written its integers, and
+        all have read its integers once all have written the next step's levels.
         """
         if self._shared is None:
             return None
@@ -91,14 +91,14 @@ class Piled:
 
 
 def _tell(group: dist.ProcessGroup) -> dist.Work:
-    """Start what ends when all ranks have come here; of all collectives of Gloo this one takes the fewest messages."""
+    """Start a barrier; of all Gloo collectives, this one takes the fewest messages."""
     return issue(dist.all_reduce(torch.zeros(1, dtype=torch.int32), group=group, async_op=True))
 
 
 def add_gradients(piles: Piles, parameters: Sequence[Tensor]) -> None:
-    """Add what lies in `.grad` to the piles of some parameters, as one part, and take it away.
+    """Add the gradients in `.grad` to the piles of some parameters, as one part, and set `.grad` to None.
 
-    Without it the next backward leaves its gradient where it made it; one of zeros would be added to.
+    Then the next backward can make its own tensor `.grad`; if that held zeros, it would have to add to them.
     """
     held = [place for place, parameter in enumerate(parameters) if parameter.grad is not None]
     if held:
@@ -109,9 +109,9 @@ def add_gradients(piles: Piles, parameters: Sequence[Tensor]) -> None:
 
 
 def in_order(parameter: Tensor) -> Tensor:
-    """The gradient of a parameter, its values in the order in which the parameter's lie in memory.
+    """The gradient of a parameter, with the parameter's memory layout.
 
-    Autograd and DDP lay gradients out so. One that somebody else has made becomes one that is.
+    Autograd and DDP lay gradients out this way; one that came from elsewhere is replaced by a copy that does.
     """
     gradient = parameter.grad
     assert gradient is not None

@@ -1,10 +1,10 @@
-"""What an exchange carries from step to step: kept by parameter, saved, merged, rescaled and handed on here alone.
+"""What an exchange carries from step to step; only this module keeps it (by parameter), saves, merges and rescales it.
 
 There are three kinds::
 
-    sent     what this rank has not sent yet; counts 1/N in the mean gradient, as all that a rank sends
-    owned    what the owner of a block has not sent yet; counts whole, whoever holds it
-    shared   alike on all ranks and no gradient at all (the factors of PowerSGD)
+    sent     what this rank has not sent yet; counts 1/N in the mean gradient, like all that a rank sends
+    owned    what the owner of a block has not sent yet; counts fully, whichever rank holds it
+    shared   the same on all ranks and not a gradient (the factors of PowerSGD)
 
 Everything is kept by parameter name and element, so it survives new buckets, a checkpoint and another number of ranks.
 """
@@ -23,8 +23,8 @@ __all__ = ["Owners", "Pieces", "Residuals", "mean_over_ranks", "sum_owed"]
 class Pieces:
     """One flat tensor for each parameter, held as one tensor for each bucket.
 
-    DDP groups parameters into other buckets after its first step. A bucket that was not seen before gets what belongs
-    to its parameters from the old ones.
+    DDP groups parameters into other buckets after its first step. A new bucket takes over what the old ones hold for
+    its parameters.
     """
 
     def __init__(self) -> None:
@@ -36,11 +36,11 @@ class Pieces:
         return all(name in self._of for name in names)
 
     def flat(self, names: Sequence[str], sizes: Sequence[int], like: Tensor) -> Tensor:
-        """The pieces of these parameters one behind the other, to be changed in place; zeros where there were none.
+        """The pieces of these parameters, concatenated, to be changed in place; zeros where there were none.
 
         Args:
             names: Of the parameters of a bucket.
-            sizes: Values of each.
+            sizes: Number of values of each.
             like: Gives the type and the device.
         """
         if tuple(names) not in self._flats:
@@ -79,7 +79,7 @@ class Owners:
     So ownership does not depend on how DDP groups parameters into buckets, and every bucket is spread over all ranks.
 
     Args:
-        lengths: Of the blocks of every parameter by name, in one order on all ranks.
+        lengths: Of the blocks of every parameter by name, in the same order on all ranks.
     """
 
     def __init__(self, lengths: Mapping[str, Sequence[int]]) -> None:
@@ -91,17 +91,17 @@ class Owners:
             count += len(blocks)
 
     def owners(self, name: str, ranks: int) -> list[int]:
-        """The owner of each block of a parameter among so many ranks."""
+        """The owner of each block of a parameter, given the number of ranks."""
         return [(self._first[name] + i) % ranks for i in range(len(self._lengths[name]))]
 
     def take(self, name: str, whole: Tensor, rank: int, ranks: int) -> Tensor:
-        """The blocks of a parameter that `rank` owns, one behind the other."""
+        """The blocks of a parameter that `rank` owns, concatenated."""
         blocks = whole.split_with_sizes(list(self._lengths[name]))
         mine = [block for block, owner in zip(blocks, self.owners(name, ranks), strict=True) if owner == rank]
         return torch.cat(mine) if mine else whole.new_zeros(0)
 
     def join(self, name: str, parts: Sequence[Tensor | None]) -> Tensor:
-        """A whole parameter out of the parts of all ranks; zeros where a rank has none."""
+        """A whole parameter from the parts of all ranks; zeros for a rank without one."""
         owners = self.owners(name, len(parts))
         rest = [iter(self._split(name, part, rank, len(parts))) for rank, part in enumerate(parts)]
         blocks = [next(rest[owner]) for owner in owners]
@@ -119,8 +119,8 @@ class Residuals:
     Args:
         rank: Of this process.
         ranks: How many there are.
-        owners: Of the blocks, where blocks have owners.
-        shared: Names of what is alike on all ranks.
+        owners: Of the blocks, if blocks have owners.
+        shared: Names of what is the same on all ranks.
     """
 
     def __init__(self, rank: int, ranks: int, owners: Owners | None = None, shared: Sequence[str] = ()) -> None:
@@ -130,17 +130,17 @@ class Residuals:
         self.shared = {kind: Pieces() for kind in shared}
 
     def scale(self, factor: float) -> None:
-        """Multiply what is gradient, for example when the loss is scaled by another number."""
+        """Multiply the residuals that are gradients, for example when the loss scale changes."""
         self.sent.scale(factor)
         self.owned.scale(factor)
 
     def state_dict(self) -> dict[str, Any]:
-        """What this rank carries; of the owners' residuals those of its own blocks, one behind the other."""
+        """What this rank carries; of the owners' residuals, those of its own blocks, concatenated."""
         shared = {kind: pieces.state_dict() for kind, pieces in self.shared.items()}
         return {"sent": self.sent.state_dict(), "owned": self.owned.state_dict(), "shared": shared}
 
     def merge(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """One state out of those of all ranks, from which `load` can serve any number of ranks."""
+        """Merge the states of all ranks into one that `load` takes on any number of ranks."""
         owned = {
             name: self._owners.join(name, [state["owned"].get(name) for state in states])
             for name in sorted({name for state in states for name in state["owned"]})
@@ -151,9 +151,9 @@ class Residuals:
     def load(self, state: Mapping[str, Any]) -> None:
         """Carry on from this rank's `state_dict`, or from a merged one.
 
-        From a merged one each rank takes its own residual if their number is the same, else the mean of all
-        (`mean_over_ranks`). The owners' residuals count in the mean gradient itself, whoever holds them: each goes to
-        the new owner of its elements, unchanged.
+        From a merged one each rank takes its own residual if the number of ranks is the same, else the mean of all
+        (`mean_over_ranks`). The owners' residuals count fully in the mean gradient, whichever rank holds them: each
+        element goes to its new owner, unchanged.
         """
         state = _translate(state)
         if "sent" in state:
@@ -193,10 +193,11 @@ def mean_over_ranks(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]
 
 
 def sum_owed(state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Add up what the model has not yet got of the mean gradients, out of `Exchange.gather_state`.
+    """Add up, from `Exchange.gather_state`, what the model has not yet received of the mean gradients.
 
-    The mean of the ranks' residuals, the owners' residuals, and with double buffering the gradient still on its way.
-    Added once to a gradient, it settles the account: so a run goes on with one rank, which exchanges nothing.
+    That is the mean of the ranks' residuals, the owners' residuals, and with double buffering the gradient still under
+    way. Added once to a gradient it settles the account: this is how a run goes on with one rank, which exchanges
+    nothing.
 
     Returns:
         Flat tensors in float64, by parameter name.
@@ -211,14 +212,14 @@ def sum_owed(state: Mapping[str, Any]) -> dict[str, Tensor]:
     for residuals in by_rank.values():
         for name, residual in residuals.items():
             total[name] = total.get(name, 0) + residual.double().flatten() / len(by_rank)
-    for whole in (carried.get("owned_by_all", {}), state["late"]):  # counted once, not once a rank
+    for whole in (carried.get("owned_by_all", {}), state["late"]):  # counted once, not once per rank
         for name, residual in whole.items():
             total[name] = total.get(name, 0) + residual.double().flatten()
     return total
 
 
 def _translate(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A state of version 0.1 in the words of today: there a dense exchange had no kinds, and PowerSGD its own words."""
+    """Translate a state of version 0.1, where a dense exchange had no kinds and PowerSGD had keys of its own."""
     shared = state.get("shared") or {kind: state[kind] for kind in ("p", "q") if kind in state}
     by_rank = state.get("sent_by_rank", state.get("error_by_rank"))
     if by_rank is not None:

@@ -1,4 +1,4 @@
-"""Exchanges beside backward: on threads, or on a stream of a CUDA device; and the time that they take."""
+"""Exchanges that run beside backward, on threads or on a CUDA stream, and the time that they take."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ class Runner:
 
     Args:
         device: Of the gradients.
-        explain: Turns what went wrong in a step of training into the error that ends the run.
+        explain: Turns an error and the training step in which it occurred into the error that ends the run.
     """
 
     def __init__(self, device: torch.device, explain: Callable[[BaseException, int], RunError]) -> None:
         self.stream = _new_stream(device) if device.type == "cuda" else None
-        """On which exchanges run; None where they run on threads."""
+        """The stream on which exchanges run; None if they run on threads."""
         self.busy, self.exposed = Meter(), Meter()
         self._explain = explain
         self._clock = Clock(device)
         self._line = Line()
 
     def run(self, steps: Steps, bucket: Bucket) -> Future[Tensor]:
-        """Start the steps of a bucket's exchange; the future holds the bucket when they have ended."""
+        """Start the steps of a bucket's exchange; the future completes, with the bucket, when they have ended."""
         if self.stream is None:
             return self._run_on_threads(steps, bucket)
         try:
@@ -42,7 +42,7 @@ class Runner:
             raise self._explain(error, bucket.step) from error
 
     def note_exposed(self, futures: list[Future[Tensor]]) -> None:
-        """Take note that a backward has just handed over its last bucket; all of these are its exchanges."""
+        """Note that a backward has just handed over its last bucket; `futures` are all of its exchanges."""
         ready = self._clock.mark()
         if self.stream is not None:
             with torch.cuda.stream(self.stream):
@@ -77,7 +77,7 @@ class Runner:
         return result
 
     def _run_on_stream(self, steps: Steps, bucket: Bucket, stream: torch.cuda.Stream) -> Future[Tensor]:
-        """On CUDA nothing needs a thread: a wait holds up only the exchange's own stream, and order is issue order."""
+        """On CUDA no thread is needed: a wait blocks only the exchange's own stream, which works in issue order."""
         device = bucket.flat.device
         stream.wait_stream(torch.cuda.current_stream(device))
         for tensor in (bucket.flat, *bucket.held):

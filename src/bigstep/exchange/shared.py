@@ -1,11 +1,11 @@
 """Memory that the ranks of one host share: each writes its integers there, and all read them.
 
 Integers that can be added in any order need no collective inside a host: a rank adds up what it reads of all others.
-That spares what a socket costs, which copies every byte into the kernel, out of it, and on.
+That saves the cost of sockets, which copy every byte into the kernel, out of it, and on.
 
 The memory has no name in any file system (memfd), so nothing is left behind however the ranks end, and only processes
-of the same user can open it. Who may read or write when is told by messages between the ranks, which also notice a rank
-that has died.
+of the same user can open it. Messages between the ranks tell when each may read or write, and reveal a rank that has
+died.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from bigstep.exchange.world import World
 __all__ = ["MOST_RANKS", "Regions", "SharedMemory"]
 
 MOST_RANKS = 8
-"""Beyond, a ring reads less: a rank here reads what all the others have."""
+"""With more ranks a ring reads less: here each rank reads all that the others have written."""
 _HEAD = 8
-"""Integers in front, which tell this memory from any other."""
+"""Random integers at the front, which tell this memory from any other."""
 _NAME = "bigstep"
 
 
 class Regions(NamedTuple):
-    """Memory for one purpose."""
+    """One region of every rank's memory."""
 
     mine: Tensor
     """What this rank writes."""
@@ -41,7 +41,7 @@ class Regions(NamedTuple):
 
 
 class SharedMemory:
-    """A row of integers of each rank, cut into regions.
+    """A row of integers for each rank, cut into regions.
 
     Hazard: ranks must ask for the same regions in the same order.
     """
@@ -52,7 +52,7 @@ class SharedMemory:
 
     @classmethod
     def among(cls, world: World, values: int) -> SharedMemory | None:
-        """Return memory for so many integers of each rank, or None where ranks cannot share any; all must call this."""
+        """Return memory for `values` integers of each rank, or None if ranks cannot share any; all must call this."""
         host = world.processes[world.rank][0]
         together = world.ranks_per_node >= world.size and all(where == host for where, _ in world.processes)
         mine = _Offered.make(values) if together and world.size <= MOST_RANKS else None
@@ -67,7 +67,7 @@ class SharedMemory:
         opened: list[bool | None] = [None] * world.size
         dist.all_gather_object(opened, len(found) == world.size, group=world.group)
         if mine is not None:
-            os.close(mine.descriptor)  # who has it mapped keeps it
+            os.close(mine.descriptor)  # mappings stay valid without it
         return cls(found, world.rank) if all(opened) else None
 
     def regroup(self) -> None:
@@ -75,7 +75,7 @@ class SharedMemory:
         self._regions = {}
 
     def regions(self, name: tuple[int, ...], length: int) -> Regions | None:
-        """Return the regions of that name and length; None if all memory is given away."""
+        """Return the regions of that name and length; None if there is no room left for them."""
         if name not in self._regions:
             start = max((region.stop for region in self._regions.values()), default=0)
             self._regions[name] = slice(start, start + length)
@@ -88,29 +88,29 @@ class SharedMemory:
 
 
 class _Offered(NamedTuple):
-    """Memory of this rank that others are to open, and what its head holds."""
+    """This rank's memory, for others to open, and what its head holds."""
 
     descriptor: int
     token: list[int]
 
     @classmethod
     def make(cls, values: int) -> _Offered | None:
-        if not hasattr(os, "memfd_create"):  # Linux alone has it
+        if not hasattr(os, "memfd_create"):  # only Linux has it
             return None
         with contextlib.suppress(OSError):
             descriptor, token = os.memfd_create(_NAME, os.MFD_CLOEXEC), secrets.token_bytes(8 * _HEAD)
-            os.ftruncate(descriptor, 8 * (_HEAD + values))  # pages come when they are written
+            os.ftruncate(descriptor, 8 * (_HEAD + values))  # pages are allocated when written
             os.pwrite(descriptor, token, 0)
             return cls(descriptor, torch.frombuffer(bytearray(token), dtype=torch.int64).tolist())
         return None
 
 
 def _open(process: int, offer: tuple[int, list[int]], values: int) -> Tensor | None:
-    """Map what a process of this host offers; None if it cannot be found, or is something else."""
+    """Map the memory that a process of this host offers; None if it is not found, or is something else."""
     number, token = offer
     path = f"/proc/{process}/fd/{number}"
     try:
-        if not os.readlink(path).startswith(f"/memfd:{_NAME}"):  # numbers of another container's processes
+        if not os.readlink(path).startswith(f"/memfd:{_NAME}"):  # process numbers of another container
             return None
         row = torch.from_file(path, shared=True, size=_HEAD + values, dtype=torch.int64)  # keeps no descriptor
     except (OSError, RuntimeError):

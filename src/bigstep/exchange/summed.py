@@ -19,19 +19,19 @@ from bigstep.tables.collectives import collective_traffic
 __all__ = ["Summed"]
 
 _SMALL = 65_536
-"""Values of a part below which a call for it costs more than a copy of it."""
+"""Up to this many values, a call for each part costs more than copying the parts into one tensor."""
 
 
 class Summed:
     """Encode, sum on the wire, decode: any summable codec on any summing collective; nothing is carried.
 
     Args:
-        world: The ranks; None for a rank that adds up parts of its own alone, with the same arithmetic.
-        collective: How the codes are added; None where there are no other ranks.
+        world: The ranks; None for a single rank that adds up its own parts, with the same arithmetic.
+        collective: How the codes are added; None if there are no other ranks.
         codec: How gradients are written.
         agrees: Whether all parts must agree on the maximum of what the codec measures before they are encoded.
-        parts: How many parts the sum has in all, where ranks add several each; the result is then their sum. By
-            default each rank adds one, and the result is the mean.
+        parts: Total number of parts of the sum, if ranks add several each; the result is then their sum. By default
+            each rank adds one, and the result is the mean.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Summed:
     def start(self, bucket: Bucket) -> Steps:
         """Agree where the codec asks for it, encode, sum, decode."""
         flat, sizes, agreed = bucket.flat, bucket.sizes, None
-        # one call for many small ones; but a code that agrees on nothing may be the bucket itself, summed in its place
+        # one call for many small parts; but without agreement the code may be the bucket itself, summed in place
         parts = _join([flat, *bucket.held]) if self._agrees else [(part, 1) for part in (flat, *bucket.held)]
         if self._agrees:
             found = [self._codec.measure(part, sizes * count) for part, count in parts]
@@ -75,7 +75,7 @@ class Summed:
 
 
 def _join(parts: Sequence[Tensor]) -> list[tuple[Tensor, int]]:
-    """Put small parts one behind the other, leave large ones alone; return tensors, and how many parts each holds."""
+    """Concatenate small parts, leave large ones as they are; return tensors, and how many parts each holds."""
     if len(parts) == 1 or parts[0].numel() > _SMALL:
         return [(part, 1) for part in parts]
     return [(torch.cat(list(parts)), len(parts))]

@@ -43,8 +43,8 @@ def make_transports(
         shapes: Of the model's gradients, by name.
         warmup_steps: Dense steps before the first one that loses information.
         error_feedback: Carry what a lossy codec lost into the next step.
-        shared: Where the sum has parts: how many integers ranks of one host may read of each other; None where a rank
-            adds one gradient a step.
+        shared: If the sum has parts, the number of values that ranks of one host may sum through shared memory; None if
+            each rank adds one gradient per step.
     """
     entry = CODECS[codec]
     if entry.own_rounds:

@@ -23,12 +23,12 @@ __all__ = ["World"]
 class World:
     """Rank, size, nodes and grid of the ranks that exchange gradients.
 
-    Rank r has the place x = r mod X, y = r div X of the X x Y grid; with X the ranks of a node (the automatic choice),
-    rows of the grid stay inside nodes. Nodes are runs of `ranks_per_node` neighbouring ranks, as torchrun numbers them.
+    Rank r is at x = r mod X, y = r div X in the X x Y grid; with X the ranks of a node (the automatic choice), rows of
+    the grid stay inside nodes. A node is `ranks_per_node` consecutive ranks, as torchrun numbers them.
     """
 
     group: dist.ProcessGroup
-    """All members; for what is not on the way of a gradient."""
+    """All members; for everything but the exchange of gradients."""
     rank: int
     """Of this process, among `ranks`."""
     ranks: tuple[int, ...]
@@ -42,7 +42,7 @@ class World:
     processes: tuple[tuple[str, int], ...]
     """Host name and process number of each member, to name a rank that died."""
     groups: Groups
-    """What `new_group` draws from."""
+    """Where `new_group` takes groups from."""
 
     @property
     def size(self) -> int:
@@ -63,11 +63,11 @@ class World:
 
         Args:
             group: For example the process group of a DistributedDataParallel object.
-            ranks_per_node: 0 takes torchrun's LOCAL_WORLD_SIZE, or puts all ranks on one node.
+            ranks_per_node: 0 takes torchrun's LOCAL_WORLD_SIZE if it is set, or else counts all ranks as one node.
             grid: X and Y of a torus, or auto.
             timeout: Of every collective on groups made from this world.
-            purpose: What it is for. Inside `lending`, worlds with one purpose take over each other's groups, and must
-                ask for the same in the same order; without a purpose all groups are new.
+            purpose: What it is for. Inside `lending`, worlds with the same purpose take over each other's groups, and
+                must ask for the same groups in the same order; without a purpose all groups are new.
         """
         ranks = tuple(dist.get_process_group_ranks(group))
         size = len(ranks)
@@ -106,22 +106,22 @@ class World:
         return list(range(first, min(first + self.ranks_per_node, self.size)))
 
     def peers(self) -> list[int]:
-        """The members with this rank's place in their node, one of each node; those of a leader are the leaders."""
+        """The members with this rank's place in their node, one of each node; a leader's peers are the leaders."""
         return list(range(self.rank % self.ranks_per_node, self.size, self.ranks_per_node))
 
     def new_group(self, members: list[int]) -> dist.ProcessGroup:
-        """A process group of these members, among them this rank, that nobody else has; see `Groups.take`."""
+        """A process group of these members (this rank included), given out only once; see `Groups.take`."""
         assert self.rank in members
         return self.groups.take([self.ranks[member] for member in members])
 
     def dead_ranks(self) -> list[int]:
-        """Members on this host whose process has ended; those of other hosts cannot be looked at from here."""
+        """Members on this host whose process has ended; those on other hosts cannot be checked from here."""
         host = socket.gethostname()
         return [r for r, (where, pid) in enumerate(self.processes) if where == host and not _lives(pid)]
 
     def say_why(self, error: BaseException) -> str:
         """Why a collective failed: which ranks of this host have ended, and what the backend says."""
-        patience = time.monotonic() + 2.0  # a rank whose connections close may need a moment until it is gone
+        patience = time.monotonic() + 2.0  # a rank may take a moment to end after its connections closed
         while not (dead := self.dead_ranks()) and time.monotonic() < patience:
             time.sleep(0.05)
         who = f"rank {', '.join(map(str, dead))} has ended" if dead else "no rank of this host has ended"
@@ -129,7 +129,7 @@ class World:
 
 
 def _in_short(error: BaseException) -> str:
-    """What a backend says, without its place in torch's source and its advice.
+    """What a backend says, without the source location and the advice.
 
     >>> _in_short(RuntimeError("[/gloo/pair.cc:561] Connection closed by peer [::1]:9. This is typically caused by"))
     'Connection closed by peer [::1]:9.'
@@ -139,7 +139,7 @@ def _in_short(error: BaseException) -> str:
 
 
 def _lives(pid: int) -> bool:
-    """Whether a process still runs; one that ended but was not yet collected by its parent does not."""
+    """Whether a process still runs; a zombie, which has ended, does not."""
     try:
         with open(f"/proc/{pid}/stat") as stat:
             return stat.read().rpartition(")")[2].split()[0] not in "ZX"

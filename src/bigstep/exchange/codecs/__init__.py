@@ -1,7 +1,7 @@
-"""What is written on the wire: a file a kind, an entry each in `bigstep.tables.codecs`.
+"""What is written on the wire: one file per kind of code, with entries in `bigstep.tables.codecs`.
 
-A codec turns a flat tensor into what travels and back. It knows nothing of ranks but their number, and nothing of
-collectives or of what is carried from step to step.
+A codec turns a flat tensor into what travels and back. Of the ranks it knows only their number; of collectives and of
+what is carried from step to step it knows nothing.
 """
 
 from __future__ import annotations
@@ -18,43 +18,43 @@ __all__ = ["BlockCodec", "Blocks", "Sum", "SummableCodec", "see_floats"]
 
 @dataclass(frozen=True)
 class Sum:
-    """What becomes of codes that are added."""
+    """How many codes are added, and what their sum is divided by."""
 
     parts: int
     """How many are added in all; a rank may add several."""
     divide_by: int = 1
-    """By what the sum is divided: the number of ranks for a mean over ranks."""
+    """The number of ranks for a mean over ranks."""
 
 
 class SummableCodec(Protocol):
     """A code whose sum over ranks is the code of the sum.
 
-    Everywhere `flat` holds gradients of some parameters, one behind the other, `sizes` their numbers of values, and
-    `agreed` is the maximum, over all parts, of what `measure` returned (None where nobody needs to agree).
+    In all methods `flat` holds the concatenated gradients of some parameters, `sizes` the number of values of each, and
+    `agreed` is the maximum, over all parts, of what `measure` returned (None if no agreement is needed).
     """
 
     def measure(self, flat: Tensor, sizes: Sequence[int]) -> Tensor:
-        """A few integers of which all ranks need the maximum; asked for only where the table says that ranks agree."""
+        """A few integers of which all ranks need the maximum; called only if the table says that ranks agree."""
 
     def encode(self, flat: Tensor, sizes: Sequence[int], agreed: Tensor | None, rule: Sum) -> Tensor:
         """What is added to the sum, one-dimensional and contiguous; may be `flat` itself, changed in place."""
 
     def decode(self, wire: Tensor, flat: Tensor, sizes: Sequence[int], agreed: Tensor | None, rule: Sum) -> None:
-        """Write the sum that was added up in `wire`, divided, into `flat`."""
+        """Write the sum in `wire`, divided as `rule` says, into `flat`."""
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """Where blocks lie in a flat tensor and in a message; int64 tensors of one length, on the tensor's device."""
+    """Where blocks lie in a flat tensor and in a message; int64 tensors of equal length, on the tensor's device."""
 
     starts: Tensor
-    """First value of each block."""
+    """Index of the first value of each block."""
     lengths: Tensor
-    """Values of each block."""
+    """Number of values of each block."""
     heads_at: Tensor
-    """Where its head begins in the message seen as float32."""
+    """Where the head of each block begins in the message viewed as float32."""
     bodies_at: Tensor
-    """First byte of its body in the message."""
+    """First byte of the body of each block in the message."""
 
     def as_arrays(self) -> tuple[Any, Any, Any, Any]:
         """Starts, lengths, heads and bodies for kernels on the CPU."""
@@ -62,17 +62,17 @@ class Blocks:
 
 
 def see_floats(message: Tensor) -> Tensor:
-    """The whole float32 that a message holds."""
+    """View the bytes of a message as float32, without an incomplete value at its end."""
     return message[: message.numel() // 4 * 4].view(torch.float32)
 
 
 class BlockCodec(Protocol):
-    """A code that is written block by block and cannot be added; a head and a body as the table gives their sizes."""
+    """A code written block by block, which cannot be added; the table gives the sizes of a block's head and body."""
 
     def encode(self, values: Tensor, kept: Tensor, blocks: Blocks, message: Tensor) -> None:
         """Write values + kept into `message` (bytes), and into `kept` what the code misses of them, both in place.
 
-        A block with a value that is not finite is sent so that every receiver sees it, and keeps what was kept.
+        A block with a value that is not finite is sent so that every receiver sees that; its `kept` does not change.
         """
 
     def decode(
@@ -80,5 +80,5 @@ class BlockCodec(Protocol):
     ) -> None:
         """Write scale x the sum of `copies` messages, `stride` bytes apart, into the blocks of `out`.
 
-        The sum is taken in the order of copies, so it has the same bits wherever it is taken.
+        The copies are added in order, so the sum has the same bits wherever it is computed.
         """

@@ -1,4 +1,4 @@
-"""Gradients in a floating type: their own, or one of half the bytes."""
+"""Gradients as floating-point values: in their own type, or in one of half the bytes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Whole:
         """Nothing can be set."""
 
     def measure(self, flat: Tensor, sizes: Sequence[int]) -> Tensor:
-        """The exponent of the largest value, for a type whose range must be shared out."""
+        """The exponent of the largest value, for a type whose range a sum could exceed."""
         return find_exponents([flat])
 
     def encode(self, flat: Tensor, sizes: Sequence[int], agreed: Tensor | None, rule: Sum) -> Tensor:
@@ -32,7 +32,7 @@ class Whole:
 
 
 class BrainHalf(Whole):
-    """bfloat16: 8 bits of a value, and the range of float32, so that nothing leaves it."""
+    """bfloat16: 8 significant bits of a value, and the range of float32, so that nothing overflows."""
 
     dtype = torch.bfloat16
 
@@ -47,15 +47,15 @@ class BrainHalf(Whole):
 
 
 class Half(BrainHalf):
-    """float16: few ranks divide before they round, as above; many agree on a scale, and divide after the sum.
+    """float16: few ranks divide before they round, as in bfloat16; many agree on a scale, and divide after the sum.
 
     With 2^e above every |value| of every rank and h = log2 of the number of ranks N, rounded up::
 
         sent = value * 2^k,   k = 15 - h - e,   mean = sum * 2^-k / N
 
-    so that no partial sum passes 2^15 (float16 ends at 65,504), and values down to 2^-17 of the largest keep all their
-    11 bits even among 4,096 ranks. Divided by 1,024 first, most gradients of a late epoch would be sent as 0; divided
-    by 16 or less they lose at most 4 of float16's 40 binades, and the ranks need not agree on anything.
+    so that no partial sum exceeds 2^15 (float16 ends at 65,504), and values down to 2^-17 of the largest keep all their
+    11 bits even among 4,096 ranks. If 1,024 ranks divided first, most gradients of a late epoch would be sent as 0; up
+    to 16 ranks lose at most 4 of float16's 40 binades that way, and need not agree on anything.
 
     Reference:
         Akiba, Suzuki and Fukuda, Extremely Large Minibatch SGD, 2017 (fp16 exchange, float32 update).
@@ -83,10 +83,10 @@ class Half(BrainHalf):
             flat.copy_(wide)
 
 
-# of the types that have such powers of two
+# exponents of powers of two that these types can hold
 _LARGEST_SHIFT = {torch.float32: 126, torch.float64: 1000}
 
 
 def _shift(agreed: Tensor, parts: int, dtype: torch.dtype) -> Tensor:
-    """k; what is not finite stays so under any scale."""
+    """The exponent k; a value that is not finite stays so under any scale."""
     return (15 - spare_bits(parts) - agreed).clamp(-_LARGEST_SHIFT[dtype], _LARGEST_SHIFT[dtype])

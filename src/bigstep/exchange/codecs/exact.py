@@ -5,11 +5,11 @@ parameter, with 2^e above every |value| of every part and h = log2 of the number
 
     q = round(value * 2^k),   k = 62 - h - e,   sum = (q + q + ...) * 2^-k
 
-A part is below 2^(62 - h), so no sum of them passes 2^62: overflow is impossible, whatever the values. Scaling by a
-power of two changes no digit; the one rounding, to 2^-k, is that of each value by itself, and at most 2^(h - 62) of the
-largest. The exponents e are integers too, and their maximum over ranks is exact.
+A part is below 2^(62 - h), so no sum of them exceeds 2^62: overflow is impossible, whatever the values. Scaling by a
+power of two changes no digit; the only rounding, to a multiple of 2^-k, is that of each value by itself, and at most
+2^(h - 62) of the largest. The exponents e are integers too, and their maximum over ranks is exact.
 
-A parameter with a value that is not finite on any rank comes back as NaN, on all.
+If any rank has a value of a parameter that is not finite, the parameter comes back as NaN on all ranks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from bigstep.exchange.codecs.powers import NOT_FINITE, find_exponents, make_powe
 __all__ = ["Exact"]
 
 _BITS = 62
-# exponents whose scale float64 still has; what is smaller keeps its digits down to 2^-1021 only
+# exponents whose scale float64 can hold; smaller values keep their digits down to 2^-1021 only
 _LEAST, _MOST = -960, 1024
 
 
@@ -72,12 +72,12 @@ def _on_host(flat: Tensor) -> bool:
 
 
 def _as_floats(flat: Tensor) -> Tensor:
-    """Half types, which Numba does not know, as float32, which has all of their values."""
+    """Convert half types, which Numba does not support, to float32, which holds all of their values."""
     return (flat.float() if flat.element_size() == 2 else flat).detach()
 
 
 def _kernels() -> Any:
-    """Return the compiled functions of the host, which a GPU's run need not load."""
+    """Return the functions compiled for the CPU, which a run on a GPU need not load."""
     from bigstep.exchange.codecs import piles_numba
 
     return piles_numba

@@ -1,15 +1,15 @@
-"""Small integers: each value as a multiple of its block's scale, which is the largest value over the largest integer.
+"""Small integers: each value as a multiple of its block's scale, which is the largest |value| over the largest integer.
 
-The code of a block is a head of one float32 (the scale) and a body of one integer a value: a byte, or half a byte with
-the earlier value in the lower half.
+The code of a block is a head of one float32 (the scale) and a body of one integer per value: a byte, or half a byte
+with the earlier value in the lower half.
 
 Reference:
     Dettmers et al., 8-bit Optimizers via Block-wise Quantization, 2022, section 2.1 (scales by block); Douillard et
     al., Streaming DiLoCo, 2025, section 2.3 (4 bits a value between islands).
 
 Differs from the papers:
-    Integers at equal distances and rounding to the nearest; what rounding loses is carried to the next step instead of
-    being made right on average by chance.
+    Equally spaced levels and rounding to the nearest; what rounding loses is carried to the next step, where stochastic
+    rounding would be right on average only.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["Int4", "Int8"]
 
 
 class Int8:
-    """A byte a value: -127 to 127.
+    """One byte per value: -127 to 127.
 
     For each block, with v = values + kept::
 
@@ -44,7 +44,7 @@ class Int8:
     """
 
     largest = 127
-    pairs = False  # of values in a byte
+    pairs = False  # whether a byte holds two values
 
     def __init__(self, settings: Mapping[str, float] | None = None) -> None:
         """Nothing can be set."""
@@ -107,7 +107,7 @@ class Int8:
 
 
 class Int4(Int8):
-    """Half a byte a value: -7 to 7; otherwise as `Int8`."""
+    """Half a byte per value: -7 to 7; otherwise as `Int8`."""
 
     largest = 7
     pairs = True

@@ -16,7 +16,7 @@ def encode_blocks(
     values: Any, kept: Any, starts: Any, lengths: Any, heads_at: Any, bodies_at: Any, message: Any, heads: Any,
     largest: int, pairs: bool,
 ) -> None:  # fmt: skip
-    """`Int8.encode` on contiguous arrays; `heads` is `message` seen as float32, `pairs` packs two values a byte."""
+    """`Int8.encode` on contiguous arrays; `heads` is `message` viewed as float32; `pairs` puts two values in a byte."""
     most, zero = values.dtype.type(largest), values.dtype.type(0)
     for b in range(starts.size):
         length = lengths[b]
@@ -48,7 +48,7 @@ def decode_blocks(
     messages: Any, heads: Any, starts: Any, lengths: Any, heads_at: Any, bodies_at: Any, out: Any,
     copies: int, stride: int, scale: float, pairs: bool,
 ) -> None:  # fmt: skip
-    """`Int8.decode` on contiguous arrays; `heads` is `messages` seen as float32."""
+    """`Int8.decode` on contiguous arrays; `heads` is `messages` viewed as float32."""
     factor = out.dtype.type(scale)
     for b in range(starts.size):
         o = out[starts[b] : starts[b] + lengths[b]]

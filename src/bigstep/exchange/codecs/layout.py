@@ -20,18 +20,18 @@ def lay_out(
     owners: Sequence[int] | None = None,
     messages: int = 1,
 ) -> tuple[Blocks, int]:
-    """Place blocks that lie one behind the other in a tensor into messages of one length, one behind the other.
+    """Place the blocks of a tensor, which lie end to end, into messages of equal length, also end to end.
 
     Args:
-        code: Says what each block takes.
-        lengths: Values of each block.
+        code: Gives the bytes of each block.
+        lengths: Number of values of each block.
         settings: Of the codec.
         device: Of the tensor.
-        owners: The message that each block goes to; by default there is but one.
+        owners: The message that each block goes to; by default there is only one.
         messages: How many there are.
 
     Returns:
-        Where each block lies, and the bytes of a message: those of the longest, filled up to whole float32.
+        Where each block lies, and the bytes of a message: those of the longest, padded to a multiple of 4 (float32).
     """
     owners = [0] * len(lengths) if owners is None else owners
     counts = [0] * messages

@@ -11,31 +11,31 @@ from bigstep.exchange.codecs.powers import spare_bits
 __all__ = ["BITS", "BROKEN", "EMPTY", "LEAST", "LEVELS", "WIDTH", "exponent_above", "spans_of"]
 
 BITS, WIDTH = 58, 4
-"""Binary digits of a pile, and between two levels."""
+"""Bits of a pile, and bits from one level to the next."""
 LEVELS = 16
-"""How many are kept, from the highest: 64 binary digits."""
+"""How many levels are kept, counted from the highest: 64 bits."""
 LEAST = -240
-"""The lowest whose scale float64 still has."""
+"""The lowest level whose scale float64 can hold."""
 BROKEN, EMPTY = 10_000, -10_000
-"""Levels of what is not finite, and of zeros."""
+"""The level of a part that is not finite, and that of a part of zeros."""
 
 
 def spans_of(agreed: Any) -> tuple[Any, Any]:
-    """Return of each parameter the highest level, and how many pairs of levels it takes on the wire.
+    """Return the highest level of each parameter, and how many pairs of levels it takes on the wire.
 
-    None where there are only zeros, or no finite sum:
+    A parameter that is all zeros, or has no finite sum, takes none:
 
     >>> high, pairs = spans_of(np.array([3, -2, 5, -1, BROKEN, EMPTY, EMPTY, EMPTY]))
     >>> high.tolist(), pairs.tolist()
     ([3, 5, 10000, -10000], [1, 3, 0, 0])
     """
-    high, minus_low = agreed.reshape(-1, 2).T.astype(np.int64, order="C")  # one layout, compiled once
+    high, minus_low = agreed.reshape(-1, 2).T.astype(np.int64, order="C")  # one memory layout: Numba compiles once
     pairs = (high - np.maximum(-minus_low, high - LEVELS + 1)) // 2 + 1
     return high, np.where((high == BROKEN) | (high == EMPTY), 0, pairs)
 
 
 def exponent_above(high: int, parts: int) -> int:
-    """Return an e with every |sum| of so many parts below 2^e, given the highest level; a large one if it is BROKEN.
+    """Return an e such that |sums| of `parts` parts are below 2^e, given the highest level; large if it is BROKEN.
 
     >>> exponent_above(3, parts=7), exponent_above(BROKEN, parts=1) > 1024
     (15, True)

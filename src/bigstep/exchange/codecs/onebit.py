@@ -21,13 +21,13 @@ __all__ = ["OneBit", "decode_reference", "encode_reference"]
 
 
 class OneBit:
-    """Sign bits and two means a block.
+    """Sign bits and two means per block.
 
     For each block, with v = values + kept::
 
         bit = v >= 0,  r1 = mean of v where bit,  r0 = mean of v where not,  kept = v - (r1 if bit else r0)
 
-    A side without values has mean 0. A block with a value that is not finite is sent as NaN.
+    The mean of a side without values is 0. A block with a value that is not finite is sent as NaN.
 
     Example:
         >>> blocks = Blocks(torch.tensor([0]), torch.tensor([4]), torch.tensor([0]), torch.tensor([8]))
@@ -78,7 +78,7 @@ class OneBit:
 
 
 def encode_reference(values: Tensor, kept: Tensor, blocks: Blocks, message: Tensor) -> None:
-    """`OneBit.encode` in plain torch, one block after the other."""
+    """`OneBit.encode` in plain torch, block by block."""
     means = see_floats(message)
     for start, length, means_at, bits_at in _rows(blocks):
         block = slice(start, start + length)
@@ -101,7 +101,7 @@ def encode_reference(values: Tensor, kept: Tensor, blocks: Blocks, message: Tens
 def decode_reference(
     messages: Tensor, blocks: Blocks, out: Tensor, *, copies: int = 1, stride: int = 0, scale: float = 1
 ) -> None:
-    """`OneBit.decode` in plain torch, one block after the other."""
+    """`OneBit.decode` in plain torch, block by block."""
     means = see_floats(messages)
     for start, length, means_at, bits_at in _rows(blocks):
         row = -(-length // 8)

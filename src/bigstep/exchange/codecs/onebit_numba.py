@@ -1,8 +1,8 @@
-"""1-bit encoding and decoding on the CPU: one pass over memory, compiled by Numba, without the interpreter's lock.
+"""1-bit encoding and decoding on the CPU: one pass over memory, compiled by Numba, without the GIL.
 
-Values and residuals are read once from memory. What a block still needs after its means are known (bits and residual;
-no mean is known before the last value) is done on a copy of the block that stays in the core's cache. All inner loops
-run over neighbouring values without branches, so that they become vector instructions.
+Values and residuals are read once from memory. What follows once the means of a block are known, after its last value
+(bits and residual), works on a copy of the block that stays in the core's cache. All inner loops run over neighbouring
+values without branches, so that they become vector instructions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def compiled(**options: Any) -> Callable[[F], F]:
-    """Compile without the interpreter's lock; keep the machine code on disk unless nothing can be written there."""
+    """Compile to run without the GIL; cache the machine code on disk if it can be written there."""
 
     def decorate(function: F) -> F:
         try:
@@ -42,7 +42,7 @@ def _sign(x: Any, shift: int) -> Any:
 def encode_blocks(
     values: Any, residual: Any, starts: Any, lengths: Any, means_at: Any, bits_at: Any, message: Any, means: Any
 ) -> None:
-    """`OneBit.encode` on contiguous arrays; `means` is `message` seen as float32."""
+    """`OneBit.encode` on contiguous arrays; `means` is `message` viewed as float32."""
     if starts.size == 0:
         return
     zero, half = values.dtype.type(0), values.dtype.type(0.5)
@@ -59,7 +59,7 @@ def encode_blocks(
             positive += t + abs(t)  # 2t or 0, exactly; a conditional sum would not become a vector sum (4x slower)
             negative += t - abs(t)
             count += np.int32(t >= 0)
-        x[length : 8 * row] = -1  # the last byte is filled up with zeros
+        x[length : 8 * row] = -1  # pads the last byte with zero bits
         bits = message[bits_at[b] : bits_at[b] + row]
         for j in range(row):
             low = _sign(x[j], 0) | _sign(x[j + row], 1) | _sign(x[j + 2 * row], 2) | _sign(x[j + 3 * row], 3)
@@ -68,7 +68,7 @@ def encode_blocks(
         r1 = np.float32(half * positive / max(count, 1))
         r0 = np.float32(half * negative / max(length - count, 1))
         total = positive + negative
-        if -np.inf < total < np.inf:  # np.isfinite is total - total == 0, which reordered arithmetic takes for true
+        if -np.inf < total < np.inf:  # np.isfinite is total - total == 0, which reassociation turns into true
             for i in range(length):
                 r[i] = x[i] - (r1 if x[i] >= 0 else r0)
         else:
@@ -82,7 +82,7 @@ def decode_blocks(
     messages: Any, means: Any, starts: Any, lengths: Any, means_at: Any, bits_at: Any,
     out: Any, copies: int, stride: int, scale: float,
 ) -> None:  # fmt: skip
-    """`OneBit.decode` on contiguous arrays; `means` is `messages` seen as float32."""
+    """`OneBit.decode` on contiguous arrays; `means` is `messages` viewed as float32."""
     factor = out.dtype.type(scale)
     for b in range(starts.size):
         length = lengths[b]

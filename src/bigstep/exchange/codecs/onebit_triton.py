@@ -1,6 +1,6 @@
-"""1-bit encoding and decoding on a GPU: one program a block, one pass over memory, everything else in registers.
+"""1-bit encoding and decoding on a GPU: one program per block, one pass over memory, everything else in registers.
 
-A block of L values is seen as eight rows of n = ceil(L / 8), so that bits of one byte lie in one column of the tile.
+A block of L values is viewed as eight rows of n = ceil(L / 8), so that the bits of a byte lie in a column of the tile.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -17,15 +17,15 @@ from bigstep.gpu.backend import on_device_of
 
 __all__ = ["decode", "encode"]
 
-# Columns of the tile and of a second one beside it, by the longest row of the blocks that a launch holds: tiles have
-# powers of two, and idle columns cost as much as busy ones. 512 is enough for 4096 values.
+# Columns of the tile and of a second one beside it; a launch takes the blocks whose rows just fit. Tiles must have a
+# power of two columns, and idle columns cost as much as busy ones. 512 is enough for 4096 values.
 _TILES = ((64, 0), (128, 0), (128, 64), (256, 0), (256, 64), (256, 128), (512, 0))
 _COLUMNS_PER_WARP = 128
 
 
 @triton.jit
 def _tile(values, residual, start, length, row, FIRST: tl.constexpr, COLUMNS: tl.constexpr):
-    """Columns FIRST and following of a block: where they are, which exist, the old residual, values plus residual."""
+    """The columns of a block from FIRST on: where they are, which exist, the old residual, values plus residual."""
     k = tl.arange(0, 8)[:, None]
     j = FIRST + tl.arange(0, COLUMNS)[None, :]
     at = start + k * row + j
@@ -44,13 +44,13 @@ def _sums(x, bit):
 
 @triton.jit
 def _keep(residual, at, inside, old, x, bit, r0, r1, finite):
-    """Store what the code does not carry."""
+    """Store what the code misses as the new residual."""
     tl.store(residual + at, tl.where(finite, x - tl.where(bit, r1, r0), old), mask=inside)
 
 
 @triton.jit
 def _bits(message, bits_at, bit, row, FIRST: tl.constexpr, COLUMNS: tl.constexpr):
-    """Store eight bits a column."""
+    """Store the eight bits of each column as a byte."""
     byte = tl.sum(bit.to(tl.int32) << tl.arange(0, 8)[:, None], axis=0).to(tl.uint8)
     column = FIRST + tl.arange(0, COLUMNS)
     tl.store(message + bits_at + column, byte, mask=column < row)
@@ -121,7 +121,7 @@ def encode(values: Tensor, residual: Tensor, blocks: Blocks, message: Tensor) ->
 def decode(messages: Tensor, blocks: Blocks, out: Tensor, copies: int, stride: int, scale: float) -> None:
     """`OneBit.decode` on CUDA tensors."""
     for columns, more, chosen in _by_size(blocks):
-        width = 2 * columns if more else columns  # it waits for memory, so idle columns cost it little
+        width = 2 * columns if more else columns  # decoding waits for memory: idle columns cost little
         with on_device_of(messages):
             _decode_kernel[(chosen.numel(),)](
                 chosen, messages, see_floats(messages), blocks.starts, blocks.lengths, blocks.heads_at,
@@ -134,7 +134,7 @@ _sizes = WeakTensorKeyDictionary()  # tables of blocks live as long as their exc
 
 
 def _by_size(blocks: Blocks) -> list[tuple[int, int, Tensor]]:
-    """Columns of the tiles and the blocks that they fit, found once a table: a wide tile for a short block is idle."""
+    """Tile columns and the blocks that fit them, found once per table: short blocks would leave a wide tile idle."""
     found: list[tuple[int, int, Tensor]] | None = _sizes.get(blocks.lengths)  # type: ignore[no-untyped-call]
     if found is None:
         rows, found, below = (blocks.lengths + 7) // 8, [], 0

@@ -1,4 +1,4 @@
-"""Piles of integers on a GPU: a few launches a part for all parameters together, and one look at their exponents."""
+"""Piles of integers on a GPU: a few launches per part for all parameters, whose exponents the host reads once."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ __all__ = ["DevicePiles"]
 
 
 class DevicePiles:
-    """`bigstep.exchange.codecs.piles.Piles` of any device.
+    """`bigstep.exchange.codecs.piles.Piles` for any device.
 
-    What parameters have on any level lies in rows as long as all of them: `_levels[row, p]`, on the host, says on which
-    level stands what the row holds of parameter p. Where a row holds nothing, it is 0, so that parts are only ever
-    added.
+    Sums lie in rows as long as all parameters together: `_levels[row, p]`, on the host, is the level of what the row
+    holds of parameter p. Where a row holds nothing, it is 0, so that parts are only ever added.
 
     Args:
-        sizes: Values of each parameter.
+        sizes: Number of values of each parameter.
         parts: How many parts a sum has in all.
     """
 
@@ -40,7 +39,7 @@ class DevicePiles:
         places, sizes = self._places(which)
         flat = torch.cat([piece.as_strided((piece.numel(),), (1,)) for piece in pieces])
         self._device = flat.device
-        exponents = _find_exponents(flat, sizes).cpu().numpy()  # all that the host waits for
+        exponents = _find_exponents(flat, sizes).cpu().numpy()  # the host waits only here
         self._broken[places[exponents == NOT_FINITE]] = True
         rows, factors = self._find_rows(places, exponents)
         for row in np.unique(rows[rows >= 0]).tolist():
@@ -54,7 +53,7 @@ class DevicePiles:
                 torch._foreach_add_(self._pieces(row, which), list(integers.split_with_sizes(sizes)))
 
     def hold(self, pieces: Sequence[Tensor], which: Sequence[int] | None = None) -> None:
-        """Add it."""
+        """Add it at once."""
         self.add(pieces, which)
 
     def add_last(self, pieces: Sequence[Tensor], which: Sequence[int] | None = None) -> Tensor:
@@ -63,7 +62,7 @@ class DevicePiles:
         return self.levels(which)
 
     def levels(self, which: Sequence[int] | None = None) -> Tensor:
-        """Return the highest level and minus the lowest of each."""
+        """Return the highest level of each parameter, and minus the lowest."""
         places, _ = self._places(which)
         held = self._levels[:, places]
         high, minus_low = held.max(0), np.where(held == EMPTY, EMPTY, -held).max(0)
@@ -73,8 +72,8 @@ class DevicePiles:
         return torch.from_numpy(levels).to(self._device)
 
     def gather(self, agreed: Tensor, which: Sequence[int] | None = None, into: Tensor | None = None) -> Tensor:
-        """Write them into one row of integers."""
-        assert into is None, "ranks share memory of the host only"
+        """Write the sums into one row of integers."""
+        assert into is None, "ranks share only host memory"
         (places, sizes), (high, pairs) = self._places(which), spans_of(agreed.numpy())
         wire = torch.zeros(int((np.array(sizes, np.int64) * pairs).sum()), dtype=torch.int64, device=self._device)
         for row, held in enumerate(self._sums):
@@ -92,11 +91,11 @@ class DevicePiles:
     def spread(
         self, agreed: Tensor, wires: Sequence[Tensor], pieces: Sequence[Tensor], which: Sequence[int] | None = None
     ) -> None:
-        """Turn them into values."""
+        """Turn the sums into values."""
         (wire,) = wires
         (_, sizes), (high, pairs) = self._places(which), spans_of(agreed.numpy())
         flats = [piece.as_strided((piece.numel(),), (1,)) for piece in pieces]
-        if (pairs == 1).all():  # as nearly always
+        if (pairs == 1).all():  # nearly always
             scale = self._by_value(np.ldexp(1.0, WIDTH * (high - 1) - self._digits), sizes)
             torch._foreach_copy_(flats, list(wire.double().mul_(scale).split_with_sizes(sizes)))
             return
@@ -114,7 +113,7 @@ class DevicePiles:
         self.spread(levels, [self.gather(levels)], pieces)
 
     def _find_rows(self, places: Any, exponents: Any) -> tuple[Any, Any]:
-        """Return in which row each part belongs (-1: in none) and what it is multiplied by; take free rows."""
+        """Return the row of each part (-1 for none) and the factor of its values; assign a free row to a new level."""
         level = np.maximum(-(-exponents.astype(np.int64) // WIDTH), LEAST)
         held = self._levels[:, places]
         top = np.maximum(level, held.max(0))
@@ -150,7 +149,7 @@ class DevicePiles:
         return [pieces[place] for place in which]
 
     def _by_value(self, of_parameters: Any, sizes: Sequence[int]) -> Tensor:
-        """Return what parameters have, for each of their values, on the device."""
+        """Return a number that each parameter has, repeated for each of its values, on the device."""
         parameters = torch.from_numpy(of_parameters).to(self._device, non_blocking=True)
         return parameters[_owners(tuple(sizes), self._device)]
 
@@ -158,7 +157,7 @@ class DevicePiles:
 def _find_exponents(flat: Tensor, sizes: Sequence[int]) -> Tensor:
     """`bigstep.exchange.codecs.powers.find_exponents` in a few launches.
 
-    The digits of floats without their sign, seen as integers, rise with their size, and NaN lies above infinity.
+    The bits of a float without its sign, read as an integer, grow with its magnitude, and NaN lies above infinity.
     """
     floats = flat.float() if flat.element_size() == 2 else flat
     integer = torch.int32 if floats.dtype == torch.float32 else torch.int64
@@ -174,5 +173,5 @@ def _find_exponents(flat: Tensor, sizes: Sequence[int]) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _owners(sizes: tuple[int, ...], device: torch.device) -> Tensor:
-    """The place of the parameter that each value belongs to."""
+    """The index of the parameter that each value belongs to."""
     return torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes)).int().to(device)

@@ -31,16 +31,16 @@ class _Waiting:
 
 
 class HostPiles:
-    """`bigstep.exchange.codecs.piles.Piles` of a small network take longer to call for than to compute; these do not.
+    """`bigstep.exchange.codecs.piles.Piles` on the CPU, where calls would cost a small network more than arithmetic.
 
-    What parameters have on any level lies in rows as long as all of them: `_levels[row, p]` says on which level stands
-    what the row holds of parameter p. Rows are added when a parameter first needs another, and kept.
+    Sums lie in rows as long as all parameters together: `_levels[row, p]` is the level of what the row holds of
+    parameter p. Rows are added when a parameter first needs another, and kept.
 
-    A row takes twice the memory of a part, and more time to be read and written than all arithmetic. So parts wait
-    where they are, one on behalf of an earlier worker and the last, and are added in passing.
+    A row takes twice the memory of a part, and reading and writing it takes longer than all arithmetic. So up to two
+    parts, that of an earlier worker and the last, wait in their own tensors until another pass can add them.
 
     Args:
-        sizes: Values of each parameter.
+        sizes: Number of values of each parameter.
         parts: How many parts a sum has in all.
     """
 
@@ -52,9 +52,9 @@ class HostPiles:
         self._broken = np.zeros(len(sizes), np.bool_)
         self._sums = np.empty((0, self._offsets[-1]), np.int64)
         self._all = np.arange(len(sizes))
-        self._wires: dict[tuple[int, ...], Tensor] = {}  # fresh memory costs more than what is written into it
-        self._held: Sequence[Tensor] | None = None  # a part of all parameters
-        self._holds = np.zeros(len(sizes), np.bool_)  # of which of them it is in no sum yet
+        self._wires: dict[tuple[int, ...], Tensor] = {}  # kept: new memory costs more than writing to it
+        self._held: Sequence[Tensor] | None = None  # a part of all parameters that waits
+        self._holds = np.zeros(len(sizes), np.bool_)  # for which parameters it is in no sum yet
         self._last: dict[tuple[int, ...], _Waiting] = {}  # by the parameters that are gathered together
 
     def add(self, pieces: Sequence[Tensor], which: Sequence[int] | None = None) -> None:
@@ -62,7 +62,7 @@ class HostPiles:
         self._fold(self._places(which), _as_floats(pieces))
 
     def hold(self, pieces: Sequence[Tensor], which: Sequence[int] | None = None) -> None:
-        """Let one part of all parameters wait for another, and add both."""
+        """Let one part of all parameters wait for the next, then add both."""
         part = _as_floats(pieces)
         if which is None and self._held is None:
             self._held, self._holds[:] = part, True
@@ -73,7 +73,7 @@ class HostPiles:
             self._fold(self._places(which), part)
 
     def add_last(self, pieces: Sequence[Tensor], which: Sequence[int] | None = None) -> Tensor:
-        """Look at the last part of each parameter; `gather` and `take` add it."""
+        """Find the levels of the last part of each parameter; `gather` and `take` add it."""
         places, part = self._places(which), _as_floats(pieces)
         if self._held is not None and self._held[0].dtype != part[0].dtype:
             held, left = self._held, np.flatnonzero(self._holds)
@@ -83,14 +83,14 @@ class HostPiles:
         return self.levels(which)
 
     def levels(self, which: Sequence[int] | None = None) -> Tensor:
-        """Return the highest level and minus the lowest of each."""
+        """Return the highest level of each parameter, and minus the lowest."""
         places = self._places(which)
         out = np.empty(2 * places.size, np.int32)
         kernels.span(self._levels[: len(self._sums)], self._broken, places, self._waiting(places).levels, out)
         return torch.from_numpy(out)
 
     def gather(self, agreed: Tensor, which: Sequence[int] | None = None, into: Tensor | None = None) -> Tensor:
-        """Write them into one row of integers, which is that of the same parameters' next call too."""
+        """Write the sums into one row of integers, which the next call for the same parameters reuses."""
         places, (high, pairs) = self._places(which), spans_of(agreed.numpy())
         length = int((self._sizes[places] * pairs).sum())
         wire = (self._wire(places, length) if into is None else into)[:length]
@@ -103,7 +103,7 @@ class HostPiles:
     def spread(
         self, agreed: Tensor, wires: Sequence[Tensor], pieces: Sequence[Tensor], which: Sequence[int] | None = None
     ) -> None:
-        """Turn them into values."""
+        """Turn the sums into values."""
         high, pairs = spans_of(agreed.numpy())
         held = _as_floats(pieces)
         where, sizes = kernels.Where.of(held), self._sizes[self._places(which)]
@@ -112,7 +112,7 @@ class HostPiles:
         _give_back(held, pieces)
 
     def take(self, pieces: Sequence[Tensor]) -> None:
-        """Write the sums of a rank that has all parts, one after another, while each is in the core's cache."""
+        """Write the sums of a rank that has all parts, parameter by parameter, while each is in the core's cache."""
         high, pairs = spans_of(self.levels().numpy())
         out, waiting = _as_floats(pieces), self._waiting(self._all)
         where = kernels.Where.of(out)
@@ -131,7 +131,7 @@ class HostPiles:
             self._sums = np.concatenate([self._sums, np.empty((1, self._offsets[-1]), np.int64)])
 
     def _look(self, places: Any, *parts: Sequence[Tensor]) -> _Waiting:
-        """Find the levels of parts of some parameters, and of what is held of them."""
+        """Find the levels of parts of some parameters, and of the part that is held."""
         held = self._held
         parts = parts if held is None else (*parts, [held[place] for place in places.tolist()])
         levels = np.empty((len(parts), places.size), np.int64)
@@ -143,7 +143,7 @@ class HostPiles:
         return _Waiting(parts, where, levels)
 
     def _waiting(self, places: Any) -> _Waiting:
-        """What is in no row: what was looked at, or else what is held."""
+        """The parts that are in no row: the last ones with the held one, or else the held one alone."""
         return self._last.get(tuple(places.tolist())) or self._look(places)
 
     def _wire(self, places: Any, length: int) -> Tensor:
@@ -165,9 +165,9 @@ class HostPiles:
 
 
 def _as_floats(pieces: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Pieces themselves where all are of float32, or all of float64; else copies in a type that has all their values.
+    """The pieces themselves if all are float32, or all float64; else copies in a type that holds all their values.
 
-    Numba knows no half types, and a kernel one type at a time.
+    Numba does not support half types, and a kernel takes one type at a time.
     """
     types = {piece.dtype for piece in pieces}
     if types in ({torch.float32}, {torch.float64}):
@@ -177,7 +177,7 @@ def _as_floats(pieces: Sequence[Tensor]) -> Sequence[Tensor]:
 
 
 def _give_back(held: Sequence[Tensor], pieces: Sequence[Tensor]) -> None:
-    """Write copies that were filled into what they are copies of."""
+    """Write the values of copies, if there are any, back into the pieces."""
     if held is not pieces:
         for piece, copy in zip(pieces, held, strict=True):
             piece.copy_(copy)

@@ -20,7 +20,7 @@ from bigstep.exchange.codecs.powers import NOT_FINITE
 __all__ = ["Where", "add", "decode", "encode", "find_exponents", "find_levels", "gather", "span", "spread", "take"]
 
 _BLOCK = 2048
-"""Values that are worked on while they are in the core's nearest cache."""
+"""Values processed at a time, so that they stay in the core's nearest cache."""
 
 _BITS: dict[Any, tuple[Any, int, Any]] = {
     torch.float32: (np.int32, 23, np.empty(0, np.float32)),
@@ -29,7 +29,7 @@ _BITS: dict[Any, tuple[Any, int, Any]] = {
 
 
 def find_exponents(flat: Tensor, sizes: Any) -> Any:
-    """`bigstep.exchange.codecs.powers.find_exponents` of values that lie one behind the other."""
+    """`bigstep.exchange.codecs.powers.find_exponents` of concatenated parameters."""
     out = np.empty(len(sizes), np.int32)
     integer, digits, _ = _BITS[flat.dtype]
     _find_exponents(flat.detach().numpy().view(integer), integer(np.iinfo(integer).max), digits, sizes, out)
@@ -41,19 +41,19 @@ class Where:
     """Where tensors of one type lie: kernels take dozens of them at once, and an array of each would cost more."""
 
     addresses: Any
-    """In a row for each part."""
+    """One row for each part."""
     like: Any
     """An empty array of their type."""
     bits: Any
-    """One of the integers that their digits are."""
+    """An empty array of the integers that their bits are read as."""
     mask: Any
-    """All of those digits but the sign."""
+    """All bits of such an integer but the sign."""
     point: int
-    """How many digits are behind the point."""
+    """How many of its bits are those of the fraction."""
 
     @classmethod
     def of(cls, *parts: Sequence[Tensor]) -> Where:
-        """Hazard: the tensors must outlive what is done at their addresses."""
+        """Hazard: the tensors must stay alive as long as their addresses are used."""
         integer, digits, like = _BITS[parts[0][0].dtype]
         addresses = np.array([tensor.data_ptr() for part in parts for tensor in part], np.int64)
         mask = integer(np.iinfo(integer).max)
@@ -62,7 +62,7 @@ class Where:
 
 @intrinsic
 def _pointer(_: Any, address: Any, like: Any) -> Any:
-    """An address as a pointer to what an array holds."""
+    """Turn an address into a pointer to the element type of an array."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
@@ -72,9 +72,9 @@ def _pointer(_: Any, address: Any, like: Any) -> Any:
 
 @compiled()
 def _exponent(bits: Any, mask: Any, point: int) -> Any:
-    """The digits of floats without their sign rise with their size, and NaN lies above infinity.
+    """The bits of a float without its sign, read as an integer, grow with its magnitude, and NaN lies above infinity.
 
-    So the largest is a maximum of integers, which becomes vector instructions.
+    So the largest value is a maximum of integers, which becomes vector instructions.
     """
     top = mask & bits.dtype.type(0)
     for i in range(bits.size):
@@ -102,7 +102,7 @@ def _find_exponents(bits: Any, mask: Any, point: int, sizes: Any, out: Any) -> N
 
 @compiled()
 def find_levels(addresses: Any, bits_like: Any, mask: Any, point: int, sizes: Any, out: Any) -> None:
-    """Write the level of each of some parts."""
+    """Write the level of each parameter in each of some parts."""
     for k in range(sizes.size):
         for j in range(addresses.shape[0]):
             out[j, k] = _level(carray(_pointer(addresses[j, k], bits_like), sizes[k]), mask, point)
@@ -110,7 +110,7 @@ def find_levels(addresses: Any, bits_like: Any, mask: Any, point: int, sizes: An
 
 @compiled()
 def _level(bits: Any, mask: Any, point: int) -> Any:
-    """The level of a part; BROKEN of one that is not finite, EMPTY of zeros."""
+    """The level of a part; BROKEN if it is not finite, EMPTY if it is all zeros."""
     exponent = _exponent(bits, mask, point)
     if exponent == NOT_FINITE:
         return BROKEN
@@ -119,7 +119,7 @@ def _level(bits: Any, mask: Any, point: int) -> Any:
 
 @compiled()
 def span(levels: Any, broken: Any, places: Any, parts: Any, out: Any) -> None:
-    """Write the highest level and minus the lowest of each parameter: of its rows, and of parts that are in none."""
+    """Write the highest level of each parameter and minus the lowest, over its rows and the parts that are in none."""
     for k in range(places.size):
         p, high, minus_low = places[k], EMPTY, EMPTY
         for r in range(levels.shape[0] + parts.shape[0]):
@@ -138,9 +138,10 @@ def add(
 ) -> int:  # fmt: skip
     """Add parts of some parameters to rows of their levels.
 
+    A parameter's parts are added one after another, while its row is in the core's cache.
+
     Returns:
-        Where it has stopped, since it needs another row; -1 if all are added. A parameter's parts are added one after
-        another, while its row is in the core's cache.
+        Where to begin again once there is another row, which this call lacked; -1 if all parts are added.
     """
     for i in range(begin, addresses.size):
         k, j = i // addresses.shape[0], i % addresses.shape[0]
@@ -186,7 +187,7 @@ def _write(total: Any, values: Any, factor: float) -> None:
 @compiled()
 def _accumulate(total: Any, values: Any, factor: float, times: float) -> None:
     for i in range(values.size):
-        total[i] += np.int64(np.rint(np.float64(values[i]) * factor) * times)  # times is a power of two
+        total[i] += np.int64(np.rint(np.float64(values[i]) * factor) * times)  # exact: times is a power of two
 
 
 @compiled()
@@ -236,7 +237,7 @@ def take(
 def _add_parts(
     addresses: Any, parts: Any, like: Any, size: int, begin: int, high: int, digits: int, total: Any
 ) -> None:
-    """Add to a block of a pair of levels what parts on one of them have there."""
+    """Add to a block of a pair of levels the same block of those parts that are on one of the two."""
     for j in range(parts.size):
         if parts[j] == high or parts[j] == high - 1:
             values = carray(_pointer(addresses[j], like), size)[begin : begin + total.size]
@@ -246,7 +247,7 @@ def _add_parts(
 
 @compiled()
 def _find_pair(levels: Any, high: int) -> Any:
-    """The rows that stand on a level and on the one below; -1 where none does."""
+    """The rows that hold a level and the one below it; -1 if no row does."""
     above, below = -1, -1
     for r in range(levels.size):
         if levels[r] == high:
@@ -273,7 +274,7 @@ def _pair(sums: Any, above: int, below: int, first: int, out: Any) -> None:
 
 @compiled()
 def spread(wires: Any, sizes: Any, high: Any, pairs: Any, digits: int, addresses: Any, like: Any) -> None:
-    """Turn pairs of levels, in sum over wires, into values: each is rounded to float64, and low levels come first."""
+    """Turn pairs of levels, summed over wires, into values: each pair is rounded to float64, low levels come first."""
     at, length = 0, (sizes * pairs).sum()
     scratch = np.empty(_BLOCK, np.int64)
     for k in range(sizes.size):
@@ -308,7 +309,7 @@ def _add_wires(wires: Any, length: int, first: int, total: Any) -> None:
 def _spread_one(wire: Any, high: int, pairs: int, digits: int, values: Any) -> None:
     if pairs == 0:
         values[:] = np.nan if high == BROKEN else 0.0
-    elif pairs == 1:  # as nearly always
+    elif pairs == 1:  # nearly always
         _scale(wire, _power(WIDTH * (high - 1) - digits), values)
     else:
         for i in range(values.size):

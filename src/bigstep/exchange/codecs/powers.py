@@ -8,15 +8,15 @@ from torch import Tensor
 __all__ = ["NOT_FINITE", "find_exponents", "make_power", "spare_bits"]
 
 NOT_FINITE = 2000
-"""Stands for the exponent of what is not finite: above all others, so that it wins a maximum."""
+"""Stands for the exponent of a value that is not finite: above all others, so that it wins a maximum."""
 
 _INTEGERS = {torch.float32: (torch.int32, 127, 23), torch.float64: (torch.int64, 1023, 52)}
 
 
 def find_exponents(pieces: list[Tensor]) -> Tensor:
-    """For each tensor the smallest e with all |values| < 2^e, as int32; `NOT_FINITE` if one of them is not.
+    """For each tensor the smallest e with all |values| < 2^e, as int32; `NOT_FINITE` if one of them is not finite.
 
-    A tensor of zeros, or of nothing, gives -2000, and so asks for no room.
+    A tensor that is empty or all zeros gives -2000, which loses every maximum.
 
     >>> find_exponents([torch.tensor([0.75, -3.0]), torch.zeros(2), torch.tensor([1.0, torch.inf])]).tolist()
     [2, -2000, 2000]
@@ -38,7 +38,7 @@ def make_power(exponents: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def spare_bits(parts: int) -> int:
-    """Bits of headroom so that a sum of so many parts stays in range: log2, rounded up.
+    """Bits of headroom with which a sum of `parts` parts stays in range: log2, rounded up.
 
     >>> spare_bits(1), spare_bits(1024), spare_bits(3456)
     (0, 10, 12)
@@ -49,5 +49,5 @@ def spare_bits(parts: int) -> int:
 def _largest(piece: Tensor) -> Tensor:
     if piece.numel() == 0:
         return torch.zeros((), dtype=torch.float64, device=piece.device)
-    low, high = torch.aminmax(piece)  # NaN if one is; a norm takes ten times as long
+    low, high = torch.aminmax(piece)  # NaN if any value is; a norm takes ten times as long
     return torch.maximum(-low, high).double()

@@ -24,10 +24,10 @@ class PowerSGD:
     """Low-rank approximation of each gradient, M = P Q^T, with error feedback and warm start.
 
     One bucket at a time: torch's hook starts its second and third all-reduce in callbacks, whose order may differ from
-    rank to rank while several buckets are on their way.
+    rank to rank while several buckets are under way.
 
-    A column of Q that holds only zeros, as a layer leaves whose gradient was 0, would be divided by its length in the
-    next step; it gets values of chance instead, alike on all ranks. A bucket that is not finite reaches all ranks so,
+    A column of Q that holds only zeros, as after a gradient of 0, would be divided by its length of 0 in the next step;
+    it gets random values instead, the same on all ranks. A bucket that is not finite on one rank comes back so on all,
     and leaves the residuals as they were.
 
     Args:
@@ -56,9 +56,9 @@ class PowerSGD:
 
     def start(self, bucket: Bucket) -> Steps:
         """One step, in which torch's hook runs from beginning to end."""
-        # added to the length of a column before it is divided by it: too small to matter but where that is 0
+        # added to the length by which a column is divided: too small to matter unless that length is 0
         self._state.orthogonalization_epsilon = min(torch.finfo(bucket.flat.dtype).tiny ** 0.5, 1e-4)
-        self._state.iter = bucket.step  # torch counts last buckets; the exchange knows its step also after a resume
+        self._state.iter = bucket.step  # torch counts last buckets; the exchange's own count survives a resume
         coded = bucket.step >= self._start
         if coded:
             self._hand_over(bucket)
@@ -71,7 +71,7 @@ class PowerSGD:
         yield []
 
     def _hand_over(self, bucket: Bucket) -> None:
-        """Give torch's state what is carried for this bucket; what is new it makes by itself."""
+        """Give torch's state what is carried for this bucket; torch itself makes what is new."""
         for pieces, slot, sizes in self._kinds(bucket):
             if not sizes or not pieces.knows(list(sizes)):
                 continue
@@ -81,18 +81,18 @@ class PowerSGD:
                     _revive(q.view(-1, self._rank), f"{name} in step {bucket.step}")
 
     def _take_back(self, bucket: Bucket) -> None:
-        finite = bool(torch.isfinite(bucket.flat).all())  # alike on all ranks: what one brought in, all have now
+        finite = bool(torch.isfinite(bucket.flat).all())  # the same on all ranks: NaN on one has spread to all
         for pieces, slot, sizes in self._kinds(bucket):
             if _KEY not in slot:
                 continue
             found = slot.pop(_KEY)
             if finite:
                 pieces.put(list(sizes), list(sizes.values()), found)
-            elif pieces is not self.residuals.sent:  # torch writes these in place
+            elif pieces is not self.residuals.sent:  # torch has overwritten P and Q in place
                 pieces.put(list(sizes), list(sizes.values()), torch.zeros_like(found))
 
     def _kinds(self, bucket: Bucket) -> list[tuple[Pieces, dict[int, Tensor], dict[str, int]]]:
-        """What is carried, its place in torch's state, and the values of each parameter there, in their order.
+        """What is carried, its place in torch's state, and how many values each parameter has there, in order.
 
         P and Q are grouped by the shape of the matrices.
         """
@@ -115,20 +115,20 @@ class PowerSGD:
 
 
 def _revive(q: Tensor, seed: str) -> None:
-    """Fill the columns of a factor that are 0, in place and alike on all ranks; no step would ever find them a use."""
+    """Fill the columns of a factor that are 0 at random, the same on all ranks; no step would ever change them."""
     lost = (q == 0).all(0)
     if bool(lost.any()):
         chance = torch.Generator().manual_seed(zlib.crc32(seed.encode()))
         q.copy_(torch.where(lost, torch.randn(q.shape, generator=chance).to(q), q))
 
 
-# torch keeps its state by the index of a bucket; here it holds that of one bucket at a time
+# torch keeps its state by bucket index; here it holds the state of one bucket at a time
 _KEY = 0
 
 
 @dataclass(frozen=True)
 class _HookBucket:
-    """What torch's hook wants to know of a bucket."""
+    """A bucket with the methods that torch's hook calls."""
 
     bucket: Bucket
 
@@ -139,7 +139,7 @@ class _HookBucket:
         return _KEY
 
     def gradients(self) -> list[Tensor]:
-        """Those that torch can see as matrices: a number is one of one value, and what is empty is none."""
+        """Gradients that torch can view as matrices: a scalar as a vector of one value; empty ones are left out."""
         pieces = zip(self.bucket.flat.split_with_sizes(self.bucket.sizes), self.bucket.shapes, strict=True)
         return [piece.view(shape or (1,)) for piece, shape in pieces if piece.numel()]
 

@@ -1,6 +1,6 @@
 """Blocks of different lengths as the rows of one matrix: what block codes in plain torch share.
 
-On a GPU nothing here waits for the device, but for the counts of a table of blocks when they are first asked for.
+On a GPU nothing here waits for the device, except when the counts of a table of blocks are first asked for.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _known = WeakTensorKeyDictionary()  # tables of blocks live as long as their exc
 
 
 def counts_of(blocks: Blocks, what: object, count: Callable[[Tensor], Tensor] = Tensor.clone) -> Counts:
-    """Return what `count` makes of the lengths, by default a copy: a table that is kept here would never be let go.
+    """Return `count(lengths)`, found once per table; by default a copy, since keeping the lengths would keep the table.
 
-    `what` names it, and whatever else it depends on.
+    `what` is the key: it names the count and all else that it depends on.
     """
     known: dict[object, Counts] = _known.setdefault(blocks.lengths, {})  # type: ignore[no-untyped-call]  # torch's
     if what not in known:
@@ -43,13 +43,13 @@ def counts_of(blocks: Blocks, what: object, count: Callable[[Tensor], Tensor] = 
 
 @dataclass(frozen=True)
 class Rows:
-    """Pieces of a flat tensor, one for each block, seen as rows filled up with zeros."""
+    """Pieces of a flat tensor, one for each block, viewed as rows padded with zeros."""
 
     counts: Counts
     at: Tensor
     """Where each value lies in the flat tensor, row after row."""
     places: Tensor
-    """Where it lies in the matrix."""
+    """Where each value lies in the flattened matrix of rows."""
 
     @classmethod
     def of(cls, starts: Tensor, counts: Counts) -> Rows:

@@ -1,7 +1,7 @@
-"""The largest values alone: of each chunk of 4,096 the few that matter most, with their places.
+"""Only the largest values: of each chunk of 4,096 the few that matter most, with their places.
 
-The code of a chunk has no head; its body is 4 bytes for each value that is sent, which are read as float32 once the
-lower two, the place in the chunk, are cleared (so that a value keeps the 8 digits of bfloat16).
+The code of a chunk has no head; its body is 4 bytes for each value that is sent. The lower two are its place in the
+chunk; once they are cleared, the 4 bytes are the value as float32 (with the 8 significant bits of bfloat16).
 
 Reference:
     Sarfi et al., Communication Efficient LLM Pre-training with SparseLoCo, 2025: the largest 64 of each 4,096 values,
@@ -9,7 +9,7 @@ Reference:
 
 Differs from the paper:
     Values have 16 bits instead of 2; a chunk is cut from the flat parameter instead of being a 64 x 64 tile; here the
-    mean is coded again by the owner of each chunk, so that what everybody receives does not grow with the ranks.
+    mean is coded again by the owner of each chunk, so that what a rank receives does not grow with their number.
 """
 
 from __future__ import annotations

@@ -13,9 +13,9 @@ __all__ = ["decode_blocks", "encode_blocks"]
 
 @compiled()
 def _select(values: Any, place: int) -> Any:
-    """What stands at a place once `values` are sorted, by Hoare's selection; it leaves them in another order.
+    """The value that sorting `values` would put at `place`, by Hoare's selection, which reorders them.
 
-    NumPy's `partition` does the same, but Numba compiles it, with what it brings along, for six seconds.
+    NumPy's `partition` does the same, but Numba takes six seconds to compile it with all that it needs.
     """
     low, high = 0, values.size - 1
     while low < high:
@@ -32,7 +32,7 @@ def _select(values: Any, place: int) -> Any:
             high = j
         elif place >= i:
             low = i
-        else:  # between them lies the pivot alone
+        else:  # only the pivot lies between them
             break
     return values[place]
 
@@ -56,7 +56,7 @@ def encode_blocks(
         above = 0
         for i in range(length):
             above += size[i] > least
-        equal, at = count - above, words_at[b]  # of those equal to the least, the first
+        equal, at = count - above, words_at[b]  # of those equal to the least, the first are sent
         for i in range(length):
             chosen = size[i] > least
             if size[i] == least and equal > 0:

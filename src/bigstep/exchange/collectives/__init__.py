@@ -1,4 +1,4 @@
-"""Ways in which gradients of all ranks become one: a file each, an entry each in `bigstep.tables.collectives`."""
+"""Ways to combine the gradients of all ranks: one file each, with an entry in `bigstep.tables.collectives`."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ class Gather:
     """Two rounds in which nothing is added on the way, so that codes of any kind can travel.
 
     The cost does not depend on the number of ranks: a rank sends its codes once to their owners, and its own blocks'
-    results once to everybody.
+    results once to all.
 
     Reference:
         Seide, Fu, Droppo, Li and Yu, 1-Bit Stochastic Gradient Descent and its Application to Data-Parallel
@@ -31,16 +31,16 @@ class Gather:
         self._turns = 0
 
     def next_turn(self) -> int:
-        """A number that tells the exchanges in flight apart, alike on all ranks."""
+        """A number that tells the exchanges in flight apart, the same on all ranks."""
         self._turns += 1
         return self._turns
 
     def send_to_owners(self, received: Tensor, messages: Tensor, turn: int) -> Sequence[Waitable]:
-        """Start sending the k-th of N equal messages to rank k; `received` gets everybody's for this rank."""
+        """Start sending the k-th of N equally long messages to rank k; `received` gets all ranks' for this one."""
         return all_to_all(received, messages, self._world, self._world.everyone(), self._to_owners, turn)
 
     def send_to_all(self, received: Tensor, message: Tensor, turn: int) -> Sequence[Waitable]:
-        """Start sending one message to everybody; `received` gets all N of them, in the order of ranks."""
+        """Start sending one message to all ranks; `received` gets all N of them, in rank order."""
         return all_gather(received, message, self._world, self._world.everyone(), self._to_all, turn)
 
     def bytes_sent(self, message: Tensor) -> float:

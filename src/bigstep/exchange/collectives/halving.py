@@ -27,8 +27,8 @@ class Halving:
         Goyal et al., Accurate, Large Minibatch SGD, 2017, section 4.
 
     Differs from the paper:
-        Goyal et al. fold sizes that are no power of two in binary blocks; folding in the extra ranks is simpler and
-        costs the partner n more bytes.
+        For a number of ranks that is not a power of two, Goyal et al. use binary blocks; folding in the extra ranks is
+        simpler and costs the partner n more bytes.
     """
 
     def __init__(self, world: World) -> None:
@@ -38,7 +38,7 @@ class Halving:
         self._started = 0
 
     def start(self, flat: Tensor) -> Steps:
-        """2 log2 p rounds, two more with extra ranks; messages are told apart by tag, not by order."""
+        """2 log2 p rounds, two more if there are extra ranks; messages are matched by tag, not by order."""
         rank, power = self._world.rank, self._power
         tag = self._started % 2**20 * 64
         self._started += 1
@@ -80,7 +80,7 @@ class Halving:
             yield self._swap(rank + power, tag + 1, send=flat)
 
     def bytes_sent(self, flat: Tensor) -> float:
-        """A partner's, an extra rank's, or a plain member's of the power of two."""
+        """What this rank sends: as an extra rank, as the partner of one, or as any other."""
         rank, power, size = self._world.rank, self._power, self._world.size
         if rank >= power:
             return float(flat.nbytes)

@@ -36,7 +36,7 @@ class Hierarchical:
         self._gather = world.new_group(self._node)
 
     def start(self, flat: Tensor) -> Steps:
-        """Four phases; members of a node skip the leaders' one."""
+        """Four phases; members that are not leaders skip the one between leaders."""
         leader = self._world.ranks[self._node[0]]
         inside = len(self._node) > 1
         self._started += 1
@@ -54,7 +54,7 @@ class Hierarchical:
             copy_back(flat, whole)
 
     def bytes_sent(self, flat: Tensor) -> float:
-        """A leader's or a member's."""
+        """What this rank sends, as a leader or as a member."""
         group = len(self._node)
         nbytes = round_up(flat.numel(), group) * flat.element_size()
         role: Literal["leader", "member"] = "leader" if self._leads else "member"

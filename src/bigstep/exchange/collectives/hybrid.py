@@ -14,15 +14,15 @@ __all__ = ["Hybrid"]
 
 
 class Hybrid:
-    """Hierarchical where rounds are dear, a ring where bytes are; the size of a message decides, alike on all ranks.
+    """Hierarchical where rounds cost most, a ring where bytes do; the size of a message decides, on all ranks alike.
 
-    Small gradients come packed into buckets, so that what is small here is a bucket, as after the paper's fusion.
+    Gradients come packed into buckets, so it is the size of a bucket that counts, as after the paper's fusion.
 
     Reference:
         Jia et al., Highly Scalable Deep Learning Training System with Mixed-Precision, 2018, section 3.
 
     Differs from the paper:
-        Its threshold was not found. A ring takes over where one of its rounds moves 64 KiB
+        The paper's threshold was not found. A ring takes over where one of its rounds moves 64 KiB
         (`bigstep.tables.collectives.RING_ROUND_BYTES`).
     """
 
@@ -31,11 +31,11 @@ class Hybrid:
         self._ways: dict[str, Ring | Hierarchical] = {"hierarchical": Hierarchical(world), "ring": Ring(world)}
 
     def start(self, flat: Tensor) -> Steps:
-        """Those of the way that is taken; each has process groups of its own, so that they never mix."""
+        """Start the chosen collective; each has process groups of its own, so that their operations never mix."""
         return self._way(flat).start(flat)
 
     def bytes_sent(self, flat: Tensor) -> float:
-        """Those of the way that is taken."""
+        """What the chosen collective sends."""
         return self._way(flat).bytes_sent(flat)
 
     def _way(self, flat: Tensor) -> Ring | Hierarchical:

@@ -1,10 +1,10 @@
-"""What collectives are made of: phases over process groups, and messages that fill them.
+"""What collectives are made of: phases over process groups, and the messages within them.
 
-A collective makes its process groups once (every rank must construct it, in the same order relative to other groups)
-and then `start`s sums: an iterator that yields the operations it has just issued and wants waited for. Phases have
-groups of their own, for the reason given in `bigstep.exchange.line`. All sums are in place, work for any length and any
-floating type, and leave the same bits on every rank: each element is summed by one rank, in one order, and copied from
-there.
+A collective makes its process groups once (every rank must construct it, in the same order relative to other groups).
+`start` then begins a sum: an iterator that yields the operations it has just issued, to be waited for before its next
+step. Phases have groups of their own, for the reason given in `bigstep.exchange.line`. All sums are in place, work for
+any length and any floating type, and leave the same bits on every rank: each element is summed by one rank, in one
+order, and copied from there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["Collective", "all_gather", "all_to_all", "copy_back", "fill_up", "is
 _all_gather_flat = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 _AT_ONCE = 32 * 1024
-"""Bytes of the longest message that leaves for everybody at once. Such messages fit into the queue of a slow link; and
+"""Bytes of the longest message that leaves for all ranks at once. Such messages fit into the queue of a slow link; and
 where longer ones take no more time than the delay of a turn (10 Gbit/s: 26 us) there would be little to gain."""
 
 
@@ -37,7 +37,7 @@ class Collective(Protocol):
         """Sum the contiguous, one-dimensional `flat` over all ranks, in place."""
 
     def bytes_sent(self, flat: Tensor) -> float:
-        """What this rank sends for `flat`, filled-up parts included."""
+        """What this rank sends for `flat`, padding included."""
 
 
 def sum_over_ranks(collective: Collective, tensor: Tensor) -> None:
@@ -56,7 +56,7 @@ def sum_over_ranks(collective: Collective, tensor: Tensor) -> None:
 def all_to_all(
     received: Tensor, pieces: Tensor, world: World, members: list[int], group: dist.ProcessGroup, tag: int
 ) -> Sequence[Waitable]:
-    """Start sending the k-th piece to the k-th member, and filling `received` with everybody's piece for this rank.
+    """Start sending the k-th piece to the k-th member, and filling `received` with all members' pieces for this rank.
 
     `tag` tells exchanges in flight apart and must be the same on all members.
     """
@@ -81,7 +81,7 @@ def _trade(
 ) -> Sequence[Waitable]:
     """Send outbox[k] to the k-th member and receive inbox[k] from it: short messages at once, long ones in turns.
 
-    In the d-th turn everybody sends to the member d places on, so that one message at a time crosses each link: several
+    In the d-th turn each rank sends to the member d places on, so that one message at a time crosses each link: several
     that arrive at once overflow the queue of a slow one, and TCP then waits for a fifth of a second.
 
     Gloo's own all-to-all and all-gather do not post every receive first, as `transfer` does: two ranks then take turns
@@ -98,17 +98,17 @@ def _trade(
 
 
 def round_up(length: int, parts: int) -> int:
-    """The next multiple of `parts`."""
+    """The smallest multiple of `parts` that is not below `length`."""
     return -(-length // parts) * parts
 
 
 def fill_up(flat: Tensor, parts: int) -> Tensor:
-    """`flat` itself where its length divides by `parts`, else a copy with zeros behind it."""
+    """`flat` itself if its length is a multiple of `parts`, else a copy padded with zeros."""
     missing = round_up(flat.numel(), parts) - flat.numel()
     return torch.cat([flat, flat.new_zeros(missing)]) if missing else flat
 
 
 def copy_back(flat: Tensor, filled_up: Tensor) -> None:
-    """Put the values that `fill_up` copied back into their place."""
+    """Copy the values back into `flat`, if `fill_up` made a copy."""
     if filled_up.data_ptr() != flat.data_ptr():
         flat.copy_(filled_up[: flat.numel()])

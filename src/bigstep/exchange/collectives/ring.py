@@ -14,7 +14,7 @@ __all__ = ["Ring"]
 
 
 class Ring:
-    """The backend's own all-reduce: a ring with Gloo, whatever NCCL finds best with NCCL."""
+    """The backend's own all-reduce: a ring with Gloo, the algorithm of NCCL's choice with NCCL."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -25,5 +25,5 @@ class Ring:
         yield [issue(dist.all_reduce(flat, group=self._group, async_op=True))]
 
     def bytes_sent(self, flat: Tensor) -> float:
-        """A ring's bytes."""
+        """What a rank of a ring sends."""
         return collective_traffic("ring", flat.nbytes, self._world.size).bytes_sent

@@ -17,7 +17,7 @@ __all__ = ["Torus"]
 class Torus:
     """Reduce-scatter along X, all-reduce of that 1/X along Y, all-gather along X.
 
-    Only Y crosses the slow links when rows lie inside nodes, with 1/X of the data from each rank.
+    When rows lie inside nodes, only the phase along Y crosses the slow links, with 1/X of the data from each rank.
 
     Reference:
         Mikami et al., Massively Distributed SGD: ImageNet/ResNet-50 Training in a Flash, 2018, section 3.
@@ -36,13 +36,13 @@ class Torus:
         self._gather = world.new_group(world.row())
 
     def start(self, flat: Tensor) -> Steps:
-        """Three phases; those along an axis of one rank are left out."""
+        """Three phases; those along an axis of length 1 are left out."""
         X, Y = self._world.grid
         pieces = fill_up(flat, X)
         if X > 1:
             received = torch.empty_like(pieces)
             self._started += 1
-            turn, row = self._started, self._world.row()  # other buckets start before this one's last phase
+            turn, row = self._started, self._world.row()  # kept: other buckets start before the last phase
             yield all_to_all(received, pieces, self._world, row, self._scatter, turn)
             mine = received.view(X, -1).sum(0)
         else:
@@ -54,7 +54,7 @@ class Torus:
             copy_back(flat, pieces)
 
     def bytes_sent(self, flat: Tensor) -> float:
-        """Those of a ring, on the length filled up to a multiple of X."""
+        """As many bytes as in a ring, for the length padded to a multiple of X."""
         X, _ = self._world.grid
         nbytes = round_up(flat.numel(), X) * flat.element_size()
         return collective_traffic("torus", nbytes, self._world.size, grid=self._world.grid).bytes_sent
