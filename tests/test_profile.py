@@ -287,3 +287,12 @@ def test_a_profile_ends_before_an_evaluation(tmp_path: Path) -> None:
     assert not list(profiler.closed())
     assert len(notes) == 1
     assert "Profiled 2 steps (then came an evaluation or a checkpoint)" in notes[0]
+
+
+def test_a_profile_that_is_cut_off_says_how_far_it_came(tmp_path: Path) -> None:
+    profiler = StepProfiler(tmp_path, 9, torch.device("cpu"), "float32")
+    for _ in range(WARM_UP_STEPS + 3):
+        assert not notes_of(profiler, pausing=False)
+    notes = [note.text for note in (*profiler.closed(), *profiler.closed())]
+    assert notes == ["No profile was taken: the run was interrupted after 3 of 9 steps of it."]
+    assert list(profiler.feed(iter([(1, 2)]))) == [(1, 2)]

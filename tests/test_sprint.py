@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
 from bigstep import recipes
 from bigstep.config import DataConfig, LrConfig, RunConfig, WorkersConfig
@@ -151,10 +152,14 @@ def test_views_are_told_beside_the_accuracy_of_one(tmp_path: Path) -> None:
         assert (facts["accuracy"], facts.get("accuracy_views")) == (0.5, 1.0 if views > 1 else None)
 
 
-def test_views_of_text_are_refused_before_the_first_step(tmp_path: Path) -> None:
+def test_views_of_what_is_no_image_are_refused_before_the_first_step(tmp_path: Path) -> None:
     config = apply_settings(recipes.load("adamw"), ["evaluate_views=6"])
     with pytest.raises(ConfigError, match="evaluate_views is 6, but text has no mirror image"):
         fit(config, out=tmp_path / "run", device="cpu", max_steps=1)
+    rows = TensorDataset(torch.zeros(64, 5), torch.zeros(64, dtype=torch.int64))
+    config = replace(CONFIG, evaluate_views=2, data=DataConfig(), epochs=2)
+    with pytest.raises(ConfigError, match=r"evaluate_views is 2, but samples of shape \(5,\) have no mirror image"):
+        fit(config, model=nn.Linear(5, 2), data=(rows, rows), out=tmp_path / "rows", device="cpu")
     assert not list(tmp_path.rglob("metrics.jsonl"))
 
 

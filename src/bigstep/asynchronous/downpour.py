@@ -272,8 +272,8 @@ class _Coordinator:
             if (ended is not None or reason) and number not in self.done and number not in self.dead:
                 self.dead[number] = reason or ended or "ended early"
                 self.ledger.note(
-                    f"Replica {number} {self.dead[number]} at update {self.ledger.updates}; the share it was working "
-                    "on is lost, and the others go on."
+                    f"Replica {number} {self.dead[number]} at update {self.ledger.updates}; what it has not pushed is "
+                    "lost, and the others go on."
                 )
 
     def _is_last_and_silent(self, number: int) -> bool:
@@ -292,7 +292,7 @@ class _Coordinator:
             self.store.delete_key(f"shard/{shard}")  # replicas wait for it to come back
             self.restarts[shard] += 1
             if self.restarts[shard] > _RESTARTS:
-                raise RunError(f"Shard {shard} {ended} for the {self.restarts[shard]}th time.")
+                raise RunError(f"Shard {shard} {ended or 'ended early'} for the {self.restarts[shard]}th time.")
             self.ledger.note(
                 f"Shard {shard} {ended or 'ended early'} at update {self.versions[shard]} and is started again from "
                 "its checkpoint; replicas wait for it."

@@ -147,7 +147,9 @@ class Line:
                 return Receipt(bool(accepted), staleness, version)
             except OSError as error:
                 self._drop()
-                if time.monotonic() > deadline or self._given_up:
+                if self._given_up:
+                    raise RunError(f"The exchange with shard {self._shard} was aborted, as asked.") from None
+                if time.monotonic() > deadline:
                     raise RunError(f"Shard {self._shard} was away for more than {PATIENCE_S:g} s ({error}).") from None
 
     def leave(self) -> None:

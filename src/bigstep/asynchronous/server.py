@@ -125,7 +125,9 @@ def _claim(store: Store, address: str, folder: Path) -> int:
     left = int(store.get("shards_elsewhere"))
     taken = store.add("shards_taken", 1)
     if taken > left:
-        raise RunError(f"The run at {address} has all its shards already; it awaits {left} from elsewhere.")
+        raise RunError(
+            f"The run at {address} has all of its {left} shards from elsewhere already: join it as a replica."
+        )
     index = Layout.from_json(store.get("layout")).shards - taken
     write_atomically(own, json.dumps({"run": run, "index": index}).encode())
     return index

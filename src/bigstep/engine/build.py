@@ -120,10 +120,7 @@ def build(
     _require_runnable(config, ranks, plan)
     train_feed, test_feed = _feeds(config, ranks, precision, own.data)
     fingerprint = _fingerprint(DataPair(train_feed.source, test_feed.source), ranks)
-    require(
-        config.evaluate_views == 1 or not test_feed.length,
-        f"evaluate_views is {config.evaluate_views}, but text has no mirror image: use evaluate_views=1.",
-    )
+    _require_views(config.evaluate_views, test_feed)
     require(
         plan.largest.batch <= len(train_feed),
         f"The batch of {plan.largest.batch} samples ({plan.largest.workers} workers x {plan.largest.local_batch}) is "
@@ -203,6 +200,13 @@ def _feeds(config: RunConfig, ranks: Ranks, precision: Precision, data: Any) -> 
         )
 
     return feed(pair.train, True), feed(pair.test, False)
+
+
+def _require_views(views: int, feed: Feed) -> None:
+    """Refuse views of samples that are not images, before a run trains for an epoch."""
+    what = "text has" if feed.length else f"samples of shape {feed.input_shape} have"
+    is_image = not feed.length and len(feed.input_shape) == 3
+    require(views == 1 or is_image, f"evaluate_views is {views}, but {what} no mirror image: use evaluate_views=1.")
 
 
 def _fingerprint(data: DataPair, ranks: Ranks) -> str:

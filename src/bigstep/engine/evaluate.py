@@ -68,7 +68,9 @@ class Evaluator:
         if self.views == 1:
             return evaluation
         ranks.sum_(averaged.sums)
-        return replace(evaluation, more={**evaluation.more, "accuracy_views": averaged.evaluation().accuracy or 0.0})
+        accuracy = averaged.evaluation().accuracy
+        more = {} if accuracy is None else {"accuracy_views": accuracy}
+        return replace(evaluation, more={**evaluation.more, **more})
 
 
 @contextlib.contextmanager

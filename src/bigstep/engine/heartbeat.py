@@ -63,7 +63,7 @@ class Heartbeat:
                 silent.append(f"rank {rank} is silent, last heard of at step {sign['step']} in {sign['doing']}")
             elif sign["doing"] != _ASKING:  # it has noticed nothing: the others wait for it, or it waits as well
                 standing.append(f"rank {rank} stands at step {sign['step']} in {sign['doing']} ({sign['stack']})")
-        return "; ".join([*_first_of(silent, "are silent"), *_first_of(standing, "stand somewhere")])
+        return "; ".join([*_first_of(silent, "are silent"), *_first_of(standing, "wait or compute elsewhere")])
 
     def _read(self) -> dict[int, dict[str, Any]]:
         with contextlib.suppress(Exception):  # a store whose host is gone does not answer, which is no new error

@@ -46,7 +46,7 @@ def saved_state(
         state, remarks = met.state, [*remarks, *_lost_islands(met.lost)]
     refusal = ranks.from_first(_why_another_run(state, config) if ranks.first else None)
     if refusal:
-        raise ConfigError(f"The run in {folder} {refusal}; leave that out, or start anew with another --out.")
+        raise ConfigError(f"The run in {folder} {refusal}, or start anew with another --out.")
     if met is None:
         state = ranks.from_first(state)
     forget_meetings(folder, behind=_step_of(state))
@@ -72,7 +72,10 @@ def _why_another_run(state: dict[str, Any] | None, config: RunConfig) -> str | N
     if state is None:
         return None
     was = state.get("config")
-    return find_change(was, config) if isinstance(was, dict) else "has a checkpoint that is not that of a run"
+    if not isinstance(was, dict):
+        return "has a checkpoint without a configuration; remove that file"
+    change = find_change(was, config)
+    return None if change is None else f"{change}; leave that out"
 
 
 def _step_of(state: dict[str, Any] | None) -> int:

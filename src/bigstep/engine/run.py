@@ -7,7 +7,7 @@ import dataclasses
 import math
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -188,7 +188,7 @@ def _carry_out(
         if survivor is not None:
             audience = Audience([*audience.observers, survivor])
         try:
-            watching.noted(_announcement(order, ranks, built.describe(own)))  # the records hold these facts already
+            watching.noted(_announcement(order, built, own))  # the records hold these facts already
             moved = say_moved(writer.sessions) if writer is not None and order.config.exact else None
             said = [*order.said, *remarks, *([moved] if moved else [])]
             _announce(built, audience, said, resumed=order.resume)
@@ -207,7 +207,10 @@ def _carry_out(
         except StoppedError as stopped:
             if writer is not None:
                 writer.update(stopped=str(stopped))
-            if not checkpoints.wait():
+            saved_to_disk = False
+            with contextlib.suppress(RunError):  # a full disk may refuse the note about a failed checkpoint, too
+                saved_to_disk = checkpoints.wait()
+            if not saved_to_disk:
                 raise StoppedError(stopped.number, stopped.step, saved=False) from None
             raise
         except AgreedError:
@@ -217,10 +220,11 @@ def _carry_out(
                 survivor.keep()
             raise
         finally:
-            audience.close()
-            checkpoints.wait()  # may note that a checkpoint failed, which itself can fail on a full disk
-            if keep is not None:
-                keep.close()
+            with contextlib.ExitStack() as closing:  # on a full disk, any of these may raise; the others follow
+                if keep is not None:
+                    closing.callback(keep.close)
+                closing.callback(checkpoints.wait)
+                closing.callback(audience.close)
         ranks.from_first(None)  # a barrier: the last checkpoint is written, and holds all islands
         forget_meetings(order.folder)
         if writer is not None:
@@ -328,13 +332,13 @@ def _save_weights(order: Order, built: Run, name: str) -> Path:
     return order.folder / WEIGHTS_FILE
 
 
-def _announcement(order: Order, ranks: Ranks, used: Mapping[str, object]) -> str:
-    config = order.config
+def _announcement(order: Order, built: Run, own: Own) -> str:
+    config, ranks, used = order.config, built.ranks, built.describe(own)
     model, data = used.get("model", config.model), used.get("data", config.data.name)
     stages = [(stage.workers, stage.local_batch) for stage in batch_plan(config).stages]
     batches = " → ".join(f"{count * local:,} ({count} × {local})" for count, local in stages)
-    if config.plan == "auto":
-        batches += f" up to {config.growth.most * config.batch:,} as the gradient noise scale grows"
+    if built.growth is not None:
+        batches += f" up to {built.growth.largest_batch:,} as the gradient noise scale grows"
     length = f"{config.epochs:g} epoch{'' if config.epochs == 1 else 's'}"
     if order.max_steps is not None:
         length = f"at most {order.max_steps:,} step{'' if order.max_steps == 1 else 's'} of {length}"

@@ -41,7 +41,7 @@ class Bucket:
 
 
 class Transport(Protocol):
-    """Turns a bucket into its mean over ranks, in steps."""
+    """Turns a bucket into its mean over ranks (for an exchange of parts, into their sum), in steps."""
 
     bytes_sent: float
     """By this rank, so far."""
@@ -49,4 +49,4 @@ class Transport(Protocol):
     """What is carried from one step of training to the next."""
 
     def start(self, bucket: Bucket) -> Steps:
-        """Put the mean over ranks into the bucket; every rank starts the same buckets in the same order."""
+        """Put the mean or sum over ranks into the bucket; every rank starts the same buckets in the same order."""

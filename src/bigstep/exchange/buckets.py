@@ -113,5 +113,9 @@ class BucketTuner:
         old = weakref.ref(self.ddp)
         del self.ddp
         gc.collect()  # DDP is in reference cycles, and only when it is freed do its hooks leave the parameters
-        assert old() is None, "something else holds the DDP object: two at once would both exchange every gradient"
+        if old() is not None:  # two at once would both exchange every gradient
+            raise ConfigError(
+                "The DDP object that the tuner replaces is still held elsewhere: use tuner.ddp anew in each step, and keep "
+                "no reference to it."
+            )
         self.ddp = self._make_ddp(size)

@@ -43,8 +43,8 @@ class Exchange:
             halving, hybrid, or gather (an owner for each block, for codes that cannot be summed); by default the usual
             one for the codec.
         codec: A name of `bigstep.tables.codecs`.
-        grid: X and Y of the torus; auto fills nodes with X.
-        warmup_steps: Dense steps before the first one that loses information (onebit, powersgd).
+        grid: X and Y of the torus; auto chooses rows of whole nodes (`choose_grid`).
+        warmup_steps: Dense steps before the first one that loses information (with codecs that carry what they lose).
         error_feedback: Carry what a lossy codec lost into the next step.
         double_buffer: Hand back each gradient one backward late, so that its exchange overlaps with the next forward
             and backward; see `bigstep.exchange.double_buffer`.
@@ -152,7 +152,10 @@ class Exchange:
         if self.parts:
             trained = [parameter for parameter in self._names if parameter.requires_grad]
             kinds = [str(parameter.dtype) for parameter in trained if parameter.is_complex()]
-            require(not kinds, f"Exact sums of parts take real numbers, but a parameter is {kinds[:1]}: omit parts.")
+            require(
+                not kinds,
+                f"Exact sums of parts take real numbers, but a parameter is {''.join(kinds[:1])}: omit parts.",
+            )
             self._piled = {parameter: place for place, parameter in enumerate(trained)}
             self._piles = make_piles([parameter.numel() for parameter in trained], self.parts, trained[0].device)
         if self.world is None:

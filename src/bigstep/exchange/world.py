@@ -23,8 +23,8 @@ __all__ = ["World"]
 class World:
     """Rank, size, nodes and grid of the ranks that exchange gradients.
 
-    Rank r is at x = r mod X, y = r div X in the X x Y grid; with X the ranks of a node (the automatic choice), rows of
-    the grid stay inside nodes. A node is `ranks_per_node` consecutive ranks, as torchrun numbers them.
+    Rank r is at x = r mod X, y = r div X in the X x Y grid. The automatic choice makes X the ranks of one node, or of
+    several whole ones where that takes fewer rounds. A node is `ranks_per_node` consecutive ranks, as torchrun numbers them.
     """
 
     group: dist.ProcessGroup
@@ -124,7 +124,8 @@ class World:
         patience = time.monotonic() + 2.0  # a rank may take a moment to end after its connections closed
         while not (dead := self.dead_ranks()) and time.monotonic() < patience:
             time.sleep(0.05)
-        who = f"rank {', '.join(map(str, dead))} has ended" if dead else "no rank of this host has ended"
+        ended = f"rank {dead[0]} has" if len(dead) == 1 else f"ranks {', '.join(map(str, dead))} have"
+        who = f"{ended} ended" if dead else "no rank of this host has ended"
         return f"{who}; the backend says: {_in_short(error)}"
 
 

@@ -207,7 +207,15 @@ class Parallel:
 
 
 class Debt:
-    """What several ranks had not delivered when their run was saved; on one rank it is added to the next gradient."""
+    """What several ranks had not delivered when their run was saved; on one rank it is added to the next gradient.
+
+    >>> carried = {"sent_by_rank": {}, "owned_by_all": {"w": torch.tensor([0.5]), "v": torch.tensor([2.0])}}
+    >>> debt, gradient = Debt(), torch.zeros(1)
+    >>> debt.load_state_dict({"carried": carried, "late": {}})
+    >>> debt.pay({"w": gradient, "v": None})  # v has no gradient in this step
+    >>> gradient, debt.open
+    (tensor([0.5000]), True)
+    """
 
     def __init__(self) -> None:
         self._owed: dict[str, Tensor] = {}
@@ -218,14 +226,14 @@ class Debt:
         return bool(self._owed)
 
     def pay(self, gradients: Mapping[str, Tensor | None]) -> None:
-        """Add what is owed to gradients, by the names of the objective's parameters; then nothing is owed."""
-        for name, late in self._owed.items():
+        """Add what is owed to gradients, by the objective's names of parameters; the rest stays owed."""
+        for name in list(self._owed):
             gradient = gradients.get(name)
             if gradient is not None:
+                late = self._owed.pop(name)
                 # flat as DDP had it: in the order of the parameter's memory, a complex number as two real ones
                 values = torch.view_as_real(gradient) if gradient.is_complex() else gradient
                 values.add_(late.to(values).as_strided(values.size(), values.stride()))
-        self._owed = {}
 
     def state_dict(self) -> None:
         """A single rank owes nothing from step to step."""

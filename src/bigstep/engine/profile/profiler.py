@@ -64,12 +64,13 @@ class StepProfiler(Observer):
 
     def feed(self, batches: Batches) -> Batches:
         """Mark in the trace the time that it takes to get each batch."""
-        while True:
+        while not self._done:
             with torch.profiler.record_function(DATA):
                 batch = next(batches, None)
             if batch is None:
                 return
             yield batch
+        yield from batches
 
     def stepped(self, step: Step, outcome: Outcome, *, pausing: bool) -> Iterable[Note]:
         """Count a step; a profile ends before anything that is not a step, such as an evaluation."""
@@ -93,6 +94,10 @@ class StepProfiler(Observer):
             self._close_range()
             self._profile.stop()
             self._profile = None
+            self._done = True
+            yield Note(
+                f"No profile was taken: the run was interrupted after {self._taken} of {self._wanted} steps of it."
+            )
         if not self._done:
             self._done = True
             yield Note(

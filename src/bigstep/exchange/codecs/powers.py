@@ -23,7 +23,7 @@ def find_exponents(pieces: list[Tensor]) -> Tensor:
     """
     largest = torch.stack([_largest(piece) for piece in pieces]) if pieces else torch.zeros(0)
     exponents = torch.frexp(largest).exponent.int()
-    exponents = exponents.masked_fill(largest == 0, -2000)
+    exponents = exponents.masked_fill(largest == 0, -NOT_FINITE)
     return exponents.masked_fill(~torch.isfinite(largest), NOT_FINITE)
 
 
