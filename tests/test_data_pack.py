@@ -254,7 +254,7 @@ def test_a_bad_index_is_one_sentence(tmp_path: Path) -> None:
         json.dumps({**head, "splits": 3}),
     ):
         index.write_text(wrong)
-        refused("no index that `bigstep data pack` wrote")
+        refused("not an index that `bigstep data pack` wrote")
     outside = json.loads(json.dumps(head).replace("train-000000.tar", "../set/train/ant/0.JPEG"))
     index.write_text(json.dumps(outside))
     refused(r"out/0\.JPEG cannot be read: No such file")  # never outside of the folder
@@ -278,7 +278,7 @@ def test_a_bad_index_is_one_sentence(tmp_path: Path) -> None:
         told = json.loads(json.dumps(head))
         told["splits"]["train"]["sha256"] = hashlib.sha256(content.getvalue()).hexdigest()
         index.write_text(json.dumps(told))
-        refused("no index that `bigstep data pack` wrote")
+        refused("not an index that `bigstep data pack` wrote")
         index.write_text(json.dumps(head))
     np.save(records, good)
     assert good.dtype == RECORD

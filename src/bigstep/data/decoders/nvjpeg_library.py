@@ -210,7 +210,7 @@ class Decoder:
             raise
 
     def close(self) -> None:
-        """Free what the library holds, which otherwise stays until the process ends; nothing may be decoded after it."""
+        """Free what the library holds, which otherwise stays until the process ends; nothing may be decoded after."""
         with self._current():
             for stream in (self._stream, *(buffer.reader for buffer in self._buffers)):
                 _wait(_mark(stream))
