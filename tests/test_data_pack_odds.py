@@ -198,7 +198,7 @@ def test_a_damaged_image_says_how_to_find_the_others(tmp_path: Path) -> None:
         packed(folder, tmp_path / "out")
     path = folder / "train" / "bee" / "1.JPEG"
     expected = f"{path} cannot be decoded: cannot identify image file; `bigstep data {folder} --verify` names all"
-    assert str(caught.value) == f"{expected} damaged ones."  # nothing of where a buffer lies in memory
+    assert str(caught.value) == f"{expected} damaged images."  # nothing of where a buffer lies in memory
 
 
 def test_a_link_to_nowhere_is_named(tmp_path: Path) -> None:
