@@ -57,7 +57,7 @@ def test_a_measurement_chooses_and_a_decoder_that_is_wrong_is_not_trusted(
             1.0,
             2,
             "both",
-            "by the GPU, 50 images/s alone, and by Pillow in 2 threads as far as it does not keep up;",
+            "by the GPU, 50 images/s alone, and by Pillow in 2 threads where it does not keep up;",
         ),
         (49.0, 1.0, 2, "pillow", "not by the GPU: it decodes only 49 images/s"),
         (50.0, 0.8, 2, "pillow", "not by the GPU: only 80 % of these files are for it"),

@@ -190,7 +190,7 @@ def test_a_pickle_that_would_run_code_does_not(tmp_path: Path) -> None:
     (tmp_path / "data_batch_3").write_bytes(pickle.dumps({b"data": Evil(ran), b"labels": [1]}))
     files = find_cifar(tmp_path)
     assert files is not None
-    with pytest.raises(DataError, match=r"data_batch_3 is no batch of CIFAR-10: it asks for pathlib\.\w+"):
+    with pytest.raises(DataError, match=r"data_batch_3 is not a batch of CIFAR-10: it asks for pathlib\.\w+"):
         open_cifar(files)
     assert not ran.exists()
     pickle.loads((tmp_path / "data_batch_3").read_bytes())  # an ordinary load does run it
@@ -269,7 +269,7 @@ def test_a_small_file_never_takes_much_memory(tmp_path: Path) -> None:
 def test_bad_binary_batches_are_named(tmp_path: Path) -> None:
     path = tmp_path / "test_batch.bin"
     path.write_bytes(bytes(3073 * 2 - 1))
-    with pytest.raises(DataError, match=r"test_batch\.bin has 6,145 bytes, which are no whole records"):
+    with pytest.raises(DataError, match=r"test_batch\.bin has 6,145 bytes, which is not a multiple of 3,073"):
         read_batch(path)
     path.write_bytes(bytes([77]) + bytes(3072))
     with pytest.raises(DataError, match=r"test_batch\.bin has a label 77"):

@@ -97,10 +97,10 @@ def test_contact_sheet_shows_classes_and_never_overwrites_unasked(tmp_path: Path
 def test_what_is_no_set_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="there is no 'nowhere' in /"):
         describe("/nowhere/at/all")
-    with pytest.raises(DataError, match="is no data set"):
+    with pytest.raises(DataError, match="is not a data set"):
         describe(str(tmp_path))
     make_folder(tmp_path)
-    with pytest.raises(DataError, match=r"train holds a folder a class itself.*move or link them there"):
+    with pytest.raises(DataError, match=r"train holds the folders of the classes itself.*move or link them there"):
         describe(str(tmp_path / "train"))  # as torchvision's ImageFolder takes it
 
 

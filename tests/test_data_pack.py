@@ -132,7 +132,7 @@ def test_interrupted_packing_goes_on_behind_the_last_complete_file(
         replace(source, target)
 
     monkeypatch.setattr(os, "replace", full_disk)
-    with pytest.raises(DataError, match=r"out cannot be written: No space left on device.*the same command goes on"):
+    with pytest.raises(DataError, match=r"out cannot be written: No space left on device.*the same command continues"):
         packed(folder, out)
     assert not list(out.glob(".*.part"))
     with pytest.raises(DataError, match=r"index\.json cannot be read"):
@@ -254,7 +254,7 @@ def test_a_bad_index_is_one_sentence(tmp_path: Path) -> None:
         json.dumps({**head, "splits": 3}),
     ):
         index.write_text(wrong)
-        refused("no index that `bigstep data pack` wrote")
+        refused("not an index that `bigstep data pack` wrote")
     outside = json.loads(json.dumps(head).replace("train-000000.tar", "../set/train/ant/0.JPEG"))
     index.write_text(json.dumps(outside))
     refused(r"out/0\.JPEG cannot be read: No such file")  # never outside of the folder
@@ -278,7 +278,7 @@ def test_a_bad_index_is_one_sentence(tmp_path: Path) -> None:
         told = json.loads(json.dumps(head))
         told["splits"]["train"]["sha256"] = hashlib.sha256(content.getvalue()).hexdigest()
         index.write_text(json.dumps(told))
-        refused("no index that `bigstep data pack` wrote")
+        refused("not an index that `bigstep data pack` wrote")
         index.write_text(json.dumps(head))
     np.save(records, good)
     assert good.dtype == RECORD
@@ -298,7 +298,7 @@ def test_a_text_is_packed_into_tokens(tmp_path: Path) -> None:
                   (("text", tmp_path / "text.txt"), ("tokens", out)))  # fmt: skip
     assert one.fingerprint() == other.fingerprint()
     for options, sentence in [
-        ({"out": out}, "is there already"),
+        ({"out": out}, "exists already"),
         ({"out": tmp_path / "text.bin"}, r"must end in \.tokens"),
         ({"out": tmp_path / "b.tokens", "side": 3}, "--side and --raw are for images"),
     ]:

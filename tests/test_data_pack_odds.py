@@ -74,7 +74,7 @@ def test_one_process_packs_into_a_folder_at_a_time(tmp_path: Path) -> None:
     folder, out = make_folder(tmp_path / "set"), tmp_path / "out"
     out.mkdir()
     with pack._alone(out):
-        with pytest.raises(ConfigError, match="Another process packs into .*out; wait until it ends"):
+        with pytest.raises(ConfigError, match="Another process is packing into .*out; wait until it ends"):
             packed(folder, out)
         assert list(content_of(out)) == [pack.LOCK]
     assert not content_of(out)
@@ -86,7 +86,7 @@ def test_one_process_packs_into_a_folder_at_a_time(tmp_path: Path) -> None:
 def test_no_class_is_packed_into(tmp_path: Path, where: str) -> None:
     """Packing that is interrupted would take its own folder for a class, and go on no more."""
     folder = make_folder(tmp_path / "set")
-    with pytest.raises(ConfigError, match="lies in .*, of which every folder is a class; name one elsewhere"):
+    with pytest.raises(ConfigError, match="lies in .*, where every folder is a class; name one elsewhere"):
         packed(folder, folder / where)
     assert not (folder / where / "pack.json").exists()
     assert packed(folder, folder / "out")["images"] == 12  # beside train and val it harms nothing
@@ -187,7 +187,7 @@ def test_half_a_pack_says_so(tmp_path: Path) -> None:
     folder, out = make_folder(tmp_path / "set", per_class=8), tmp_path / "out"
     with full_disk(after=2):
         packed(folder, out)
-    with pytest.raises(DataError, match="out is not packed to its end; run the same `bigstep data pack` again"):
+    with pytest.raises(DataError, match="out is packed only in part; run the same `bigstep data pack` again"):
         describe(str(out))
 
 
@@ -198,7 +198,7 @@ def test_a_damaged_image_says_how_to_find_the_others(tmp_path: Path) -> None:
         packed(folder, tmp_path / "out")
     path = folder / "train" / "bee" / "1.JPEG"
     expected = f"{path} cannot be decoded: cannot identify image file; `bigstep data {folder} --verify` names all"
-    assert str(caught.value) == f"{expected} damaged ones."  # nothing of where a buffer lies in memory
+    assert str(caught.value) == f"{expected} damaged images."  # nothing of where a buffer lies in memory
 
 
 def test_a_link_to_nowhere_is_named(tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ def test_a_readme_beside_images_makes_no_text_of_them(tmp_path: Path) -> None:
 
 
 def test_a_kind_of_data_is_no_path(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="folder is a kind of data, not where it lies"):
+    with pytest.raises(ConfigError, match="folder is a kind of data, not a path"):
         pack_command("folder", Packing(out=tmp_path / "out"), vocabulary="bytes")
     assert not (tmp_path / "out").exists()
 

@@ -130,7 +130,7 @@ def test_classes_that_cannot_be_found_are_asked_for() -> None:
 
     with pytest.raises(DataError, match="1,000,000 items.*attribute `classes`"):
         _ = Feed(Huge(pictures(), torch.arange(40)), train=True).shape
-    with pytest.raises(DataError, match="no numbers of classes"):
+    with pytest.raises(DataError, match="not class numbers"):
         _ = Feed(TensorDataset(torch.randn(4, 3), torch.randn(4)), train=True).shape
     assert Feed(Huge(pictures(), torch.arange(40)), train=True).image_size == 8  # asks for no classes
 
@@ -181,7 +181,7 @@ def test_sequences_tell_vocabulary_length_and_how_many_targets_each_has() -> Non
     assert source.subset(torch.tensor([5, 2]))._counted.tolist() == [8, 5]
     assert not read, "what is told needs no reading"
     told.target_counts = [8, 8]  # type: ignore[attr-defined]
-    with pytest.raises(DataError, match="target_counts must tell of each of its 6 items"):
+    with pytest.raises(DataError, match="target_counts must hold for each of its 6 items"):
         as_source(told)._counted  # noqa: B018
     assert as_source(TensorDataset(x, x[:, 0])).targets(torch.tensor([0])) is None  # one label each
     assert tensor_images().targets(torch.tensor([0])) is None
@@ -196,7 +196,7 @@ GIVEN_WRONGLY = {
     "a loader": (DataLoader([(1, 0)]), r"DataLoader.*loader\.dataset"),
     "an array in each place": ((X, torch.zeros(3, 2, 2), 5), "training set alone"),
     "an array and a set": ((X, [(1, 0)]), r"array of \(6, 3\) alone.*\(x, y\)"),
-    "arrays of two lengths": (((X, Y[:4]), (X, Y)), "one y for each x"),
+    "arrays of two lengths": (((X, Y[:4]), (X, Y)), "give one y for each x"),
     "a generator": (((n for n in range(3)), [(1, 0)]), "generator, which has no length.*map-style"),
     "nothing in it": (([], [(1, 0)]), "empty"),
     "words": (((X, np.array(["cat", "dog"] * 3)), (X, Y)), "array of <U3.*give numbers"),
@@ -245,7 +245,7 @@ def test_complex_numbers_are_neither_tokens_nor_classes() -> None:
     waves = as_source((np.ones((6, 3), np.complex64), np.ones((6, 2), np.complex64)))
     assert waves.inputs(0) == {"channels": 3, "image_size": 3}
     assert waves.targets(torch.arange(6)) is None
-    with pytest.raises(DataError, match="no numbers of classes"):
+    with pytest.raises(DataError, match="not class numbers"):
         _ = waves.num_classes
 
 
@@ -253,7 +253,7 @@ def test_complex_numbers_are_neither_tokens_nor_classes() -> None:
 def test_a_network_by_name_is_given_images_or_the_run_is_refused(x: Tensor) -> None:
     data = TensorDataset(x, torch.arange(8) % 2)
     item = re.escape(f"{x.dtype} of {tuple(x.shape[1:])};")
-    with pytest.raises(ConfigError, match=f"small takes images of floating numbers.* is {item}"):
+    with pytest.raises(ConfigError, match=f"small takes floating-point images.* is {item}"):
         fit(tiny_config(), None, (data, data), device="cpu")
 
 

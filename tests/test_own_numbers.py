@@ -86,6 +86,6 @@ def test_tensors_in_a_data_set_are_taken_as_tensors_alone_are() -> None:
 def test_labels_in_a_list_that_are_several_numbers_are_told() -> None:
     ragged = [1, [2, 3], *[0] * 62]
     with pytest.raises(
-        DataError, match=r"^data gave labels in a list, but some are no single numbers; give one for each x\.$"
+        DataError, match=r"^data gave labels in a list, but not all are single numbers; give one for each x\.$"
     ):
         as_pair(((X, ragged), (X, CLASSES)))

@@ -123,7 +123,7 @@ def test_a_vocabulary_loses_nothing_and_is_kept_with_the_run(vocabulary: str, tm
         assert (kept.name, kept.size) == (made.name, made.size)
         assert np.array_equal(kept.encode(TEXT, "here"), made.encode(TEXT, "here"))
         (tmp_path / FILE).write_text('{"name": "chars", "tokens": 3}')
-        with pytest.raises(DataError, match=r"vocabulary\.json is no vocabulary"):
+        with pytest.raises(DataError, match=r"vocabulary\.json is not a vocabulary"):
             load_vocabulary(tmp_path)
 
 
@@ -150,7 +150,7 @@ def test_a_tokenizer_of_hugging_face_may_be_named(tmp_path: Path) -> None:
     counted = pair.train.bytes(everything).sum().item()  # on average: 19 bytes are six tokens
     assert counted == pytest.approx(19 / 6 * pair.train.targets(everything).sum().item(), rel=0.01)
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(DataError, match=r"no tokenizer\.json"):
+    with pytest.raises(DataError, match=r"not a tokenizer\.json"):
         open_data("text", str(tmp_path / "text.txt"), vocabulary=f"tokenizers:{tmp_path}/tokenizer.json")
 
 
@@ -211,9 +211,9 @@ BAD_TEXTS = {
     "empty": (b"", {}, "is empty"),
     "too short": (b"to be", {}, r"4 tokens to train on and 1 to evaluate on.*data\.length"),
     "shorter than a sequence": (TEXT[:300], {"length": 1000}, r"takes 1,000 and one more; lower data\.length"),
-    "binary as characters": (b"\0\1\2" * 500, {"vocabulary": "chars"}, "no text.*data.vocabulary=bytes"),
-    "binary as words": (b"\0\1\2" * 500, {"vocabulary": "words"}, "no text.*data.vocabulary=bytes"),
-    "not UTF-8": (b"abc\xff" * 500, {"vocabulary": "chars"}, r"UTF-8 \(byte 3 is wrong\)"),
+    "binary as characters": (b"\0\1\2" * 500, {"vocabulary": "chars"}, "not text.*data.vocabulary=bytes"),
+    "binary as words": (b"\0\1\2" * 500, {"vocabulary": "words"}, "not text.*data.vocabulary=bytes"),
+    "not UTF-8": (b"abc\xff" * 500, {"vocabulary": "chars"}, r"UTF-8 text \(byte 3 is invalid\)"),
 }
 
 
@@ -304,8 +304,8 @@ def test_a_bad_packed_file_is_one_sentence(tmp_path: Path) -> None:
         (with_header(dtype="float64"), "first line does not say"),
         (with_header(train=-1), "first line does not say"),
         (with_header(train="many"), "first line does not say"),
-        (with_header(train=10**15), "bytes, but its first line speaks of"),
-        (good[:-1], "bytes, but its first line speaks of"),
+        (with_header(train=10**15), "bytes, but its first line announces"),
+        (good[:-1], "bytes, but its first line announces"),
         (with_header(vocabulary="x", size=100), "has the token 199 at place 199.*0 to 99"),
         (with_header(train=249, test=1), "two of each"),
     ]:
@@ -328,10 +328,10 @@ def test_numbers_in_a_plain_npy_file_will_do(tmp_path: Path) -> None:
         with pytest.raises(DataError, match="must hold tokens"):
             read_tokens(path)
     np.save(path, np.array([object()]), allow_pickle=True)
-    with pytest.raises(DataError, match=r"no \.npy file of numbers"):
+    with pytest.raises(DataError, match=r"not a \.npy file of numbers"):
         read_tokens(path)
     path.write_bytes(b"nonsense")
-    with pytest.raises(DataError, match=r"no \.npy file of numbers"):
+    with pytest.raises(DataError, match=r"not a \.npy file of numbers"):
         read_tokens(path)
 
 

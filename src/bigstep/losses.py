@@ -1,11 +1,11 @@
-"""Cross-entropy as a mean over what is counted: one target a sample for images, one a token for text.
+"""Cross-entropy as a mean over the counted targets: one per sample for images, one per token for text.
 
 With logits x, target t, V classes and smoothing s, a counted target costs
 
     log sum exp(x) - (1 - s) x[t] - s mean(x)
 
-and the loss is the mean over all targets that are not `IGNORED`, in whichever sample they stand. It is 0 where none is
-counted.
+and the loss is the mean over all targets that are not `IGNORED`, whichever samples they belong to. It is 0 if there are
+none.
 
 Reference: Szegedy et al., "Rethinking the Inception Architecture for Computer Vision", 2015, section 7 (smoothing).
 """
@@ -27,7 +27,7 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 def count_targets(target: Tensor) -> Tensor:
-    """Return how many targets are counted, as a tensor on their device.
+    """Return the number of targets that are not `IGNORED`, as a tensor on their device.
 
     >>> count_targets(torch.tensor([[3, 1], [2, IGNORED]])).item()
     3
@@ -65,10 +65,10 @@ class CrossEntropy(nn.Module):
 
 
 class SampleCrossEntropy(nn.CrossEntropyLoss):
-    """Torch's cross-entropy of one target a sample, in float32 or better.
+    """Torch's cross-entropy with one target per sample, in float32 or better.
 
-    Where labels are smoothed, torch takes the logarithms in the precision of the logits, under autocast too: in bf16
-    ten classes alike cost 2.2969 instead of 2.3026.
+    With label smoothing, torch computes the logarithms in the precision of the logits, even under autocast: in bf16,
+    ten equal logits cost 2.2969 instead of 2.3026.
 
     >>> SampleCrossEntropy(label_smoothing=0.1)(torch.zeros(1, 10, dtype=torch.bfloat16), torch.tensor([3]))
     tensor(2.3026)
@@ -80,19 +80,19 @@ class SampleCrossEntropy(nn.CrossEntropyLoss):
 
 
 def _whole(target: Tensor) -> Tensor:
-    """Numbers of classes in the one type that torch takes them in; probabilities as they are."""
+    """Class numbers as int64, the type that torch's loss takes; probabilities unchanged."""
     return target if target.is_floating_point() else target.long()
 
 
 def _takes_rows(rows: Tensor) -> bool:
-    """Whether rows go through our kernels, or through their twin, which widens logits of half precision in parts."""
+    """Whether to use our kernels, or their CPU twin, which widens half-precision logits some rows at a time."""
     if torch.compiler.is_compiling() or rows.dtype not in (*_HALF, torch.float32):
         return False  # a compiler fuses the plain form by itself
     return kernels_work(rows) or (rows.device.type == "cpu" and rows.dtype in _HALF)
 
 
 class _RowSum(torch.autograd.Function):
-    """The sum of what rows cost; the gradient of the logits has their precision."""
+    """The sum of the rows' costs; the gradient has the precision of the logits."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, target: Tensor, smoothing: float) -> Tensor:

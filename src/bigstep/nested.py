@@ -1,4 +1,4 @@
-"""Inputs of several tensors: a dict, tuple or list of them, as networks for text or for several senses take."""
+"""Inputs of several tensors in a dict, tuple or list, as networks for text or for several modalities take them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["is_input", "kinds_of", "leaves", "map_tensors"]
 
 
 def map_tensors(function: Callable[..., Any], *alike: Any) -> Any:
-    """Apply a function to the tensors in the same places of things built alike, and build one of the results.
+    """Apply a function to the corresponding tensors of equal structures; return the results in the same structure.
 
     >>> map_tensors(lambda one, other: one + other, {"a": 1, "b": (2, 3)}, {"a": 10, "b": (20, 30)})
     {'a': 11, 'b': (22, 33)}
@@ -27,7 +27,7 @@ def map_tensors(function: Callable[..., Any], *alike: Any) -> Any:
 
 
 def leaves(nested: Any) -> Iterator[Any]:
-    """Yield the tensors, or what else is no dict, tuple or list, in order.
+    """Yield the leaves in order: tensors, or anything else that is not a dict, tuple or list.
 
     >>> list(leaves({"a": 1, "b": (2, 3)}))
     [1, 2, 3]
@@ -40,9 +40,9 @@ def leaves(nested: Any) -> Iterator[Any]:
 
 
 def is_input(x: Any) -> bool:
-    """Whether a network may be given this: numbers, or several tensors.
+    """Whether a network can take this as input: a tensor, an array or a number, or several tensors.
 
-    A list of plain numbers is refused, since torch would make a tensor of each place in it.
+    A list of plain numbers is refused, since torch would collate each position into a tensor of its own.
 
     >>> is_input(np.zeros(3)), is_input({"age": 3, "picture": np.zeros((3, 3))}), is_input([1, 2, 3]), is_input("text")
     (True, True, False, False)
@@ -55,7 +55,7 @@ def is_input(x: Any) -> bool:
 
 
 def kinds_of(nested: Any) -> str:
-    """Return what something is made of, in a few words.
+    """Describe the types and shapes in something nested, in a few words.
 
     >>> kinds_of((np.zeros(2), 3)), kinds_of({"a": np.zeros((2, 2))})
     ('float64 of (2,), int', '{a: float64 of (2, 2)}')

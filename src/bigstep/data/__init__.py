@@ -1,6 +1,6 @@
 """Data sets, augmentation, and the feed that brings batches to the device.
 
-The public names are loaded when they are used: naming a data set needs no torch.
+The public names are imported when they are first used, so that naming a data set does not import torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Augmentation of batches of tensors, on the device, tied to the sample and never to the rank that holds it.
+"""Augmentation of batches of tensors, on the device; it depends on the sample and never on the rank that holds it.
 
 Every random number is a hash of (seed, epoch, sample index), so a sample is cropped and flipped alike on a CPU and on
 a GPU, in a batch of one and in a batch of thousands, on one rank and on many, and again after a resume.
@@ -64,7 +64,7 @@ def _signed(word: int) -> int:
 
 
 def _shift(z: Tensor, bits: int) -> Tensor:
-    """Logical shift to the right: int64 tensors shift in copies of the sign, which the mask removes."""
+    """Logical shift to the right: int64 tensors shift in copies of the sign bit, which the mask removes."""
     return torch.bitwise_and(z >> bits, 2 ** (64 - bits) - 1)
 
 
@@ -88,7 +88,8 @@ def mirrored(indices: Tensor, seed: int, epoch: int) -> Tensor:
 def alternating_flip(images: Tensor, indices: Tensor, seed: int, epoch: int) -> Tensor:
     """Mirror a random half of the images in even epochs and the other half in odd ones.
 
-    Two epochs show each image both ways; drawn anew each time, half of the images would be shown one way twice.
+    Two successive epochs show each image both ways; drawn anew each time, half of the images would be shown one way
+    twice.
 
     >>> image = torch.tensor([[[[0, 1]]]])
     >>> [alternating_flip(image, torch.tensor([5]), seed=0, epoch=epoch)[0, 0, 0].tolist() for epoch in range(3)]
@@ -147,15 +148,15 @@ def resized_crop_boxes(
 ) -> Tensor:
     """Draw the boxes of a random resized crop: area in [min_scale, 1] of the image, aspect ratio in [3/4, 4/3].
 
-    The first of ten draws that fits in the image counts; where none fits, the largest centred box of an allowed
+    The first of ten draws that fits in the image counts; if none fits, it is the largest centred box of an allowed
     aspect ratio.
 
     Args:
         indices: the samples' indices in the data set.
         seed: of the run.
         epoch: of the pass over the data.
-        height: of each image in pixels, or of all.
-        width: of each image in pixels, or of all.
+        height: of each image in pixels, or one number for all.
+        width: of each image in pixels, or one number for all.
         min_scale: smallest area, as a fraction of the image.
 
     Returns:
@@ -185,7 +186,7 @@ def resized_crop_boxes(
 
 
 def _resized_crop_flip(images: Tensor, indices: Tensor, seed: int, epoch: int, size: int, min_scale: float) -> Tensor:
-    """Random resized crop and flip in one bilinear sampling; `images` are floating."""
+    """Random resized crop and flip in one bilinear sampling; `images` are floating-point."""
     height, width = images.shape[-2:]
     left, top, w, h = resized_crop_boxes(indices, seed, epoch, height, width, min_scale)
     sign = torch.where(mirrored(indices, seed, epoch), -1.0, 1.0)
@@ -197,7 +198,7 @@ def _resized_crop_flip(images: Tensor, indices: Tensor, seed: int, epoch: int, s
 
 
 def resize(images: Tensor, size: int) -> Tensor:
-    """Resize floating images to `size` x `size`, averaging where they shrink; images of that size pass unchanged."""
+    """Resize floating-point images to `size` x `size`, with antialiasing; images of that size pass unchanged."""
     if images.shape[-2:] == (size, size):
         return images
     return F.interpolate(images, size=(size, size), mode="bilinear", align_corners=False, antialias=True)
@@ -213,7 +214,7 @@ def _scale_and_shift(
 
 
 def normalise(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
-    """Scale floating images of 0..255, in place, to (x / 255 - mean) / std for each channel."""
+    """Scale floating-point images of 0..255, in place, to (x / 255 - mean) / std for each channel."""
     scale, shift = _scale_and_shift(mean, std, images.dtype, images.device)
     return images.mul_(scale).add_(shift)
 
@@ -227,11 +228,11 @@ class Augment:
             every other epoch); resized_crop (random resized crop and flip).
         seed: of the run.
         image_size: side of the result in pixels; 0 keeps the side of the images.
-        mean: of each channel, images scaled to 0..1; empty leaves values in their range, and bytes as bytes.
+        mean: of each channel, images scaled to 0..1; if empty, values keep their range, and bytes stay bytes.
         std: of each channel.
         dtype: of the result. The arithmetic is float64 for float64 and float32 otherwise.
         min_scale: smallest area of a resized crop, as a fraction of the image.
-        shift: the largest shift each way of the kinds that shift, in pixels.
+        shift: the largest shift each way, in pixels, for the kinds that shift.
 
     >>> flip = Augment(kind="flip", mean=(0.0,), std=(1.0,))
     >>> images = torch.tensor([[[[0, 255]]]], dtype=torch.uint8).expand(4, 1, 1, 2)

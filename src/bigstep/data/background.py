@@ -1,4 +1,4 @@
-"""Work in threads, a little ahead of whoever takes the results."""
+"""Work in threads, a little ahead of the consumer."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _LOOK_AROUND_S = 0.1
 
 
 def in_background(items: Generator[_T], depth: int) -> Generator[_T]:
-    """Yield what a thread takes from `items`, at most `depth` ahead; an error is raised here, where it belongs.
+    """Yield `items`, which a thread iterates over at most `depth` ahead; an error in that thread is raised here.
 
-    Whoever stops taking, stops the thread: it closes `items` before this returns.
+    When the consumer stops, the thread stops too: it closes `items` before this returns.
 
     >>> list(in_background((n * n for n in range(4)), depth=2))
     [0, 1, 4, 9]
@@ -63,7 +63,7 @@ def in_background(items: Generator[_T], depth: int) -> Generator[_T]:
 def in_threads(
     work: Callable[[_S], _T], items: Iterable[_S], *, threads: int, ahead: int, first: Callable[[], None] | None = None
 ) -> Generator[_T]:
-    """Yield what threads make of each item, in order; at most `ahead` are begun before they are taken.
+    """Yield `work(item)` for each item, in order, computed in threads; at most `ahead` are begun before they are taken.
 
     Each thread calls `first` when it begins.
 

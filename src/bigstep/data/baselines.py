@@ -12,7 +12,7 @@ from bigstep.gpu.cross_entropy import is_counted
 
 __all__ = ["ngram_bits"]
 
-_MOST_TOKENS = 2**22  # of a text that are counted, so that it takes seconds
+_MOST_TOKENS = 2**22  # of a text that are counted at most, so that it takes seconds
 _BATCH = 1024  # windows that are read at once
 
 Numbers = NDArray[np.int64]
@@ -28,7 +28,7 @@ def ngram_bits(pair: DataPair) -> dict[str, float | str]:
         pair: two sources of tokens.
 
     Returns:
-        unigram, bigram, and unit: "bits per byte", or "bits per token" where no one knows the bytes.
+        unigram, bigram, and unit: "bits per byte", or "bits per token" if the bytes are not known.
 
     >>> import numpy as np
     >>> from bigstep.data.sources.text import TokenWindows
@@ -52,7 +52,7 @@ def ngram_bits(pair: DataPair) -> dict[str, float | str]:
 
 
 def _read(source: Source) -> tuple[Numbers, Numbers, float]:
-    """Return tokens, the token after each, and the bytes of the latter (0: nobody knows), as many as are counted."""
+    """Return about `_MOST_TOKENS` tokens at most, the token after each, and the bytes of the latter (0: not known)."""
     feed = Feed(source, train=False)
     most = -(-_MOST_TOKENS // (_BATCH * feed.length))
     parts = feed.evaluation_batches(_BATCH)[:most]

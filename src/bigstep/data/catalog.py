@@ -1,4 +1,4 @@
-"""Names of data sets to data sets: the only place that knows where each lies and where it comes from."""
+"""From names of data sets to data sets: the only place that knows where each is kept and where it comes from."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CIFAR10 = Remote(
 )
 _FASHION = "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion"
 _MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist"
-# the publishers give MD5 sums alone, which can be forged: what counts here is what the files unpack to
+# the publishers give only MD5 sums, which can be forged: these are SHA-256 sums of the unpacked files
 IDX_FILES = {
     "fashion-mnist": tuple(
         Remote(f"{_FASHION}/{name}.gz", f"sha256-unpacked:{digest}")
@@ -69,8 +69,8 @@ def open_data(
     Args:
         name: one of `bigstep.tables.datasets.DATASETS`, or package.module:function, a function that returns what
             `as_pair` takes: two data sets, (train, test). It is given `path` if it takes an argument.
-        path: the folder of the files. Empty means the cache folder, where a missing set is downloaded to.
-        holdout: this fraction of the training set, the same from each class, is evaluated on instead of the test set.
+        path: the folder of the files. Empty means the cache folder, into which a missing set is downloaded.
+        holdout: this fraction of each class of the training set is evaluated on instead of the test set.
         seed: decides which samples are held out.
         progress: called as a download arrives.
         length: tokens of a sequence, of text.
@@ -111,12 +111,12 @@ def open_folder_set(wanted: Wanted) -> DataPair:
     path = Path(wanted.path)
     if wanted.alone and not (path / "val").exists():
         train = scan_folder(path / "train")
-        return DataPair(train, train)  # whoever asks for it alone divides it
+        return DataPair(train, train)  # `_open` divides it
     return DataPair(*open_folder(path))
 
 
 def open_idx_set(wanted: Wanted) -> DataPair:
-    """Open MNIST or Fashion-MNIST from a folder, or from the cache, where they are fetched to."""
+    """Open MNIST or Fashion-MNIST from a folder, or from the cache, into which missing files are downloaded."""
     name, path = wanted.name, wanted.path
     remotes = IDX_FILES[name]
     if path:
@@ -140,7 +140,7 @@ def open_idx_set(wanted: Wanted) -> DataPair:
 
 
 def open_cifar_set(wanted: Wanted) -> DataPair:
-    """Open CIFAR-10 from a folder, or from the cache, where it is fetched to."""
+    """Open CIFAR-10 from a folder, or from the cache, into which it is downloaded if missing."""
     path = wanted.path
     if path:
         files = find_cifar(Path(path))
@@ -170,7 +170,7 @@ def _call_own(name: str, path: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        # a module that is there but misses one of its own imports is a fault to be seen whole
+        # if a module exists but one of its own imports is missing, the user needs the full traceback
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise
         raise DataError(f"data {name!r}: there is no module {module_name!r} on the Python path.") from None

@@ -35,9 +35,9 @@ _MAX_READS = 500_000  # an official batch takes about 100,000
 
 
 def find_cifar(folder: Path) -> tuple[Path, ...] | None:
-    """Return the six batch files, five to train on and the test batch last, or None where one is missing.
+    """Return the six batch files, five to train on and the test batch last, or None if one is missing.
 
-    Both `folder` itself and its official subfolder are looked at; the binary form is taken where both are there.
+    Both `folder` itself and its official subfolder are searched; the binary form is taken if both forms are there.
     """
     for names in (_BINARY_FILES, PYTHON_FILES):
         for files in (tuple(folder / name for name in names), tuple(folder / Path(name).name for name in names)):
@@ -63,7 +63,7 @@ def read_batch(path: Path) -> tuple[Tensor, Tensor]:
     try:
         size = path.stat().st_size
         if not 0 < size <= _MAX_FILE_BYTES:
-            raise DataError(f"{path} has {size:,} bytes; a batch of CIFAR-10 has some, up to {_MAX_FILE_BYTES:,}.")
+            raise DataError(f"{path} has {size:,} bytes; a batch of CIFAR-10 has 1 to {_MAX_FILE_BYTES:,}.")
         content = np.fromfile(path, dtype=np.uint8)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from None
@@ -75,7 +75,7 @@ def read_batch(path: Path) -> tuple[Tensor, Tensor]:
 def _parse_binary(content: NDArray[np.uint8], path: Path) -> tuple[Tensor, Tensor]:
     record = 1 + _PIXELS
     if len(content) % record:
-        raise DataError(f"{path} has {len(content):,} bytes, which are no whole records of {record:,}; fetch it again.")
+        raise DataError(f"{path} has {len(content):,} bytes, which is not a multiple of {record:,}; fetch it again.")
     records = torch.from_numpy(content).view(-1, record)
     return records[:, 1:], records[:, 0].long()
 
@@ -87,15 +87,15 @@ def _parse_pickle(content: NDArray[np.uint8], path: Path) -> tuple[Tensor, Tenso
     except Exception as error:  # a damaged pickle can raise nearly anything
         own = isinstance(error, pickle.UnpicklingError) and str(error).startswith("it ")  # not Python's own words
         reason = str(error) if own else f"damaged ({type(error).__name__})"
-        raise DataError(f"{path} is no batch of CIFAR-10: {reason}.") from None
+        raise DataError(f"{path} is not a batch of CIFAR-10: {reason}.") from None
     well_formed = isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.shape[1:] == (_PIXELS,)
     if not well_formed or not isinstance(labels, list) or not all(isinstance(label, int) for label in labels):
-        raise DataError(f"{path} is no batch of CIFAR-10: it needs uint8 data of N x {_PIXELS:,} and a list of labels.")
+        raise DataError(f"{path} is not a batch of CIFAR-10: it needs uint8 data N x {_PIXELS:,} and a list of labels.")
     return torch.from_numpy(np.ascontiguousarray(data)), torch.tensor(labels, dtype=torch.int64)
 
 
 class _BoundedReads(io.BytesIO):
-    """A file of which only so many pieces are read: each instruction of a pickle is at least one."""
+    """A file that allows a limited number of reads; each instruction of a pickle takes at least one."""
 
     reads = 0
 
@@ -117,13 +117,13 @@ def _skip_frame(unpickler: Any) -> None:
 class _ArrayUnpickler(pickle._Unpickler):  # type: ignore[misc,name-defined]  # Python's own, not in the stubs
     """An unpickler that can build arrays of bytes and plain containers, and call nothing else.
 
-    The one written in C keeps what it has built in an array as long as the largest number that the file gives to a
-    part of it: nine bytes take gigabytes. This one keeps a dict.
+    The unpickler written in C keeps its memo in an array as long as the largest memo index in the file, so that nine
+    bytes can take gigabytes. This one, written in Python, keeps a dict.
     """
 
     dispatch: ClassVar[dict[int, Callable[..., None]]] = {
         **pickle._Unpickler.dispatch,  # type: ignore[attr-defined]  # as above
-        pickle.BYTEARRAY8[0]: _refuse,  # takes the memory that it names before it reads
+        pickle.BYTEARRAY8[0]: _refuse,  # allocates the size that the file names before it reads
         pickle.FRAME[0]: _skip_frame,
     }
 

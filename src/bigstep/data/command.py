@@ -1,4 +1,4 @@
-"""`bigstep data`: a data set on a terminal, and its contact sheet."""
+"""`bigstep data`: show a data set on the terminal, draw its contact sheet, or pack it."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def pack_command(given: str, packing: Packing, *, vocabulary: str) -> dict[str, 
     name, path = name_of_set(given)
     packer = DATASETS[name].packer if name in DATASETS else ""
     if packer and not path:
-        raise ConfigError(f"{given} is a kind of data, not where it lies; give `bigstep data pack` the path of yours.")
+        raise ConfigError(f"{given} is a kind of data, not a path; give `bigstep data pack` the path of yours.")
     if not packer:
         known = ", ".join(known for known, entry in DATASETS.items() if entry.packer)
-        raise ConfigError(f"{given} cannot be packed, since it would gain nothing; what can is of the kinds {known}.")
+        raise ConfigError(f"{given} cannot be packed, since it would gain nothing; pack data of the kinds {known}.")
     packed: dict[str, Any] = load(packer)(Wanted(name=name, path=path, vocabulary=vocabulary), packing)
     return packed
 
@@ -56,7 +56,7 @@ def _print(facts: dict[str, Any]) -> None:
 
     console = Console()
     if console.is_terminal:
-        console.control(Control((ControlType.ERASE_IN_LINE, 0)))  # what was shown while there was nothing to tell
+        console.control(Control((ControlType.ERASE_IN_LINE, 0)))  # the progress line
     console.print(Text(facts["name"], style="bold"), f"· {len(facts['classes'])} classes" if facts["classes"] else "")
     for split in ("train", "test"):
         part = facts[split]

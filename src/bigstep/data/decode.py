@@ -1,6 +1,6 @@
-"""One image file to one array of pixels: header checked first, decoded at the smallest size that will do.
+"""One image file to one array of pixels: header checked first, decoded at the smallest size that suffices.
 
-Orientation tags (EXIF) are ignored, as the published ImageNet pipelines ignore them.
+Orientation tags (EXIF) are ignored, as in the published ImageNet pipelines.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MAX_PIXELS = 2**26  # 200 MB decoded; below the limit at which Pillow itself war
 def open_image(path: Path | str, content: BinaryIO | None = None) -> Iterator[Image.Image]:
     """Open an image file and check what its header says; pixels are not decoded yet.
 
-    Whatever goes wrong with the file inside the `with` block, too, becomes a `DataError` that names it.
+    Any error inside the `with` block, too, becomes a `DataError` that names the file.
 
     Args:
         path: the file; what to call it in a message if the content is given.
@@ -47,7 +47,7 @@ def open_image(path: Path | str, content: BinaryIO | None = None) -> Iterator[Im
             if width * height > MAX_PIXELS:
                 raise DataError(f"{path} has {width} x {height} pixels, more than the {MAX_PIXELS:,} that are read.")
             if image.mode not in _MODES:
-                raise DataError(f"{path} has pixels of type {image.mode}; convert it to 8 bits a channel.")
+                raise DataError(f"{path} has pixels of type {image.mode}; convert it to 8 bits per channel.")
             yield image
     except DataError:
         raise
@@ -79,7 +79,7 @@ def cut_fast(image: Image.Image, box: Box, shape: tuple[int, int]) -> Tensor:
 
 
 def snap(box: Box, size: tuple[int, int]) -> tuple[int, int, int, int]:
-    """Move a box to whole pixels of an image of this size (width, height); it keeps a pixel at least.
+    """Move a box to whole pixels of an image of this size (width, height); it keeps at least one pixel.
 
     >>> snap((3.4, 2.6, 35.4, 34.6), (64, 48)), snap((63.8, 47.9, 64.0, 48.0), (64, 48))
     ((3, 3, 35, 35), (63, 47, 64, 48))
@@ -98,7 +98,7 @@ def snap_all(boxes: NDArray[np.float64], sizes: NDArray[np.int64]) -> NDArray[np
     >>> snap_all(np.array([[3.4, 2.6, 35.4, 34.6], [63.8, 47.9, 64, 48]]), np.array([[64, 48], [64, 48]])).tolist()
     [[3, 3, 35, 35], [63, 47, 64, 48]]
     """
-    whole: NDArray[np.int64] = np.rint(boxes).astype(np.int64)  # to even in the middle, as `round`
+    whole: NDArray[np.int64] = np.rint(boxes).astype(np.int64)  # halves to even, as `round` does
     begin = np.minimum(whole[:, :2], sizes - 1)
     return np.concatenate([begin, np.maximum(whole[:, 2:], begin + 1)], 1)
 
@@ -118,7 +118,7 @@ def _decoded(image: Image.Image, box: Box, shape: tuple[int, int]) -> tuple[Imag
     )
     pixels: Image.Image = image
     if pixels.mode in ("P", "PA"):
-        pixels = pixels.convert("RGBA")  # a palette with transparency loses its colours on the straight way
+        pixels = pixels.convert("RGBA")  # converted to RGB directly, a palette with transparency loses its colours
     if pixels.mode != "RGB":
         pixels = pixels.convert("RGB")
     return pixels, scaled
@@ -152,5 +152,5 @@ def image_sizes(paths: Iterable[Path]) -> Tensor:
         with open_image(path) as image:
             return image.size
 
-    found = in_threads(size, paths, threads=8, ahead=64)  # they wait for a disk or a file server, and do not compute
+    found = in_threads(size, paths, threads=8, ahead=64)  # threads wait for a disk or file server
     return torch.tensor(list(found), dtype=torch.int64).view(-1, 2)

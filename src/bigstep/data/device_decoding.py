@@ -1,8 +1,8 @@
-"""Feeding images that the device decodes: threads read, and one of them lets the device decode, cut and normalise.
+"""Feeding images that the device decodes: threads read, and one more has the device decode, cut and normalise.
 
-Batches are made ready in a stream of their own, ahead of what is computed. Files are read many in one go and without
-Python's lock, and nothing has to travel between processes. Where cores help to decode (`both`), those threads decode
-and cut some images of each chunk, and one kernel takes what they cut and what the device decoded alike.
+Batches are prepared in a stream of their own, ahead of the computation. Many files are read in one go, without Python's
+lock, and nothing has to be sent between processes. Where cores help to decode (`both`), the reading threads decode and
+cut some images of each chunk, and one kernel takes these and the ones that the device decoded alike.
 """
 
 from __future__ import annotations
@@ -32,37 +32,37 @@ from bigstep.gpu.crops import Parts, crop_batch
 
 __all__ = ["DeviceDecoding", "Normal"]
 
-_AHEAD = 3  # batches of training that may be ready before they are taken: 0.6 MB an image of 224 x 224 in float32
-_TOGETHER = 256  # images that the device decodes at once: what bounds its memory, 0.6 MB each at 500 x 375
-_READERS = 8  # threads that only read, at most: one brings 20,000 files a second from memory; a slow disk takes more
-_READ_AHEAD = 2  # chunks that are read before they are needed, beside those that the threads are at
-_ROOM = 160_000  # bytes of memory for each file of a chunk, used over and over; what is larger gets its own
+_AHEAD = 3  # training batches that may be ready before they are taken: 0.6 MB per image of 224 x 224 in float32
+_TOGETHER = 256  # images that the device decodes at once, which bounds its memory: 0.6 MB each at 500 x 375
+_READERS = 8  # threads that only read, at most: one reads 20,000 files a second from memory; a slow disk needs more
+_READ_AHEAD = 2  # chunks that are read before they are needed, besides those that the threads are working on
+_ROOM = 160_000  # bytes of reused memory for each file of a chunk; files that do not fit get memory of their own
 
 
 class Normal(NamedTuple):
-    """What the pixels of a source are normalised by."""
+    """Mean and deviation by which the pixels of a source are normalised."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
 
 class _Group(NamedTuple):
-    """Chunks of a batch that are decoded at once."""
+    """Chunks of a batch that are decoded together."""
 
     request: Request
     targets: Tensor
     """Of the whole batch."""
     chunks: list[Coded]
     first: int
-    """The row of the batch that they begin with."""
+    """The row of the batch at which they begin."""
     files_s: float
-    """Seconds for which files were waited for."""
+    """Seconds spent waiting for files."""
     decoded: Callable[[], Sequence[Tensor]]
     """Waits for the images."""
 
 
 class DeviceDecoding(Loaders):
-    """Yield batches of coded images that the device decodes, all or some.
+    """Yield batches of coded images, all or some of which the device decodes.
 
     Args:
         view: how the samples are wanted; its `decoding` says who decodes.
@@ -76,17 +76,17 @@ class DeviceDecoding(Loaders):
         self._share = Share(1.0 if alone else view.decoding.share, least=view.decoding.least, fixed=alone)
         self._threads = max(min(view.loaders, _READERS) if alone else view.loaders, 1)
         self.chunk = _TOGETHER if alone else _TOGETHER // 4  # the cores share a batch
-        self._rooms: deque[memoryview] = deque()  # those that are free: memory that is new costs more than to read
-        self._idle: deque[OnDevice] = deque()  # decoders that no pass uses
+        self._rooms: deque[memoryview] = deque()  # free ones: fresh memory costs more time than reading
+        self._idle: deque[OnDevice] = deque()  # decoders that no iteration is using
         self._normal = normal
-        self._waiting = False  # whether somebody waits for a batch right now
+        self._waiting = False  # whether the consumer waits for a batch right now
         self._running: Generator[Batch] | None = None
         hear_of_read_only_memory()
         super().__init__(dataclasses.replace(view, loaders=0), jobs, _as_it_is, name)  # no processes
 
     @property
     def loaders(self) -> int:
-        """Threads that read, and decode where the device does not do it all."""
+        """Threads that read, and that decode what the device does not."""
         return self._threads
 
     @property
@@ -111,7 +111,7 @@ class DeviceDecoding(Loaders):
         return self._jobs.read(job, how, room)  # type: ignore[attr-defined, no-any-return]
 
     def _arriving(self, requests: Iterable[Request]) -> Generator[Batch]:
-        """Yield batches that a thread made ready."""
+        """Yield batches that a thread has prepared."""
         ahead = _AHEAD if self._view.train else _AHEAD - 1  # batches of an evaluation are larger
         batches = self._running = in_background(self._decoded(self._loaded(requests)), ahead)
         with contextlib.closing(batches):
@@ -124,7 +124,7 @@ class DeviceDecoding(Loaders):
                 yield batch
 
     def _decoded(self, loaded: Generator[Loaded]) -> Generator[Batch]:
-        """Yield batches in a stream of their own; this runs in a thread, which has the decoders for itself."""
+        """Prepare batches in a stream of their own; this runs in a thread that has the decoder to itself."""
         with contextlib.closing(loaded):
             decoder = self._idle.pop() if self._idle else OnDevice(self._device)
             try:
@@ -134,7 +134,7 @@ class DeviceDecoding(Loaders):
 
     def _each_decoded(self, loaded: Generator[Loaded], decoder: OnDevice) -> Generator[Batch]:
         cuda = self._device.type == "cuda"
-        # before the kernels of a step: a few blocks of this one must not wait for all of those
+        # ahead of the kernels of a step: the few blocks of a kernel here must not wait for all of theirs
         stream = torch.cuda.Stream(self._device, priority=-1) if cuda else None  # type: ignore[no-untyped-call]  # untyped in torch
         files_s = batch_s = 0.0
         for group in one_ahead(self._begun(loaded, decoder, stream)):  # while these are cut, the next are decoded
@@ -161,7 +161,7 @@ class DeviceDecoding(Loaders):
     def _begun(
         self, loaded: Generator[Loaded], decoder: OnDevice, stream: torch.cuda.Stream | None
     ) -> Generator[_Group]:
-        """Yield what the device decodes at once, of batch after batch, as soon as that is begun."""
+        """Yield group after group of images, each as soon as the device has begun to decode it."""
         while True:
             asked = time.perf_counter()
             found = next(loaded, None)
@@ -178,7 +178,7 @@ class DeviceDecoding(Loaders):
             assert first == len(request.indices), "every row of a batch is in one chunk"
 
     def _begin(self, decoder: OnDevice, chunks: list[Coded], indices: list[int]) -> Callable[[], Sequence[Tensor]]:
-        """Let the device decode what is coded."""
+        """Have the device begin to decode the files of these chunks."""
         contents: list[Tensor] = []
         whose: list[int] = []
         first = 0
@@ -212,9 +212,9 @@ class DeviceDecoding(Loaders):
         self._rooms += [chunk.room for chunk in group.chunks]
 
     def _images(self, group: _Group, shape: tuple[int, int]) -> tuple[list[Tensor], Tensor, Tensor]:
-        """Return images on the device, with their boxes and what of each may be looked at."""
+        """Return images on the device, with their boxes and the bounds within which their pixels may be read."""
         began = time.perf_counter()
-        decoded = iter(group.decoded())  # first, while nothing is on its way in this stream
+        decoded = iter(group.decoded())  # first, while nothing of this group is queued in this stream
         self.waits.worked(decode=time.perf_counter() - began)
         images: list[Tensor] = []
         boxes = torch.tensor([0, 0, *shape], dtype=torch.float64).repeat(sum(map(_count, group.chunks)), 1)
@@ -248,7 +248,7 @@ def _new_room(size: int) -> memoryview:
 
 
 def _on_one_core() -> None:
-    """Let this thread use no others to copy and resize an image: there are as many of it as there are cores."""
+    """Keep torch from using more threads to copy and resize an image: as many threads as cores do this already."""
     torch.set_num_threads(1)
 
 
@@ -258,7 +258,7 @@ def _count(chunk: Coded) -> int:
 
 
 def _grouped(chunks: list[Coded]) -> Iterator[list[Coded]]:
-    """Yield chunks that are decoded at once: a few hundred images."""
+    """Yield groups of chunks to decode together: a few hundred images."""
     group: list[Coded] = []
     for chunk in chunks:
         if group and sum(map(_count, group)) + _count(chunk) > _TOGETHER:

@@ -18,11 +18,11 @@ _TOGETHER = 512  # samples that are prepared in one go
 
 
 class DeviceMemory:
-    """Yield batches of what lies in the device's memory already.
+    """Yield batches of samples that are already in the device's memory.
 
     Args:
         view: how the samples are wanted.
-        prepare: returns, for a view, the function that takes samples.
+        prepare: returns, for a view, the function that gathers samples.
     """
 
     loaders = None
@@ -33,7 +33,7 @@ class DeviceMemory:
         self.see(view)
 
     def see(self, view: View) -> None:
-        """Show the samples like this from the next call on."""
+        """Use this view from the next call on."""
         self._take = self._prepare(view)
 
     def __call__(self, requests: Iterable[Request]) -> Iterator[tuple[Tensor, Tensor]]:
@@ -49,7 +49,7 @@ class DeviceMemory:
 
 
 def move_indices(indices: Tensor, device: torch.device) -> Tensor:
-    """Return the indices on the device; from pinned memory, since the host may have to wait for any other."""
+    """Return the indices on the device, copied from pinned memory: the host may have to wait for any other copy."""
     if device.type == "cuda":
         indices = indices.pin_memory()
     return indices.to(device, non_blocking=True)

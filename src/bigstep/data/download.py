@@ -35,7 +35,7 @@ class Remote:
 
     url: str
     checksum: str
-    """sha256:... of the file, or sha256-unpacked:... of what a file of gzip unpacks to, which may be packed anew."""
+    """sha256:... of the file, or sha256-unpacked:... of what a gzip file unpacks to, as it may be compressed anew."""
 
     @property
     def name(self) -> str:
@@ -49,7 +49,7 @@ def cache_folder() -> Path:
         return Path(given)
     try:
         return Path.home() / ".cache" / "bigstep"
-    except RuntimeError:  # a container may run programs as a user that it does not know
+    except RuntimeError:  # a container may run as a user without an entry in its user database
         raise DataError("This user has no home folder to keep data sets in; set BIGSTEP_DATA to a folder.") from None
 
 
@@ -79,7 +79,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def download(remote: Remote, folder: Path, progress: Progress | None = None) -> Path:
-    """Fetch a file into a folder and return its path; offline, one sentence says what to put where.
+    """Fetch a file into a folder and return its path; if that fails, the error says what to put where.
 
     Args:
         remote: what to fetch.
@@ -129,13 +129,13 @@ class _Checksum:
             return
         while piece and not self._damaged:
             try:
-                self._hash.update(self._unpacker.decompress(piece, _CHUNK_BYTES))  # however much it unpacks to
+                self._hash.update(self._unpacker.decompress(piece, _CHUNK_BYTES))  # bounded, however much it unpacks to
             except zlib.error:
                 self._damaged = True
             piece = self._unpacker.unconsumed_tail
 
     def matches(self) -> bool:
-        """Whether all that came is what was expected."""
+        """Whether the bytes are complete and as expected."""
         torn = self._damaged or (self._unpacker is not None and not self._unpacker.eof)
         return not torn and self._hash.hexdigest() == self._digest
 

@@ -1,7 +1,7 @@
 """The set that ships with the package: 12,000 + 2,000 images of Fashion-MNIST, ten classes, 28 x 28, grey.
 
 The first 1,200 and 200 images of each class, in the order of the original. A split is one PNG, a sheet of tiles in
-rows of 100, with the labels as a text of digits inside the file. `benchmarks/make_embedded.py` made them. Copyright
+rows of 100, with the labels as a string of digits in its metadata. `benchmarks/make_embedded.py` made them. Copyright
 Zalando SE, MIT licence: see embedded/LICENSE.txt.
 """
 
@@ -46,7 +46,7 @@ def open_embedded() -> tuple[TensorImages, TensorImages]:
 
 
 def _own(shared: TensorImages) -> TensorImages:
-    """A copy, which its owner may change."""
+    """A copy that the caller may change."""
     return dataclasses.replace(shared, images=shared.images.clone(), labels=shared.labels.clone())
 
 

@@ -1,8 +1,8 @@
 """From requests for samples to batches on the device: what the training loop iterates over.
 
-A source knows the way its samples take: what is held in memory stays on the device and is gathered there
-(`device_memory`); files, and data sets of a user's own, go through loader processes (`loaders`). Either way one batch
-comes for each request, in order, and what a sample looks like depends on (seed, epoch, index) alone.
+A source chooses how its samples are fed: those held in memory stay on the device and are gathered there
+(`device_memory`); files, and users' own data sets, go through loader processes (`loaders`). Either way each request
+yields one batch, in order, and what a sample looks like depends on (seed, epoch, index) alone.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ class Feed:
         source: anything that `as_source` takes: a source, or a map-style data set of pairs (x, y).
         train: whether to augment.
         seed: of the run.
-        augment: none, flip, crop_flip, crop_alternate or resized_crop; of a user's own data only images take one.
+        augment: none, flip, crop_flip, crop_alternate or resized_crop; a user's own data must be images for it.
         shift: the largest shift of crop_flip and crop_alternate, in pixels.
-        image_size: side of the images in pixels; 0 keeps the size of the set, and a folder has none of its own.
+        image_size: side of the images in pixels; 0 keeps the set's own size, which a folder does not have.
         device: where the batches go.
-        dtype: of the images; a user's own inputs and targets are converted if they are floating.
-        loaders: processes that load files or a user's own data set, threads where the device decodes; 0 loads here.
+        dtype: of the images; a user's own inputs and targets are converted if they are floating-point.
+        loaders: processes that load files or a user's own data set, or threads where the device decodes; 0 loads in
+            this process.
         rectangular: evaluate a folder on whole images, in the batches that `evaluation_batches` gives.
         decoding: who decodes image files; `bigstep.data.decoders.choose.choose` chooses.
 
@@ -84,18 +85,18 @@ class Feed:
 
     @property
     def shape(self) -> dict[str, int]:
-        """What `build_model` has to know: classes, channels and image_size, or vocabulary and length of sequences."""
+        """What `build_model` needs to know: classes, channels and image_size, or vocabulary and length of sequences."""
         inputs = self.source.inputs(self._view.image_size)
         return {"vocabulary" if "length" in inputs else "classes": self.source.num_classes, **inputs}
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """The shape of one sample as a network gets it."""
+        """The shape of one sample as the network gets it."""
         return self.source.input_shape(self._view.image_size)
 
     @property
     def length(self) -> int:
-        """Tokens of a sequence; 0 where samples are no sequences."""
+        """Tokens of a sequence; 0 if samples are not sequences."""
         return self.source.inputs(self._view.image_size).get("length", 0)
 
     @property
@@ -105,12 +106,12 @@ class Feed:
 
     @property
     def num_classes(self) -> int:
-        """Number of classes, or of different tokens; of a user's own data set, as its targets show it."""
+        """Number of classes, or of different tokens; `OwnItems` says how it is found for a user's own data set."""
         return self.source.num_classes
 
     @property
     def channels(self) -> int:
-        """Channels of an image; of a vector its length, of tokens 1."""
+        """Channels of an image, length of a vector, or 1 for tokens."""
         return self.source.inputs(self._view.image_size).get("channels", 1)
 
     @property
@@ -120,18 +121,18 @@ class Feed:
         return inputs.get("image_size") or inputs["length"]
 
     def resize(self, image_size: int, min_scale: float = 0.08) -> None:
-        """Progressive resizing: from the next call on, batches have this size and crops at least this area."""
+        """Progressive resizing: from the next call on, batches have this size and crops at least this area fraction."""
         self._view = dataclasses.replace(self._view, image_size=image_size, min_scale=min_scale)
         self._way.see(self._view)
 
     @property
     def loaders(self) -> int | None:
-        """Processes that load, or threads where the device decodes; None where the samples are in memory."""
+        """Processes that load, or threads where the device decodes; None if the samples are in memory."""
         return self._way.loaders
 
     @property
     def waits(self) -> Waits | None:
-        """How long a GPU waited for each batch; None where the samples are in memory, or the device is a CPU."""
+        """How long a GPU waited for each batch; None if the samples are in memory or the device is a CPU."""
         return self._way.waits if self.device.type == "cuda" else None
 
     @property
@@ -140,7 +141,7 @@ class Feed:
         return self._view.decoding
 
     def spent(self) -> dict[str, float]:
-        """Return seconds that reading, decoding and copying took so far; empty where the samples are in memory."""
+        """Return the seconds that reading, decoding and copying took so far; empty if the samples are in memory."""
         waits = self._way.waits
         return {} if waits is None else waits.parts(self._way.loaders or 0)
 
@@ -152,7 +153,7 @@ class Feed:
         return self.source.batches(batch, self._view)
 
     def __call__(self, requests: Iterable[Request]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield one batch for each request; loaders work ahead of what is consumed."""
+        """Yield one batch for each request; loaders work ahead of the consumer."""
         dtype = self._view.dtype
         for inputs, targets in self._way(requests):
             yield inputs, targets.to(dtype) if targets.is_floating_point() else targets

@@ -23,14 +23,14 @@ from bigstep.errors import DataError
 __all__ = ["find_idx", "open_idx", "read_idx"]
 
 _MAX_BYTES = 2**31  # four times the largest set that is published in this format
-_MAX_GZIP_RATIO = 64  # images pack to a quarter; a file that packs tighter than this is not of images
-_ALWAYS_READ = 2**24  # but labels may: a small file is read however tightly it is packed
+_MAX_GZIP_RATIO = 64  # images compress to a quarter; a file compressed more tightly than this holds no images
+_ALWAYS_READ = 2**24  # bytes unpacked up to which the ratio does not matter: labels may compress more tightly
 _CHUNK_BYTES = 2**20
 _PARTS = ("images-idx3-ubyte", "labels-idx1-ubyte")
 
 
 def read_idx(path: Path, dimensions: int) -> Tensor:
-    """Read an IDX file of uint8 values; what its header claims is checked before memory is taken.
+    """Read an IDX file of uint8 values; what its header claims is checked before memory is allocated.
 
     Args:
         path: the file; a name that ends in .gz is decompressed.
@@ -77,7 +77,7 @@ def _read(file: BinaryIO, path: Path, dimensions: int, most: int) -> Tensor:
 
 
 def find_idx(folder: Path) -> dict[str, Path] | None:
-    """Return the four files of a set, by name without .gz, or None where one is missing."""
+    """Return the four files of a set, by name without .gz, or None if one is missing."""
     found = {}
     for name in (f"{split}-{part}" for split in ("train", "t10k") for part in _PARTS):
         for spelling in (name, f"{name}.gz", name.replace("-idx", ".idx"), name.replace("-idx", ".idx") + ".gz"):

@@ -56,7 +56,7 @@ def describe(
 
 
 def contact_sheet(pair: DataPair, path: Path, *, per_class: int = 10, overwrite: bool = False) -> Path:
-    """Draw the first training images of each class, a class a row with its name, as a PNG.
+    """Draw the first training images of each class, one row per class with its name, as a PNG.
 
     Args:
         pair: as `open_data` gives it; a user's own data set cannot be drawn.

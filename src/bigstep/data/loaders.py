@@ -1,7 +1,7 @@
 """Feeding through loader processes: they read and decode chunks of samples, the device does the rest.
 
-To a GPU the chunks travel from pinned memory in a stream of their own, one batch ahead of the one that is computed. A
-loader keeps no state, so it can live through a change of image size and serve any epoch.
+Chunks are copied to a GPU from pinned memory in a stream of their own, one batch ahead of the one that is computed. A
+loader keeps no state, so it can survive a change of image size and serve any epoch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["Batch", "Chunk", "Finish", "Job", "Jobs", "Loaded", "Loaders"]
 _T = TypeVar("_T")
 
 Chunk = tuple[Any, Tensor] | tuple[Any, Tensor, Spent] | str
-"""Inputs, targets and their cost, or the sentence of a DataError: torch would wrap a raised one in its own words."""
+"""Inputs, targets and the time they took, or the text of a DataError: torch would wrap a raised one in its own."""
 
 Loaded = tuple[Request, list[tuple[Any, Tensor]]]
 """A request with the inputs and targets of its chunks."""
@@ -44,14 +44,14 @@ class Job(NamedTuple):
     epoch: int
     indices: list[int]
     look: Any
-    """What `Jobs.look` said of the whole request."""
+    """What `Jobs.look` returned for the whole request."""
 
 
 class Jobs(Protocol):
     """What loader processes do for a source."""
 
     def look(self, request: Request, view: View) -> Any:
-        """Say in the main process how the samples of a request are to be read: any plain value."""
+        """Return, in the main process, how the samples of a request are to be read: any plain value."""
 
     def __getitem__(self, job: Job, /) -> Chunk:
         """Read a chunk, in a loader process."""
@@ -63,22 +63,22 @@ class Loaders:
     Args:
         view: how the samples are wanted.
         jobs: what a loader process does with a chunk.
-        prepare: returns, for a view, what the device does with what was loaded.
+        prepare: returns, for a view, the function that the device applies to loaded samples.
         name: of the source, for messages.
     """
 
     chunk = 64
-    """Samples that a loader process sends at once: its share of /dev/shm stays small, and all share a batch."""
+    """Samples that a loader process sends at once: it uses little of /dev/shm, and all loaders share a batch."""
 
     def __init__(self, view: View, jobs: Jobs, prepare: Callable[[View], Finish], name: str) -> None:
         self._device, self._jobs, self._prepare, self._name = view.device, jobs, prepare, name
         self.see(view)
         self._requests: Iterable[Request] = ()
-        self._pending: deque[tuple[Request, int]] = deque()  # what the loaders are at: requests, and chunks of each
+        self._pending: deque[tuple[Request, int]] = deque()  # requests that the loaders work on, and chunks of each
         self._turn = 0
         self.waits = Waits(self._device)
         self._loader: DataLoader[Any] = DataLoader(
-            jobs,  # type: ignore[arg-type]  # a job is no int, and torch does not ask for one
+            jobs,  # type: ignore[arg-type]  # a job is not an int, and torch does not require one
             batch_size=None,  # a job is a whole chunk already
             collate_fn=_as_it_is,
             sampler=_Chunks(self),
@@ -95,7 +95,7 @@ class Loaders:
         return self._loader.num_workers
 
     def see(self, view: View) -> None:
-        """Show the samples like this from the next call on."""
+        """Use this view from the next call on."""
         self._view, self._finish = view, self._prepare(view)
 
     def __call__(self, requests: Iterable[Request]) -> Iterator[tuple[Any, Tensor]]:
@@ -106,7 +106,8 @@ class Loaders:
                 batch = next(batches, None)
                 if batch is None:
                     return
-                if batch.ready is not None:  # what computes must wait for the copy, and the memory for what computes
+                if batch.ready is not None:
+                    # the computing stream waits for the copy; the memory is not reused before that stream is done
                     stream = torch.cuda.current_stream(self._device)
                     stream.wait_event(batch.ready)
                     for tensor in (*leaves(batch.inputs), batch.targets, batch.indices):
@@ -115,7 +116,7 @@ class Loaders:
                 yield self._complete(batch), batch.targets
 
     def _arriving(self, requests: Iterable[Request]) -> Generator[Batch]:
-        """Yield batches on their way to the device, to a GPU one ahead."""
+        """Yield batches whose copies to the device have begun, for a GPU one ahead."""
         batches = self._on_device(requests)
         yield from one_ahead(batches) if self._device.type == "cuda" else batches
 
@@ -125,14 +126,14 @@ class Loaders:
 
     def close(self) -> None:
         """End the loader processes; a later call starts new ones."""
-        # torch has no public way to end persistent loaders. Left to the garbage collector, which closes their queues
-        # before it tells them to end, each would be waited for in vain for five seconds.
+        # torch has no public way to end persistent loaders. The garbage collector would close their queues before it
+        # tells them to end, and would then wait five seconds for each in vain.
         loaders, self._loader._iterator = self._loader._iterator, None
         if loaders is not None:
             loaders._shutdown_workers()  # type: ignore[attr-defined]
 
     def jobs(self) -> Iterator[Job]:
-        """Yield the chunks of the present requests; torch asks for them in this process, ahead of the loaders."""
+        """Yield the chunks of the current requests; torch asks for them in this process, ahead of the loaders."""
         for request in self._requests:
             look = self._jobs.look(request, self._view)
             parts = torch.split(request.indices, self.chunk)
@@ -141,7 +142,7 @@ class Loaders:
                 yield Job(request.epoch, part.tolist(), look)
 
     def _on_device(self, requests: Iterable[Request]) -> Iterator[Batch]:
-        """Yield batches on their way to the device."""
+        """Begin to copy each batch to the device, and yield it."""
         stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None  # type: ignore[no-untyped-call]  # untyped in torch
         for request, chunks in self._loaded(requests):
             with contextlib.nullcontext() if stream is None else torch.cuda.stream(stream):
@@ -153,20 +154,20 @@ class Loaders:
             yield Batch(request.epoch, inputs, targets, indices, ready)
 
     def _loaded(self, requests: Iterable[Request]) -> Generator[Loaded]:
-        """Start the loaders, and return each request with the chunks of it, as the loaders have them ready."""
+        """Start the loaders, and return an iterator over the requests, each with its loaded chunks."""
         self._turn += 1
         self._requests = requests
         self._pending.clear()
         return self._gathered(self._started(), self._turn)
 
     def _started(self) -> Iterator[Any]:
-        """Start the loader processes, if they do not run yet, and return the chunks of `jobs`, in order."""
+        """Start the loader processes, if they do not run yet, and return an iterator over the chunks of `jobs`."""
         with warnings.catch_warnings():
             # Python 3.12 and later warn of any fork beside threads; a loader touches nothing that the threads hold
             warnings.filterwarnings("ignore", ".*fork.*", DeprecationWarning)
-            # What is garbage here must not be collected there: it may be streams and events of a GPU, which are none
-            # in a process that was forked, and end it. So a loader begins with its collector off, and sets all of it
-            # aside. Here nothing is: gc.unfreeze would give back what a program has set aside, torch and all.
+            # A loader must not collect garbage of this process: CUDA streams and events are invalid after a fork, and
+            # destroying them would end it. So a loader starts with its collector off, and freezes all that it inherits.
+            # This process freezes nothing: gc.unfreeze would also release what the program has frozen, torch included.
             collects = gc.isenabled()
             gc.disable()
             try:
@@ -199,7 +200,7 @@ class Loaders:
             if "DataLoader worker" not in str(error) or "exited unexpectedly" not in str(error):
                 raise
             raise RunError(
-                f"A loader process of {self._name} was killed, perhaps for want of memory; "
+                f"A loader process of {self._name} was killed, perhaps because memory ran out; "
                 "use fewer data.loaders or a smaller local batch."
             ) from None
         if isinstance(chunk, str):
@@ -213,7 +214,7 @@ class Loaders:
 
 
 class Batch(NamedTuple):
-    """A batch that may still be on its way: it is there once `ready` has happened on the device."""
+    """A batch that may still be being copied: it is complete once the event `ready` has passed on the device."""
 
     epoch: int
     inputs: Any
@@ -233,7 +234,7 @@ class _Chunks:
 
 
 def one_ahead(items: Iterable[_T]) -> Iterator[_T]:
-    """Yield each item once the next one has been begun; an error comes behind the items before it.
+    """Yield each item once the next one has been begun; an error is raised after the items before it.
 
     >>> begun = []
     >>> items = one_ahead(begun.append(number) or number for number in range(3))
@@ -246,19 +247,19 @@ def one_ahead(items: Iterable[_T]) -> Iterator[_T]:
             waiting.append(item)
             if len(waiting) > 1:
                 yield waiting.pop(0)
-    except Exception:  # whatever it was, it rises, behind the batches that were whole before it
+    except Exception:  # of any kind: it is raised again, after the batches that were complete before it
         yield from waiting
         raise
     yield from waiting
 
 
 def _as_it_is(chunk: _T) -> _T:
-    """Keep torch from making tensors of arrays, each of which would take a file descriptor on its way."""
+    """Keep torch from turning arrays into tensors, each of which would take a file descriptor to be sent."""
     return chunk
 
 
 def _quiet_worker(_: int) -> None:
-    """Leave Ctrl-C to the main process, which ends its loaders, and what it had by now out of all collections."""
+    """Leave Ctrl-C to the main process, which ends its loaders, and never collect the objects inherited from it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.freeze()
     gc.enable()

@@ -1,4 +1,4 @@
-"""What a person may call a data set: a name, a path, or a function of their own. Imports no torch."""
+"""How a user names a data set: by name, by path, or by a function of their own. Imports no torch."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from bigstep.tables.datasets import DATASETS
 __all__ = ["IMAGE_SUFFIXES", "INDEX", "PLAN", "TEXT_SUFFIXES", "Packing", "Progress", "Wanted", "name_of_set"]
 
 INDEX = "index.json"
-"""The file by which a folder of packed images is known."""
+"""The file that marks a folder of packed images."""
 
 PLAN = "pack.json"
-"""The file by which a folder is known that is still being packed."""
+"""The file that marks a folder that is still being packed."""
 
 IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png", ".webp", ".bmp")
-"""Names of the files of a folder that are images."""
+"""Endings of file names by which images are recognised."""
 
 TEXT_SUFFIXES = (".txt", ".md", ".rst", ".tex", ".txt.gz", ".txt.xz", ".md.gz", ".md.xz")
-"""Names of the files of a folder that are read as text."""
+"""Endings of file names by which text is recognised."""
 
 Progress = Callable[[str, int, int], None]
 """Called with the name of a file, the bytes received so far and the bytes in all (0 where unknown)."""
@@ -37,7 +37,7 @@ class Wanted:
     length: int = 128
     vocabulary: str = "bytes"
     alone: bool = False
-    """Whether a training set will do without a test set, since some of it is held out."""
+    """Whether a training set without a test set is enough, because a part of it is held out."""
     progress: Progress | None = None
 
 
@@ -47,13 +47,13 @@ class Packing:
 
     out: Path
     side: int = 0
-    """Longest short side of an image in pixels; 0 keeps every byte of the files."""
+    """Images with a longer short side, in pixels, are shrunk to this; 0 keeps every byte of the files."""
     raw: bool = False
     """Store pixels instead of compressed images."""
     say: Callable[[str], None] = print
     """Called with a line as each file is complete."""
     on_the_way: Callable[[str], None] = lambda line: None
-    """Called with a line after every few images, which the next one replaces."""
+    """Called with a progress line after every few images; each line replaces the one before."""
 
 
 def name_of_set(given: str, current: str = "embedded") -> tuple[str, str]:
@@ -61,7 +61,7 @@ def name_of_set(given: str, current: str = "embedded") -> tuple[str, str]:
 
     Args:
         given: A known name, `package.module:function`, or a path.
-        current: The set that the configuration names; a path that looks like nothing else belongs to it.
+        current: The set that the configuration names; it decides where the files at a path leave the kind open.
 
     >>> name_of_set("cifar10")
     ('cifar10', '')
@@ -70,12 +70,12 @@ def name_of_set(given: str, current: str = "embedded") -> tuple[str, str]:
         if DATASETS[given].needs_path and os.path.exists(given):
             raise DataError(f"{given!r} is a kind of data and also a path here; write ./{given} for the path.")
         return given, ""
-    path = Path(os.path.expanduser(given))  # pathlib's way fails where there is no such user
+    path = Path(os.path.expanduser(given))  # Path.expanduser raises if there is no such user
     if not path.exists():
         module, colon, function = given.partition(":")
         if colon and function.isidentifier() and all(part.isidentifier() for part in module.split(".")):
             return given, ""
-        if len(path.parts) > 1:  # a path, which is near to no name
+        if len(path.parts) > 1:  # clearly a path: no known name to suggest
             there = next(parent for parent in path.parents if parent.exists())
             missing = path.relative_to(there).parts[0]
             raise DataError(
@@ -92,7 +92,7 @@ def _kind(path: Path, current: str) -> str:
     if (path / INDEX).is_file():
         return "packed"
     if (path / PLAN).is_file() and not (path / "train").exists():
-        raise DataError(f"{path} is not packed to its end; run the same `bigstep data pack` again, and it goes on.")
+        raise DataError(f"{path} is packed only in part; run the same `bigstep data pack` again to continue.")
     is_text = _has(path / "train", TEXT_SUFFIXES) or _has(path, TEXT_SUFFIXES)
     if is_text and not _has_class(path / "train"):
         return "text"
@@ -106,17 +106,17 @@ def _kind(path: Path, current: str) -> str:
         return current
     if _has_class(path):
         raise DataError(
-            f"{path} holds a folder a class itself, but these are looked for in {path / 'train'} (and {path / 'val'}, "
-            "to be evaluated on): move or link them there."
+            f"{path} holds the folders of the classes itself, but they must be in {path / 'train'} (and, to evaluate "
+            f"on, in {path / 'val'}): move or link them there."
         )
     raise DataError(
-        f"{path} is no data set: it has neither train/ with a folder a class, nor the files of CIFAR-10 "
+        f"{path} is not a data set: it has neither train/ with a folder for each class, nor the files of CIFAR-10 "
         "(data_batch_1), nor those of MNIST (train-images-idx3-ubyte), nor text (*.txt, *.md)."
     )
 
 
 def _has_class(folder: Path) -> bool:
-    """Whether there is a folder of images in it; a text beside it is no data then, but says what they are."""
+    """Whether a folder contains a folder of images; a text file beside that is then a description, not data."""
     try:
         return any(_has(inner, IMAGE_SUFFIXES) for inner in folder.iterdir() if inner.is_dir())
     except OSError:
@@ -126,5 +126,5 @@ def _has_class(folder: Path) -> bool:
 def _has(folder: Path, suffixes: tuple[str, ...]) -> bool:
     try:
         return any(file.name.lower().endswith(suffixes) for file in folder.iterdir())
-    except OSError:  # no folder, or none that may be read: whoever opens it says so
+    except OSError:  # not a folder, or not readable: opening it will report that
         return False

@@ -20,4 +20,4 @@ def map_npy(path: Path) -> NDArray[Any]:
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or 'it is cut off'}.") from None
     except Exception as error:  # the header is a Python expression: a damaged one can raise nearly anything
-        raise DataError(f"{path} is no .npy file of numbers ({type(error).__name__}).") from None
+        raise DataError(f"{path} is not a .npy file of numbers ({type(error).__name__}).") from None

@@ -1,9 +1,9 @@
 """`bigstep data pack` of images: a folder of many files into a few large ones.
 
 Images keep every byte unless a side is given: then those with a longer short side are shrunk to it. Raw stores pixels,
-which take six times the room and no decoding. Each image is decoded once, so that a damaged one is named now and not in
-the middle of a run. A tar file appears when it is complete; packing that was interrupted goes on behind the last. One
-process packs into a folder at a time.
+which take six times the space and no decoding. Each image is decoded once, so that a damaged one is named now and not
+in the middle of a run. A tar file appears only once it is complete; an interrupted packing continues after the last
+one. Only one process at a time packs into a folder.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ __all__ = ["pack_folder"]
 
 LOCK = ".pack.lock"
 _SHARD_BYTES = 2**28
-_GROUP = 64  # images that are worked on at once: what bounds the memory
-_QUALITY = 92  # of images that are compressed anew
-_STATED_AT_ONCE = 8  # files whose sizes are asked for: waiting for a file server, not computing
+_GROUP = 64  # images that are in work at once, which bounds the memory
+_QUALITY = 92  # of images that are compressed again
+_STATED_AT_ONCE = 8  # threads that ask for file sizes: they wait for a file server and do not compute
 _SUFFIXES = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp", "BMP": "bmp"}
-"""By Pillow's word; MPO is a JPEG with more pictures behind the one that is seen, as some cameras write it."""
+"""By Pillow's name of the format; MPO is a JPEG followed by further pictures, as some cameras write it."""
 _BLOCK = tarfile.BLOCKSIZE
 
 
@@ -79,7 +79,7 @@ def pack_folder(wanted: Wanted, packing: Packing) -> dict[str, Any]:
     out, began = packing.out, time.perf_counter()
     for source in (train, val):
         if out.resolve().is_relative_to(source.root.resolve()):
-            raise ConfigError(f"{out} lies in {source.root}, of which every folder is a class; name one elsewhere.")
+            raise ConfigError(f"{out} lies in {source.root}, where every folder is a class; name one elsewhere.")
     plan = {
         "format": FORMAT, "side": packing.side, "raw": packing.raw, "train": _fingerprint(train),
         "val": _fingerprint(val),
@@ -89,7 +89,7 @@ def pack_folder(wanted: Wanted, packing: Packing) -> dict[str, Any]:
     except OSError as error:
         raise DataError(f"{out} cannot be written: {error.strerror}; name another folder.") from None
     try:
-        _is_empty(out, plan)  # a folder of somebody else gets no lock
+        _is_empty(out, plan)  # refuses a foreign folder before a lock is put into it
         with _alone(out):
             _begin(out, plan)
             splits = {}
@@ -100,13 +100,13 @@ def pack_folder(wanted: Wanted, packing: Packing) -> dict[str, Any]:
             write_atomically(out / INDEX, json.dumps(index, indent=1).encode())
             for leftover in (out / PLAN, *out.glob("*-??????.json")):
                 leftover.unlink(missing_ok=True)
-    except DataError as error:  # of an image; a folder that was mended is packed anew, so all are wanted
+    except DataError as error:  # in an image; repaired images are packed from the start, so all should be found at once
         raise DataError(
-            f"{str(error).removesuffix('.')}; `bigstep data {wanted.path} --verify` names all damaged ones."
+            f"{str(error).removesuffix('.')}; `bigstep data {wanted.path} --verify` names all damaged images."
         ) from None
     except OSError as error:
         raise DataError(
-            f"{out} cannot be written: {error.strerror}; what is packed so far stays, and the same command goes on."
+            f"{out} cannot be written: {error.strerror}; what is packed so far stays, and the same command continues."
         ) from None
     stored = sum(shard["bytes"] for split in splits.values() for shard in split["shards"])
     return {
@@ -118,7 +118,7 @@ def pack_folder(wanted: Wanted, packing: Packing) -> dict[str, Any]:
 
 
 def _fingerprint(source: FolderImages) -> str:
-    """Hash names, labels and sizes of all files: what changes before packing goes on must not be half of a pack."""
+    """Hash names, labels and sizes of all files, so that a pack is not continued with images that have changed."""
 
     def sizes(indices: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         return np.array([os.stat(source.path(index)).st_size for index in indices.tolist()], dtype=np.int64)
@@ -133,16 +133,16 @@ def _fingerprint(source: FolderImages) -> str:
 
 @contextmanager
 def _alone(out: Path) -> Iterator[None]:
-    """Keep a folder for this process; the system gives it free when the process ends, however it ends."""
+    """Lock a folder for this process; the system releases the lock when the process ends, however it ends."""
     from filelock import FileLock, Timeout  # as for run folders
 
     lock = FileLock(out / LOCK, timeout=0)
     try:
         lock.acquire()
     except Timeout:
-        raise ConfigError(f"Another process packs into {out}; wait until it ends, or name a new folder.") from None
+        raise ConfigError(f"Another process is packing into {out}; wait until it ends, or name a new folder.") from None
     except OSError as error:
-        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):  # file systems that keep no locks
+        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):  # file systems without locks
             raise
     try:
         yield
@@ -152,11 +152,11 @@ def _alone(out: Path) -> Iterator[None]:
 
 
 def _is_empty(out: Path, plan: dict[str, Any]) -> bool:
-    """Whether nothing was packed into a folder; one that holds other things than this pack is refused."""
+    """Whether nothing is packed in a folder yet; a folder that holds anything but this pack is refused."""
     nothing = {LOCK, *(path.name for path in out.glob(f".{PLAN}.*.part"))}
     there = {path.name for path in out.iterdir()}
     if there <= nothing or (there <= {*nothing, PLAN} and _is_plan(out / PLAN)):
-        return True  # of a pack that a damaged image ended, no file was complete; the folder may have been mended since
+        return True  # a damaged image ended packing before any file was complete; it may have been repaired since
     if not any(_holds(out / name, plan) for name in (INDEX, PLAN)):
         raise ConfigError(
             f"{out} is not empty, and holds no pack of the same images and options; name a new folder, or "
@@ -166,15 +166,15 @@ def _is_empty(out: Path, plan: dict[str, Any]) -> bool:
 
 
 def _begin(out: Path, plan: dict[str, Any]) -> None:
-    """Write down what is packed, unless it goes on; clear what a packer that was killed left torn."""
+    """Write down what is packed, unless this continues a pack; remove the partial files of one that was killed."""
     if _is_empty(out, plan):
         write_atomically(out / PLAN, json.dumps(plan).encode())
-    for torn in out.glob(".*.part"):  # it may be what fills the disk
+    for torn in out.glob(".*.part"):  # it may be what filled the disk
         torn.unlink(missing_ok=True)
 
 
 def _is_plan(path: Path) -> bool:
-    """Whether a file is a packer's, and not somebody else's of that name."""
+    """Whether a file was written by a packer, and is not a foreign file of that name."""
     try:
         return set(json.loads(path.read_bytes()).keys()) == {"format", "side", "raw", "train", "val"}
     except (OSError, ValueError, AttributeError, RecursionError):
@@ -198,7 +198,7 @@ def _shards(source: FolderImages, split: str, packing: Packing) -> Iterator[_Sha
             shard = _finished(path)
             if shard is None:
                 shard = _write_shard(path, source, begin, packing, pool)
-                packed += len(shard.records)  # by this process: an earlier one may have begun
+                packed += len(shard.records)  # by this process, without what an earlier one has packed
                 rate = packed / (time.perf_counter() - began)
                 packing.say(f"{path.name}: {begin + len(shard.records):,} of {len(source):,} images, {rate:,.0f}/s")
             begin, number = begin + len(shard.records), number + 1
@@ -217,7 +217,7 @@ def _finished(path: Path) -> _Shard | None:
 
 
 def _check(shard: _Shard) -> int:
-    """Return a checksum of what is known of a tar file."""
+    """Return a checksum of a tar file's records and hash."""
     return zlib.crc32(shard.records.tobytes() + shard.sha256.encode())
 
 
@@ -255,7 +255,7 @@ def _encoded(
 
 
 def _encode(path: Path, side: int, raw: bool) -> _Packed:
-    """Read an image and return it as it is stored; every pixel is decoded, so that damage shows."""
+    """Read an image and return it in the form to store; every pixel is decoded, so that damage shows."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -284,7 +284,7 @@ def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
 
 
 def _write_index(out: Path, split: str, source: FolderImages, shards: list[_Shard]) -> dict[str, Any]:
-    """Write where every image of a split lies; return what the index says of the split."""
+    """Write where every image of a split is stored; return the split's entry in the index."""
     files = {}
     for kind, values in (("records", np.concatenate([shard.records for shard in shards])), ("names", source.files)):
         content = io.BytesIO()

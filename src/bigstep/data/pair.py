@@ -24,7 +24,7 @@ class DataPair:
     test: Source
 
     def fingerprint(self) -> str:
-        """Return a hash that tells other data from these."""
+        """Return a hash that distinguishes these data from others."""
         return digest(self.train.fingerprint(), self.test.fingerprint())
 
 
@@ -32,7 +32,7 @@ def hold_out(train: Source, fraction: float, seed: int) -> DataPair:
     """Divide a training set in two: the larger part to train on, `fraction` of each class to evaluate on.
 
     Which samples are held out depends on the seed alone. A source whose labels are not known without reading it is
-    taken for one class.
+    treated as one class.
 
     >>> from bigstep.data import TensorImages
     >>> images = torch.zeros(40, 1, 2, 2, dtype=torch.uint8)
@@ -50,7 +50,7 @@ def hold_out(train: Source, fraction: float, seed: int) -> DataPair:
         count = min(max(round(fraction * len(group)), 1), len(group) - 1)
         held[group[chance[group].argsort()[:count]]] = True
     if not held.any():
-        raise DataError(f"No class has the two samples that holding out a fraction of {fraction} takes.")
+        raise DataError(f"No class has the two samples that are needed to hold out a fraction of {fraction}.")
     return DataPair(train.subset(everything[~held]), train.subset(everything[held]))
 
 

@@ -1,4 +1,4 @@
-"""Statistics of pixels, exactly, without a floating copy of the images."""
+"""Exact statistics of pixels, without a floating-point copy of the images."""
 
 from __future__ import annotations
 

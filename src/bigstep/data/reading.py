@@ -1,8 +1,8 @@
 """Reading many files in one go, without Python's lock.
 
-Python gives up its lock for each call of the system, and takes it again: five times for a file that is read in 20
+Python releases its lock for each system call, and takes it again: five times for a file that is read in 20
 microseconds. A thread that reads alone does not notice. Several that read at once wait for each other, most of all on a
-machine with many cores, where whoever gives up the lock has to wake another core.
+machine with many cores, where releasing the lock means waking another core.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
@@ -23,7 +23,7 @@ _FLAGS = os.O_RDONLY | os.O_CLOEXEC
 
 
 def read_files(paths: Sequence[bytes], room: memoryview) -> list[memoryview]:
-    """Read files into `room`, one behind the other, until one fails or has no room; return those that were read.
+    """Read files into `room`, one after another, until one fails or does not fit; return those that were read.
 
     >>> import tempfile
     >>> with tempfile.NamedTemporaryFile() as file:
@@ -42,7 +42,7 @@ def read_files(paths: Sequence[bytes], room: memoryview) -> list[memoryview]:
 def _compiled(function):
     try:
         return njit(nogil=True, cache=True)(function)
-    except RuntimeError:  # nothing can be written where the machine code would be kept
+    except RuntimeError:  # the folder for cached machine code is not writable
         return njit(nogil=True)(function)
 
 
@@ -55,7 +55,7 @@ def _read_all(names, begins, room, ends):
         if file < 0:
             return number
         got = -1
-        while at < len(room):  # of a file that fills it to its end, nobody would know whether there is more
+        while at < len(room):  # if a file fills it to the end, there is no telling whether more follows
             got = _read(file, room.ctypes.data + at, len(room) - at)
             if got <= 0:
                 break

@@ -1,4 +1,4 @@
-"""Evaluation on whole images: in batches of like aspect ratio instead of square centre crops."""
+"""Evaluation on whole images, in batches of similar aspect ratio, instead of square centre crops."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from torch import Tensor
 __all__ = ["rectangle_of", "rectangular_batches"]
 
 _STRIDE = 32  # sides of rectangles are multiples of it: a ResNet shrinks by 32
-_MAX_ASPECT = 2.0  # a longer image is trimmed to this, lest one panorama make a batch of its own
+_MAX_ASPECT = 2.0  # longer images are trimmed to this, so that a panorama does not make a batch of its own
 
 
 def rectangle_of(width: int, height: int, size: int) -> tuple[int, int]:
-    """Return the shape (width, height) at which an image is evaluated whole: short side `size`, long side in 32s.
+    """Return the (width, height) at which an image is evaluated whole: short side `size`, long side a multiple of 32.
 
     >>> rectangle_of(500, 375, 288), rectangle_of(375, 500, 288), rectangle_of(3000, 300, 288)
     ((384, 288), (288, 384), (576, 288))
@@ -23,10 +23,10 @@ def rectangle_of(width: int, height: int, size: int) -> tuple[int, int]:
 
 
 def rectangular_batches(sizes: Tensor, size: int, batch: int) -> list[Tensor]:
-    """Group all samples into batches of one shape each: every sample once, order by shape.
+    """Group all samples into batches of one shape each: every sample once, ordered by shape.
 
-    The shape of a sample depends on that sample alone, so what it is evaluated at does not change with the batch or
-    with the number of ranks.
+    The shape of a sample depends on that sample alone, so it changes neither with the batch nor with the number of
+    ranks.
 
     Args:
         sizes: width and height of each image in pixels, (N, 2).

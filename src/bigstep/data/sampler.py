@@ -19,7 +19,7 @@ __all__ = ["Position", "Sampler", "Step", "hosted_workers"]
 
 @dataclass(frozen=True)
 class Position:
-    """A place in the run: whole epochs behind it, samples seen in this epoch, steps taken in all."""
+    """A position in the run: complete epochs, samples seen in this epoch, steps taken in all."""
 
     epoch: int = 0
     offset: int = 0
@@ -49,7 +49,7 @@ class Step:
     def filled(self) -> float:
         """How much of the global batch this step holds: 1, and less only in the last step of an epoch.
 
-        It is what the step counts: every sample moves the weights as much as in a full batch.
+        The step counts this much, so that every sample moves the weights as much as in a full batch.
 
         >>> Step(Position(offset=96), stop=120, workers=4, local_batch=8).filled
         0.75
@@ -124,14 +124,14 @@ class Sampler:
             position = self.after(step)
 
     def after(self, step: Step) -> Position:
-        """Return the position behind a step."""
+        """Return the position after a step."""
         taken = step.position.step + 1
         behind = Position(step.position.epoch, step.stop, taken)
         ended = step.stop == self.size or (self.drop_last and self.step_at(behind).filled < 1)
         return Position(step.position.epoch + 1, 0, taken) if ended else behind
 
     def samples_at(self, position: Position) -> int:
-        """Count the samples seen up to a position, those that were left out included."""
+        """Count the samples seen up to a position, including those that were left out."""
         return position.epoch * self.size + position.offset
 
     def epochs_at(self, position: Position) -> float:
@@ -139,7 +139,7 @@ class Sampler:
         return position.epoch + position.offset / self.size
 
     def where(self, position: Position) -> dict[str, float]:
-        """Return a position as rows of the records tell it."""
+        """Return a position as the rows of the records hold it."""
         return {"epoch": self.epochs_at(position), "samples": self.samples_at(position)}
 
     def total_steps(self, epochs: float) -> int:
@@ -148,7 +148,7 @@ class Sampler:
 
 
 def hosted_workers(workers: int, rank: int, ranks: int) -> range:
-    """Return the workers that a rank hosts: contiguous blocks that differ by one at most.
+    """Return the workers that a rank hosts: contiguous blocks whose sizes differ by one at most.
 
     If there are fewer workers than ranks, the first ranks host one each.
 

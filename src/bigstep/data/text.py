@@ -1,7 +1,7 @@
 """Text by name or path, divided into a training set and a test set.
 
-Where there are ten documents or more (files of a folder, or parts of a file divided by the character U+001E), every
-tenth is held out whole; else the last tenth of the text is. A folder with train/ and val/ or test/ divides itself.
+With ten documents or more (files of a folder, or parts of a file separated by the character U+001E), every tenth is
+held out whole; otherwise the last tenth of the text is. A folder with train/ and val/ or test/ is already divided.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ SHAKESPEARE_SHA256 = "21b40ccf4999c004256d116655824719001352dbc22636354d9cd0c645
 _HELD_OUT = 10  # one part in this many is the test set
 _SEPARATOR = b"\x1e"  # between documents
 _MAX_BYTES = 2**32  # of text that is read into memory
-_MAX_RATIO = 200  # text packs to a quarter; a file that packs tighter than this takes memory far beyond its size
-_ALWAYS_READ = 2**26  # but a small one is read however tightly it is packed
+_MAX_RATIO = 200  # text compresses to a quarter; a file compressed more tightly than this takes far more memory
+_ALWAYS_READ = 2**26  # bytes unpacked up to which the ratio does not matter
 _MAX_FILES = 100_000
 _CHUNK_BYTES = 2**20
 
@@ -58,7 +58,7 @@ def open_tokens(wanted: Wanted) -> DataPair:
     packed = read_tokens(path)
     if packed.vocabulary:
         given, kept = (name.partition(":") for name in (wanted.vocabulary, packed.vocabulary))
-        same = given == kept or (packed.built is not None and given[0] == kept[0])  # built: the file has it whole
+        same = given == kept or (packed.built is not None and given[0] == kept[0])  # built: the file holds all of it
         if not same and wanted.vocabulary != Wanted.vocabulary:
             raise DataError(f"{path} was packed with {packed.vocabulary}, but data.vocabulary is {wanted.vocabulary}.")
         vocabulary = restore_vocabulary(packed.vocabulary, packed.size, packed.built, str(path))
@@ -67,7 +67,7 @@ def open_tokens(wanted: Wanted) -> DataPair:
         if vocabulary.built() is not None:
             raise DataError(
                 f"{path} does not keep the text from which data.vocabulary={wanted.vocabulary} would be built; leave "
-                "it out, so that tokens are numbers, or pack the text with bigstep data pack."
+                "data.vocabulary out, so that tokens are plain numbers, or pack the text with bigstep data pack."
             )
     else:
         vocabulary = Numbers("numbers", 1 + max(int(part.max()) for part in (packed.train, packed.test)))
@@ -79,14 +79,14 @@ def open_tokens(wanted: Wanted) -> DataPair:
 
 
 def pack_text(wanted: Wanted, packing: Packing) -> dict[str, Any]:
-    """Divide a text into tokens once and for all; return what was packed, as `--json` prints it."""
+    """Divide a text into tokens and keep them in a file; return what was packed, as `--json` prints it."""
     out = packing.out
     if out.suffix != ".tokens":
         raise ConfigError(f"{out} must end in .tokens, since that is what a text is packed into.")
     if packing.side or packing.raw:
         raise ConfigError("--side and --raw are for images; a text is packed by its --vocabulary.")
     if out.exists():
-        raise ConfigError(f"{out} is there already; name another file.")
+        raise ConfigError(f"{out} exists already; name another file.")
     train, test, path = *read_text(_path(wanted)), wanted.path
     vocabulary = make_vocabulary(wanted.vocabulary, train, test)
     tokens, held = (vocabulary.encode(text, path) for text in (train, test))
@@ -131,10 +131,10 @@ def read_documents(path: Path) -> list[bytes]:
     for file in files:
         text = _read(file, room)
         room -= len(text)
-        is_binary = b"\0" in text  # where the separator is a byte like any other
+        is_binary = b"\0" in text  # in which the separator is a byte like any other
         documents += [text] if is_binary and text else [part for part in text.split(_SEPARATOR) if part]
     if not documents:
-        raise DataError(f"{path} is empty; a text has at least a sequence of characters.")
+        raise DataError(f"{path} is empty; give a text that is longer than a sequence.")
     return documents
 
 
@@ -151,7 +151,7 @@ def _files_of(folder: Path) -> list[Path]:
 
 
 def _read(path: Path, room: int) -> bytes:
-    """Read a file that may be compressed, as far as there is room for it."""
+    """Read a file, compressed or not; refuse one that holds more than `room` bytes of text."""
     pieces: list[bytes] = []
     try:
         if path.suffix in (".gz", ".xz"):
@@ -162,8 +162,8 @@ def _read(path: Path, room: int) -> bytes:
                 room -= len(piece)
                 if room < 0:
                     raise DataError(
-                        f"{path} is more text than is read into memory, or packed tighter than text can be; unpack it, "
-                        "or give it in parts."
+                        f"{path} is more text than is read into memory, or compressed more tightly than text can be; "
+                        "unpack it, or give it in parts."
                     )
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         reason = getattr(error, "strerror", None) or "its compressed data is damaged"
@@ -184,7 +184,7 @@ def _encoded(train: bytes, test: bytes, wanted: Wanted, name: str) -> DataPair:
 
 
 def _pair(parts: list[tuple[Tokens, int]], vocabulary: Vocabulary, length: int, name: str) -> DataPair:
-    """Cut two texts, each as tokens and the bytes they were, into windows."""
+    """Cut two texts, each given as its tokens and its size in bytes, into windows."""
     (train, _), (test, _) = parts
     if len(train) <= length or len(test) < 2:
         raise DataError(

@@ -1,4 +1,4 @@
-"""A text, a part at a time: as characters or pieces, all of it would take ten times the room of its bytes."""
+"""A text, a part at a time: as characters or pieces, all of it would take ten times the memory of its bytes."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from bigstep.errors import DataError
 __all__ = ["character_at", "characters", "pieces_of", "whole_text"]
 
 _AT_ONCE = 2**24  # bytes that are divided in one go
-_PIECES = re.compile(rb" ?\w+| ?[^\w\s]+|\s+")  # every byte belongs to one piece; a space to the word behind it
+_PIECES = re.compile(rb" ?\w+| ?[^\w\s]+|\s+")  # every byte belongs to one piece; a space to the word after it
 
 
 def pieces_of(text: bytes, where: str) -> Iterator[list[bytes]]:
-    """Yield words, punctuation and spaces, which make up all of a text, some at a time."""
+    """Yield lists of words, punctuation and spaces, which together make up all of a text."""
     _refuse_binary(text, where)
     begin, room = 0, _AT_ONCE
     while begin < len(text):
         end = min(begin + room, len(text))
         pieces = _PIECES.findall(text, begin, end)
         if end < len(text):
-            end -= len(pieces.pop())  # the last may go on
+            end -= len(pieces.pop())  # the last may continue in the next part
         if pieces:
             yield pieces
             begin, room = end, _AT_ONCE
@@ -42,7 +42,7 @@ def characters(text: bytes, where: str) -> Iterator[str]:
 
 
 def character_at(text: bytes, place: int) -> int:
-    """Return where the character of UTF-8 begins that the byte at `place` is of; where none does, `place` itself.
+    """Return where the UTF-8 character that contains the byte at `place` begins; `place` itself if none does.
 
     >>> character_at("äö".encode(), 3), character_at(bytes([0x80] * 9), 8)
     (2, 8)
@@ -62,11 +62,11 @@ def _decoded(text: bytes, where: str, begin: int = 0) -> str:
         return text.decode()
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{where} is no text in UTF-8 (byte {begin + error.start:,} is wrong); set data.vocabulary=bytes, or "
+            f"{where} is not UTF-8 text (byte {begin + error.start:,} is invalid); set data.vocabulary=bytes, or "
             "convert it."
         ) from None
 
 
 def _refuse_binary(text: bytes, where: str) -> None:
     if b"\0" in text:
-        raise DataError(f"{where} is no text (it holds bytes of value 0); set data.vocabulary=bytes.")
+        raise DataError(f"{where} is not text (it holds bytes of value 0); set data.vocabulary=bytes.")

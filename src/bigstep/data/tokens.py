@@ -1,7 +1,7 @@
-"""A packed file of tokens: what a text has become once it was divided, read from disk as it is needed.
+"""A packed file of tokens: a text that has been divided into tokens, read from disk as it is needed.
 
-The file is one line of JSON, filled with spaces to 4,096 bytes (or a multiple), and the tokens of the training text and
-of the test text, as unsigned numbers with the lowest byte first. A plain .npy file of one dimension is read as well.
+The file is one line of JSON, padded with spaces to a multiple of 4,096 bytes, then the tokens of the training text and
+of the test text as little-endian unsigned integers. A plain .npy file of one dimension is read as well.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TYPES = ("uint8", "uint16", "uint32")
 
 @dataclass(frozen=True)
 class Packed:
-    """What a packed file holds."""
+    """The contents of a packed file."""
 
     train: NDArray[Any]
     test: NDArray[Any]
@@ -45,7 +45,7 @@ class Packed:
 def write_tokens(
     path: Path, train: Tokens, test: Tokens, vocabulary: Vocabulary, train_bytes: int, test_bytes: int
 ) -> None:
-    """Pack two texts into a file; the file appears when it is complete.
+    """Pack two texts into a file, which appears only once it is complete.
 
     Args:
         path: the file, which should end in .tokens.
@@ -96,12 +96,12 @@ def _read_packed(path: Path) -> Packed:
         if header["format"] != _MAGIC or dtype not in _TYPES or not whole:
             raise KeyError
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise DataError(f"{path} is no packed file of tokens: its first line does not say what it holds.") from None
+        raise DataError(f"{path} is not a packed file of tokens: its first line does not say what it holds.") from None
     size, expected = path.stat().st_size, len(line) + (train + test) * np.dtype(dtype).itemsize
     if size != expected:
-        raise DataError(f"{path} has {size:,} bytes, but its first line speaks of {expected:,}; pack it again.")
+        raise DataError(f"{path} has {size:,} bytes, but its first line announces {expected:,}; pack it again.")
     if train < 2 or test < 2:
-        raise DataError(f"{path} has {train} tokens to train on and {test} to evaluate on; it must have two of each.")
+        raise DataError(f"{path} has {train} tokens to train on and {test} to evaluate on; it needs two of each.")
     tokens = np.memmap(path, dtype=np.dtype(dtype).newbyteorder("<"), mode="r", offset=len(line))
     return Packed(tokens[:train], tokens[train:], *facts)
 

@@ -31,11 +31,11 @@ class Decoding:
     name: str = "pillow"
     """One of `bigstep.tables.decoders.DECODERS`, `auto` resolved."""
     loaders_use: str = "pillow"
-    """Who decodes what the device does not keep up with."""
+    """Who decodes the images that the device cannot keep up with."""
     share: float = 1.0
     """The part of the images that the device decodes at first."""
     least: float = 0.0
-    """And at least, however much others help."""
+    """The part that it decodes at least, however much others help."""
     why: str = ""
     """One sentence for the first note of a run."""
 
@@ -62,7 +62,7 @@ class View:
         return self.augment if self.train else "none"
 
     def augmentation(self, mean: tuple[float, ...] = (), std: tuple[float, ...] = ()) -> Augment:
-        """Return what turns stored images, held whole, into the network's input."""
+        """Return the augmentation that turns whole stored images into the network's input."""
         return Augment(
             kind=self.kind,
             seed=self.seed,
@@ -80,14 +80,14 @@ class Way(Protocol):
 
     @property
     def loaders(self) -> int | None:
-        """Processes or threads that load; None where the samples are in memory."""
+        """Processes or threads that load; None if the samples are in memory."""
 
     @property
     def waits(self) -> Waits | None:
-        """How long the device waited; None where the samples are in memory."""
+        """How long the device waited; None if the samples are in memory."""
 
     def see(self, view: View) -> None:
-        """From the next call on, show the samples like this; the device, the seed and the loaders stay."""
+        """Use this view from the next call on; the device, the seed and the number of loaders stay as they are."""
 
     def __call__(self, requests: Iterable[Request]) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield one batch for each request."""

@@ -1,5 +1,5 @@
-"""Text to numbers and back. Every vocabulary here can spell any text that it accepts, so that nothing is lost, and bits
-per byte can be compared whatever the vocabulary.
+"""Text to numbers and back. Every vocabulary here can represent any text that it accepts, so that nothing is lost, and
+bits per byte can be compared between vocabularies.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class Vocabulary(ABC):
 
     @abstractmethod
     def encode(self, text: bytes, where: str) -> Tokens:
-        """Return the tokens of a text; `where` it came from is for messages."""
+        """Return the tokens of a text; `where` names the text in messages."""
 
     @abstractmethod
     def decode(self, tokens: Sequence[int]) -> bytes:
         """Return the text of some tokens."""
 
     def lengths(self) -> NDArray[np.int64] | None:
-        """Return the bytes that each token stands for; None where a token has no length of its own."""
+        """Return how many bytes each token stands for; None if a token has no length of its own."""
         return np.array([len(self.decode([token])) for token in range(self.size)])
 
     @property
@@ -56,7 +56,7 @@ class Vocabulary(ABC):
         return np.min_scalar_type(self.size - 1)
 
     def built(self) -> list[Any] | None:
-        """Return what was built from the text; None where the name says all."""
+        """Return what was built from the text; None if the name alone defines the vocabulary."""
         return None
 
     def keep(self, folder: Path) -> None:
@@ -96,7 +96,7 @@ class Chars(Vocabulary):
 
     def encode(self, text: bytes, where: str) -> Tokens:
         """Return the place of each character."""
-        last = int(self._points[-1]) + 1  # stands for all that lie behind the last character
+        last = int(self._points[-1]) + 1  # stands for all code points after the last character
         places: Tokens = np.full(last + 1, self.size, dtype=np.min_scalar_type(self.size))
         places[self._points] = np.arange(self.size)
         found = [np.empty(0, dtype=self.dtype)]
@@ -166,7 +166,7 @@ class Tiktoken(Vocabulary):
         return bytes(self._encoding.decode_bytes(list(tokens)))
 
     def lengths(self) -> NDArray[np.int64]:
-        """Return the bytes of each token; numbers that no token has stand for none."""
+        """Return how many bytes each token stands for; numbers without a token stand for none."""
         lengths = np.zeros(self.size, dtype=np.int64)
         for piece in self._encoding.token_byte_values():
             lengths[self._encoding.encode_single_token(piece)] = len(piece)
@@ -194,14 +194,14 @@ class Tokenizers(Vocabulary):
 
 
 class Numbers(Vocabulary):
-    """Tokens of which only the numbers are known, as in a packed file that others made."""
+    """Tokens of which only the numbers are known, as in a packed file from elsewhere."""
 
     def __init__(self, name: str, size: int) -> None:
         self.name, self.size = name, size
 
     def encode(self, text: bytes, where: str) -> Tokens:
-        """Refuse: nobody said how."""
-        raise DataError(f"{where} cannot be divided into tokens: of its vocabulary {self.name} only numbers are known.")
+        """Refuse: how to divide text is not known."""
+        raise DataError(f"{where} cannot be divided into tokens: only numbers are known of its vocabulary {self.name}.")
 
     def decode(self, tokens: Sequence[int]) -> bytes:
         """Write the numbers."""
@@ -232,7 +232,7 @@ def make_vocabulary(name: str, train: bytes, test: bytes = b"") -> Vocabulary:
 
 
 def restore_vocabulary(name: str, size: int, built: list[Any] | None, where: str) -> Vocabulary:
-    """Return a vocabulary that was kept `where`: what was built if it was built, else what its name says."""
+    """Return the vocabulary kept at `where`: from what was built if it was built, else from its name."""
     if name == Bytes.name:
         return Bytes()
     if built is None:
@@ -246,7 +246,7 @@ def restore_vocabulary(name: str, size: int, built: list[Any] | None, where: str
 
 
 def load_vocabulary(folder: Path) -> Vocabulary | None:
-    """Return the vocabulary that a run folder keeps; None where it keeps none."""
+    """Return the vocabulary that a run folder keeps; None if it keeps none."""
     path = folder / FILE
     if not path.exists():
         return None
@@ -254,7 +254,7 @@ def load_vocabulary(folder: Path) -> Vocabulary | None:
         kept = json.loads(path.read_bytes())
         name, built = str(kept["name"]), list(kept["tokens"])
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-        raise DataError(f"{path} is no vocabulary that a run keeps ({type(error).__name__}).") from None
+        raise DataError(f"{path} is not a vocabulary that a run keeps ({type(error).__name__}).") from None
     return restore_vocabulary(name, 0, built, str(path))
 
 
@@ -273,7 +273,7 @@ def make_chars(rest: str, train: bytes, test: bytes = b"") -> Vocabulary:
 
 
 def make_words(rest: str, train: bytes, test: bytes = b"") -> Vocabulary:
-    """Collect the most frequent words of a text; equal counts in the order of their bytes."""
+    """Collect the most frequent words of a text; words of equal count in the order of their bytes."""
     if rest and not (rest.isascii() and rest.isdigit() and 256 < int(rest) <= 2**20):
         raise ConfigError(f"data.vocabulary is words:{rest}, but the size must be a number from 257 to 1048576.")
     counts = Counter[bytes]()
@@ -307,4 +307,4 @@ def make_tokenizers(rest: str, train: bytes, test: bytes = b"") -> Vocabulary:
     try:
         return Tokenizers(rest, tokenizers.Tokenizer.from_file(rest))
     except Exception as error:  # the package raises plain Exception
-        raise DataError(f"{rest} is no tokenizer.json that the package tokenizers can read: {error}.") from None
+        raise DataError(f"{rest} is not a tokenizer.json that the package tokenizers can read: {error}.") from None

@@ -1,8 +1,8 @@
-"""Where the time of a feed goes: how long the device waited for each batch, and who had it to do.
+"""Where the time of a feed goes: how long the device waited for each batch, and how long each part of the work took.
 
-A host that runs ahead of its GPU may wait for a loader while the GPU is busy, or be handed a batch at once that the GPU
-then waits for. So on a GPU waits are measured where they cost something: between the moment at which the device had
-done all that it was given before a batch was asked for, and the moment at which that batch was ready on the device.
+A host that runs ahead of its GPU may wait for a loader while the GPU is still busy, or get a batch at once for which
+the GPU then has to wait. So waits are measured on the GPU: from the moment at which it has finished all work queued
+before a batch was asked for, to the moment at which that batch is ready on it.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class Moment(Protocol):
         """Return milliseconds until another; negative if that one came before."""
 
     def query(self) -> bool:
-        """Whether the device has come to it."""
+        """Whether the device has passed it."""
 
 
 class Waits:
     """Keeps the waits of a feed until they are taken.
 
     Args:
-        device: where the batches go; nothing is measured on a CPU, where the host's own clock tells all.
+        device: where the batches go; nothing is measured on a CPU, where the host's own clock suffices.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -45,11 +45,12 @@ class Waits:
         self._asked: Moment | None = None
         self.read_s = self.decode_s = self.device_s = self.copy_s = 0.0
         self.thread: dict[str, float] = {}
-        """Of the thread that lets a device decode: images, and seconds in which it waited for `files`, made each
-        `batch` (of that, in `decode` for the device and in `launch` for the crops), and waited until it was `taken`."""
+        """Of the thread that has a device decode: `images`, and the seconds in which it waited for `files`, made each
+        `batch` (of these, waited for the device in `decode` and launched crops in `launch`), and waited until it was
+        `taken`."""
 
     def __len__(self) -> int:
-        """Count the batches that were handed out and not taken yet."""
+        """Count the batches that were handed out and whose waits are not taken yet."""
         return len(self._handed)
 
     def asked(self) -> torch.cuda.Event | None:
@@ -58,11 +59,11 @@ class Waits:
         return moment
 
     def idle(self) -> bool:
-        """Whether the device has done all that it was given before the last batch was asked for."""
+        """Whether the device has finished all work queued before the last batch was asked for."""
         return self._asked is None or self._asked.query()
 
     def now(self) -> torch.cuda.Event | None:
-        """Mark what the current stream was given so far; None on a CPU."""
+        """Mark the end of the work queued on the current stream so far; None on a CPU."""
         if self.device.type != "cuda":
             return None
         moment = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # untyped in torch
@@ -70,7 +71,7 @@ class Waits:
         return moment
 
     def handed(self, asked: Moment | None, ready: Moment | None) -> None:
-        """Take note of a batch: when the device was free for it, and when it was there."""
+        """Take note of a batch: when the device was free for it, and when it was ready."""
         if asked is not None and ready is not None:
             self._handed.append((asked, ready))
 
@@ -85,31 +86,31 @@ class Waits:
         self.decode_s += spent.decode_s
 
     def worked(self, **amounts: float) -> None:
-        """Take note of what the thread did that lets a device decode."""
+        """Take note of the work of the thread that has a device decode."""
         for name, amount in amounts.items():
             self.thread[name] = self.thread.get(name, 0.0) + amount
 
     def take(self, count: int) -> list[float]:
-        """Return the seconds for which the device waited for each of the first batches not taken yet.
+        """Return the seconds for which the device waited for each of the first `count` batches not taken yet.
 
-        The device must have done them.
+        The device must have finished these batches.
         """
         handed, self._handed = self._handed[:count], self._handed[count:]
         copies, self._copies = self._copies, []
         for begin, end in copies:
             if end.query():
                 self.copy_s += begin.elapsed_time(end) / 1e3
-            else:  # a batch ahead is still on its way
+            else:  # the copy of a batch ahead is still under way
                 self._copies.append((begin, end))
         return [max(0.0, asked.elapsed_time(ready)) / 1e3 for asked, ready in handed]
 
     def forget(self) -> None:
-        """Leave out what was not taken."""
+        """Drop the waits that were not taken."""
         self._handed.clear()
         self._copies.clear()
 
     def parts(self, loaders: int) -> dict[str, float]:
-        """Return seconds of the clock that each part has taken, loaders side by side; `device`: its own decoding."""
+        """Return the wall-clock seconds of each part, with loaders in parallel; `device` is decoding on the device."""
         several = max(loaders, 1)
         of_loaders = {"decode": self.decode_s / several, "disk": self.read_s / several, "copy": self.copy_s}
         return {**of_loaders, "device": self.device_s}

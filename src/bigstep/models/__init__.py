@@ -48,7 +48,7 @@ def build_model(name: str, **shape: int) -> nn.Module:
     if takes not in ("any", has):
         other = "gpt-mini" if has == "tokens" else "small"
         raise ConfigError(
-            f"model: {name} takes {takes}, but the data are {has}; choose a model of {has}, such as {other}, "
+            f"model: {name} takes {takes}, but the data are {has}; choose a model for {has}, such as {other}, "
             "or other data."
         )
     library, colon, rest = name.partition(":")

@@ -1,4 +1,4 @@
-"""`conv8`: a small network for CIFAR-10 that learns in a few epochs, behind fixed filters that whiten its patches."""
+"""`conv8`: a small network for CIFAR-10 that learns in a few epochs; fixed filters first whiten the image patches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bigstep.models.small import GlobalMax, Scaled
 __all__ = ["Conv8", "Whitening", "conv8", "conv8_wide"]
 
 EPS = 5e-4
-"""Added to the variances of patches: directions in which images hardly differ are not blown up to noise."""
+"""Added to the variances of patches, so that directions in which images hardly differ are not amplified to noise."""
 NARROW, WIDE = (64, 256, 256), (128, 384, 384)
 """Maps of the three blocks."""
 
@@ -24,8 +24,8 @@ class Whitening(nn.Module):
 
         C = covariance of the patches = E diag(v) E',    filters = +/- rows of diag(1 / sqrt(v + eps)) E'
 
-    The filters are a buffer: they are set once, from training images, and not trained; the biases are. Until images
-    were seen the coordinates are the pixels themselves.
+    The filters are a buffer: they are set once, from training images, and not trained; the biases are. Before that, the
+    coordinates are the pixels themselves.
 
     Args:
         channels: Of an image.
@@ -49,14 +49,14 @@ class Whitening(nn.Module):
 
     @torch.no_grad()
     def see(self, images: Tensor) -> None:
-        """Set the filters from training images, as the network gets them but not augmented."""
+        """Set the filters from training images, which are network inputs without augmentation."""
         patches = F.unfold(images.double().cpu(), 2).transpose(0, 1).flatten(1)  # (channel, row, column) x patches
         variances, directions = torch.linalg.eigh(torch.cov(patches))
         whitened = directions / (variances.clamp(min=0) + EPS).sqrt()
         self.filters.copy_(_both_signs(whitened.T, images.shape[1]))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return samples x 8 coordinates a channel x side - 1 x side - 1."""
+        """Return (samples, 8 * channels, side - 1, side - 1)."""
         return F.conv2d(x, self.filters.to(x.dtype), self.bias.to(x.dtype))
 
 
@@ -68,12 +68,12 @@ class Conv8(nn.Sequential):
     """A sequence whose first layer is set from training images before it is trained."""
 
     def see(self, images: Tensor) -> None:
-        """Look at some training images, the same on every rank."""
+        """Set the first layer from some training images, the same on every rank."""
         self.get_submodule("0").see(images)  # type: ignore[operator]  # it is the Whitening
 
 
 def _block(inputs: int, outputs: int) -> list[nn.Module]:
-    """Two convolutions with norm and ReLU; 2x2 max-pooling behind the first."""
+    """Two convolutions with norm and ReLU; 2x2 max-pooling after the first."""
     first, second = (nn.Conv2d(size, outputs, 3, padding=1, bias=False) for size in (inputs, outputs))
     layers = [first, nn.MaxPool2d(2), nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
     return [*layers, second, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
@@ -82,15 +82,16 @@ def _block(inputs: int, outputs: int) -> list[nn.Module]:
 def conv8(*, classes: int, channels: int, image_size: int) -> nn.Sequential:
     """Build eight layers: whitening, three blocks of two convolutions, one linear layer; 0.24 GFLOP for 32x32 images.
 
-    Each convolution starts as the identity on as many maps as it gets, and as noise on the rest, so that images reach
-    the last layer from the first step on. A global maximum feeds the linear layer, whose output is divided by nine.
+    Each convolution starts as the identity for as many output maps as it has input maps, and random for the rest, so
+    that images reach the last layer from the first step on. A global maximum feeds the linear layer, whose output is
+    divided by nine.
 
     >>> sum(p.numel() for p in conv8(classes=10, channels=3, image_size=32).parameters())
     1972504
 
     Reference: the class of networks in Jordan, "94% on CIFAR-10 in 3.29 Seconds on a Single GPU", 2024.
 
-    Differs from it: ReLU where that has GELU, since norm and ReLU are one kernel here; norms have factors.
+    Differs from it: ReLU instead of GELU, since norm and ReLU are one kernel here; the norms have a trainable gamma.
     """
     return _conv8(classes, channels, NARROW)
 

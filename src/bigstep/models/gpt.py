@@ -1,4 +1,4 @@
-"""GPT in named sizes: a causal transformer with the norm before each branch, as GPT-2 has it.
+"""GPT in named sizes: a causal transformer with the norm before each branch, as in GPT-2.
 
     x = tokens(ids) + positions
     x = x + attention(norm(x));  x = x + mlp(norm(x))      for each block
@@ -6,10 +6,10 @@
 
 Reference: Vaswani et al., "Attention Is All You Need", 2017; Radford et al., "Language Models are Unsupervised
 Multitask Learners", 2019, section 2.3 (norm before the branch, one more at the end, branches scaled at the start);
-Press and Wolf, "Using the Output Embedding to Improve Language Models", 2016 (the head is the table of tokens).
+Press and Wolf, "Using the Output Embedding to Improve Language Models", 2016 (the head shares the token embedding).
 
 Differs from the papers: dropout is 0 unless asked for, since a language model sees most of its text once; GELU in its
-tanh form, as in the code that was released.
+tanh form, as in the released code.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["GPT", "gpt_10m", "gpt_10m_untied", "gpt_124m", "gpt_124m_untied", "g
 
 
 class Attention(nn.Module):
-    """Causal self-attention: each token looks at itself and at those before it."""
+    """Causal self-attention: each token attends to itself and to those before it."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return softmax(QK' / sqrt(d)) V of each head, mixed."""
+        """Return softmax(QK' / sqrt(d)) V of each head, combined by the output projection."""
         batch, length, width = x.shape
         projected = self.query_key_value(x).view(batch, length, 3, self.heads, width // self.heads)
         query, key, value = projected.permute(2, 0, 3, 1, 4).unbind(0)
@@ -64,16 +64,16 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Tokens in, a logit for each token of the vocabulary at each place out.
+    """Map tokens to logits over the vocabulary at each position.
 
     Args:
-        vocabulary: Different tokens.
+        vocabulary: Number of different tokens.
         length: Longest sequence, in tokens.
         depth: Blocks.
-        width: Numbers that stand for a token.
+        width: Size of a token's embedding.
         heads: Heads of each attention; they share the width.
-        dropout: Share of numbers that training drops, drawn from torch's generator.
-        tied: The head is the table of tokens, not a matrix of its own.
+        dropout: Fraction of activations that training drops, drawn from torch's generator.
+        tied: The head shares the weights of the token embedding instead of having its own.
 
     >>> import torch
     >>> gpt_mini(vocabulary=256, length=64)(torch.zeros(2, 64, dtype=torch.int64)).shape
@@ -119,9 +119,10 @@ class GPT(nn.Module):
         return functional.linear(self.norm(x), table)
 
     def _initialise(self, depth: int) -> None:
-        """Draw weights as GPT-2 does: N(0, 0.02^2), positions half of it, the ends of branches over sqrt(2 depth).
+        """Draw weights as GPT-2 does: N(0, 0.02^2), N(0, 0.01^2) for positions.
 
-        Each of the 2 depth branches adds to x, so that its variance would grow with the depth.
+        Each of the 2 depth branches adds to x, whose variance would grow with the depth: so the deviation at the end of
+        a branch is 0.02 / sqrt(2 depth).
         """
         ends = {block.attention.out for block in self.blocks} | {block.mlp[2] for block in self.blocks}  # type: ignore[union-attr, index]
         for module in self.modules():

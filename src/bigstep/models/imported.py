@@ -73,12 +73,12 @@ def model_from_transformers(name: str, *, vocabulary: int, length: int) -> nn.Mo
 def model_from_path(path: str, **facts: int) -> nn.Module:
     """Call the function at `package.module:function` with those of `facts` that it accepts, and return its model.
 
-    The current folder is searched too, so a file `mynet.py` beside the user is reached as `mynet:build`.
+    The current folder is searched too, so `mynet:build` finds a file `mynet.py` there.
 
     Args:
         path: an import path with a colon before the function.
-        facts: classes, channels and image_size of images, vocabulary and length of tokens; a function that does not
-            name one of them does not get it.
+        facts: classes, channels and image_size of images, vocabulary and length of tokens; the function gets those that
+            it names, or all of them if it accepts any keyword.
 
     >>> model_from_path("torch.nn:Identity", classes=10)  # accepts any keyword
     Identity()

@@ -11,10 +11,10 @@ __all__ = ["SeesImages", "he_initialise"]
 
 @runtime_checkable
 class SeesImages(Protocol):
-    """A network that begins from training images; it is shown some once, the same on every rank."""
+    """A network that is initialised from training images: it is shown some once, the same on every rank."""
 
     def see(self, images: Tensor) -> None:
-        """Set what depends on the images, which are as the network gets them but not augmented."""
+        """Set what depends on the images, which are network inputs without augmentation."""
 
 
 def he_initialise(model: nn.Module) -> None:

@@ -1,11 +1,11 @@
-"""LSTM language models: the recurrent network beside the transformer, on the same tokens.
+"""LSTM language models: recurrent networks on the same tokens as the transformers in `gpt`.
 
 Reference: Hochreiter and Schmidhuber, "Long Short-Term Memory", 1997; Gers, Schmidhuber and Cummins, "Learning to
 Forget", 2000; Zaremba, Sutskever and Vinyals, "Recurrent Neural Network Regularization", 2014 (dropout between layers
 only).
 
 Differs from the papers: every sequence starts from a state of zeros, so that windows are independent of one another and
-any worker may take any of them; the head is the table of tokens.
+any worker may take any of them; the head shares the weights of the token embedding.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ __all__ = ["LSTM", "lstm", "lstm_mini"]
 
 
 class LSTM(nn.Module):
-    """Tokens in, a logit for each token of the vocabulary at each place out.
+    """Map tokens to logits over the vocabulary at each position.
 
     Args:
-        vocabulary: Different tokens.
-        length: Not used; any length is taken.
+        vocabulary: Number of different tokens.
+        length: Not used; any length is accepted.
         depth: Layers.
-        width: Numbers that stand for a token, and units of each layer.
-        dropout: Share of numbers that training drops before, between and after the layers, from torch's generator.
+        width: Size of a token's embedding, and units of each layer.
+        dropout: Fraction of activations that training drops before, between and after the layers, drawn from torch's
+            generator.
 
     >>> lstm_mini(vocabulary=256)(torch.zeros(2, 64, dtype=torch.int64)).shape
     torch.Size([2, 64, 256])
@@ -60,6 +61,6 @@ class LSTM(nn.Module):
 
 
 lstm = functools.partial(LSTM, depth=2, width=512)
-"""Two layers of 512 units: 4.2 M parameters and the table of tokens."""
+"""Two layers of 512 units: 4.2 M parameters and the token embedding."""
 lstm_mini = functools.partial(LSTM, depth=1, width=256)
 """One layer of 256 units, for two CPU cores."""

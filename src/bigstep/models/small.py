@@ -73,7 +73,7 @@ class GlobalMax(nn.Module):
 
 
 class Scaled(nn.Module):
-    """Return x times a constant: logits of an eighth keep the last layer stable at large learning rates."""
+    """Return x times a constant: logits divided by, say, eight keep the last layer stable at large learning rates."""
 
     def __init__(self, factor: float) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Scaled(nn.Module):
 
 
 def _pooled(inputs: int, outputs: int) -> tuple[nn.Module, ...]:
-    """A convolution, 2x2 max-pooling, norm and ReLU; the norm sees a quarter of what it would before the pooling."""
+    """A convolution, 2x2 max-pooling, norm and ReLU; the norm handles a quarter of what it would before the pooling."""
     conv, norm, relu = _convolution(inputs, outputs)
     return conv, nn.MaxPool2d(2), norm, relu
 
@@ -129,6 +129,6 @@ def mlp(*, classes: int, channels: int, image_size: int) -> nn.Sequential:
     )
     he_initialise(model)
     for layer in list(model)[:-1]:
-        if isinstance(layer, nn.Linear):  # N(0, 0.01^2) is meant for an output layer; here it would starve the signal
+        if isinstance(layer, nn.Linear):  # N(0, 0.01^2) is meant for an output layer; here the signal would vanish
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
     return model

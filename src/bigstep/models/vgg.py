@@ -1,4 +1,4 @@
-"""VGG-16: thirteen 3x3 convolutions and three linear layers that hold nine of ten of its 138 M parameters.
+"""VGG-16: thirteen 3x3 convolutions and three linear layers that hold nine tenths of its 138 M parameters.
 
 It computes little for each byte of its gradient, so it is the network on which a slow exchange shows first.
 
@@ -24,7 +24,7 @@ SMALLEST = 32
 
 
 class VGG(nn.Module):
-    """Groups of convolutions, each halved by max-pooling, and three linear layers with dropout.
+    """Groups of convolutions, each followed by a halving max-pooling, and three linear layers with dropout.
 
     >>> import torch
     >>> with torch.device("meta"):

@@ -1,4 +1,4 @@
-"""Treatments of batch norm: whose statistics count, how they travel, how residual branches start."""
+"""Treatments of batch norm: which statistics count, how they are averaged, how residual branches start."""
 
 from __future__ import annotations
 

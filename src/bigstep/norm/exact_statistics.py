@@ -16,15 +16,15 @@ AddUp = Callable[[Sequence[Tensor], Sequence[torch.Size]], Tensor]
 
 
 class ExactStatistics(WorkerStatistics):
-    """`WorkerStatistics` that are brought together in every step, by a sum that has no order.
+    """`WorkerStatistics` that are combined in every step, by a sum that does not depend on the order of its terms.
 
-    The first rank then holds the whole average and the others nothing, so that summing them over ranks, when an
-    evaluation or a checkpoint does, adds zeros.
+    The first rank then holds the whole average and the others zeros, so that the sum over ranks, which an evaluation or
+    a checkpoint takes, leaves it unchanged.
 
     Args:
         model: Any module.
         keep: How much of the average is kept from step to step.
-        add_up: The sum over the workers of all ranks, a flat tensor each; every rank calls it in every step.
+        add_up: Sums one flat tensor per worker over the workers of all ranks; every rank calls it in every step.
         first: Whether this rank is the first.
     """
 
@@ -32,17 +32,17 @@ class ExactStatistics(WorkerStatistics):
         """See the class."""
         super().__init__(model, keep)
         self._add_up, self._first = add_up, first
-        self._one = torch.ones(1, dtype=self._initial.dtype, device=self._initial.device)  # counts a worker
+        self._one = torch.ones(1, dtype=self._initial.dtype, device=self._initial.device)  # summed, it counts workers
         self._parts: list[Tensor] = []
 
     def begin_forward(self, seen: int, now: int) -> None:
-        """Say which worker the coming forward holds."""
+        """Announce the worker of the next forward."""
         if seen == 0:
             self._parts = []
         super().begin_forward(seen, now)
 
     def end_step(self, share: float, filled: float = 1.0) -> None:
-        """Take the mean over all workers of the step into the average."""
+        """Update the average with the mean over all workers of the step."""
         if share > 0:
             self._collect()
         parts, self._parts, self._workers = self._parts if share > 0 else [], [], 0

@@ -22,8 +22,8 @@ class GhostBatchNorm2d(nn.BatchNorm2d):
         y = gamma * (x - mean_k) / sqrt(var_k + eps) + beta          for the samples x of worker k
         running <- (1 - momentum) * running + momentum * mean over workers of (mean_k, unbiased var_k)
 
-    In training it equals one forward of `nn.BatchNorm2d` per worker, forward and backward, at the price of one. In
-    evaluation, and with one worker, it is `nn.BatchNorm2d`; the state dict is the same too.
+    In training it computes the same as one `nn.BatchNorm2d` call per worker, forward and backward, at the cost of a
+    single call. In evaluation, and with one worker, it is `nn.BatchNorm2d`; the state dict is the same too.
 
     Args:
         num_features: Channels.
@@ -39,8 +39,8 @@ class GhostBatchNorm2d(nn.BatchNorm2d):
 
     Reference: Hoffer, Hubara, Soudry, Train longer, generalize better, 2017, Algorithm 1.
 
-    Differs from the paper: the running statistics take the mean over the groups in one update, where the paper lets
-    the groups follow one another in it; so no group weighs more than another.
+    Differs from the paper: the running statistics are updated once, with the mean over the groups, where the paper
+    updates them with one group after another; so all groups have equal weight.
     """
 
     workers: int
@@ -81,7 +81,7 @@ def normalize_by_worker(
 
     The workers' channels are laid side by side, (workers * n, C, H, W) -> (n, workers * C, H, W), and torch's batch
     norm does the rest: its kernels, its precision under autocast, its backward, and one launch for any number of
-    workers. The price is a copy on the way in and one on the way out. The memory format of `x` is kept.
+    workers. The price is one copy before it and one after it. The memory format of `x` is kept.
 
     Args:
         x: A batch of `workers` equal groups, one after another.
@@ -98,7 +98,7 @@ def normalize_by_worker(
     ([1.5, 5.5], 1.6667)
     """
     channels = x.shape[1]
-    # statistics in float32 at least, also beside half-precision activations
+    # statistics in float32 at least, even for half-precision activations
     mean = torch.zeros(workers * channels, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
     variance = torch.zeros_like(mean)
     y = F.batch_norm(
@@ -146,7 +146,7 @@ def set_workers(model: nn.Module, workers: int) -> int:
         workers: Groups in a batch.
 
     Returns:
-        How many norms were told.
+        How many norms were set.
 
     >>> set_workers(nn.Sequential(GhostBatchNorm2d(4), nn.ReLU(), GhostBatchNorm2d(4)), 8)
     2
@@ -161,7 +161,7 @@ def set_workers(model: nn.Module, workers: int) -> int:
 def ghost_batch_norm(model: nn.Module, workers: int) -> nn.Module:
     """Turn every `nn.BatchNorm2d` of a model into a `GhostBatchNorm2d`, in place.
 
-    Parameters, buffers, hooks and settings stay the very same objects, so an optimizer made before still holds them.
+    Parameters, buffers, hooks and settings stay the same objects, so an optimizer that was made before stays valid.
 
     Args:
         model: Any module whose batch norms are all plain `nn.BatchNorm2d`; others (1-dimensional, synchronised, or
@@ -184,7 +184,7 @@ def ghost_batch_norm(model: nn.Module, workers: int) -> nn.Module:
                 "only nn.BatchNorm2d can be turned into a ghost batch norm: run one worker at a time instead."
             )
     for _, norm in norms:
-        # the class alone decides the forward; a new module would lose hooks and the optimizer's parameters
+        # the class alone decides the forward; with a new module, its hooks and the optimizer's parameters would be lost
         norm.__class__ = GhostBatchNorm2d
     set_workers(model, workers)
     return model
@@ -192,4 +192,4 @@ def ghost_batch_norm(model: nn.Module, workers: int) -> nn.Module:
 
 def _check_workers(workers: int) -> None:
     if workers < 1:
-        raise ConfigError(f"A ghost batch norm was given {workers} workers, but a batch holds those of at least one.")
+        raise ConfigError(f"A ghost batch norm was given {workers} workers, but it needs at least one.")

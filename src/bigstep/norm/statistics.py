@@ -1,4 +1,4 @@
-"""Running statistics of batch norm: where they lie in a model, and the two treatments that any loop can use."""
+"""Running statistics of batch norm: where a model keeps them, and the two treatments that any loop can use."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def statistics_of(norms: list[_BatchNorm]) -> list[Tensor]:
     >>> [tensor.tolist() for tensor in statistics_of([nn.BatchNorm2d(2), nn.BatchNorm1d(1)])]
     [[0.0, 0.0], [0.0], [1.0, 1.0], [1.0]]
     """
-    # asked for anew at each use: Module.to() may put other tensors in their place
+    # read anew at each use: Module.to() may replace the tensors
     means = [norm.running_mean for norm in norms]
     variances = [norm.running_var for norm in norms]
     return [buffer for buffer in (*means, *variances) if buffer is not None]
 
 
 def other_buffers(model: nn.Module) -> list[Tensor]:
-    """The buffers of a model that a forward may write and that are no batch norm's.
+    """The buffers of a model that a forward may write and that do not belong to a batch norm.
 
     >>> model = nn.Sequential(nn.BatchNorm2d(4), nn.BatchNorm2d(4, track_running_stats=False))
     >>> model.register_buffer("seen", torch.zeros(()))
@@ -42,7 +42,7 @@ def other_buffers(model: nn.Module) -> list[Tensor]:
     [tensor(0.)]
     """
     norms = {id(buffer) for norm in tracking_norms(model) for buffer in norm.buffers()}
-    # one that is expanded shares memory with itself and cannot be written
+    # in an expanded buffer several elements share one address, so it cannot be written in place
     return [buffer for buffer in model.buffers() if id(buffer) not in norms and buffer.is_contiguous()]
 
 
@@ -54,7 +54,7 @@ def last_batch_statistics(model: nn.Module) -> int:
         running <- (1 - momentum) * running + momentum * batch,  with momentum = 1
 
     With the few updates of a very large batch, moving averages lag behind the weights. Before an evaluation, average
-    what the ranks have with `average_statistics`: one rank's last batch is small.
+    the statistics over the ranks with `average_statistics`: one rank's last batch is small.
 
     Args:
         model: Any module; its batch norms are changed in place.
@@ -103,7 +103,7 @@ def average_statistics(model: nn.Module, sum_over_ranks: Callable[[Tensor], obje
 
     Reference: Akiba, Suzuki, Fukuda, Extremely Large Minibatch SGD, 2017, section 3.3.
 
-    Differs from the paper: nothing; note that a mean of variances leaves out the variance between the ranks' means.
+    Differs from the paper: in nothing; note that a mean of variances leaves out the variance between the ranks' means.
     """
     buffers = statistics_of(tracking_norms(model))
     if not buffers:

@@ -1,4 +1,4 @@
-"""Evaluation statistics of a run with many logical workers: the mean over workers, whatever the ranks."""
+"""Evaluation statistics of a run with many logical workers: the mean over workers, on any number of ranks."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ class WorkerStatistics:
     per worker is needed. It is linear in the ranks as well: each rank keeps its share of the average, and one sum over
     ranks completes it. So the result does not depend on how many ranks there are.
 
-    The last batch of an epoch may hold only a part f of a full one, and its statistics are those of few samples: it
-    counts f * (1 - keep), and nothing with keep = 0, which keeps those of the last full batch.
+    The last batch of an epoch may hold only a fraction f of a full one, and its statistics come from few samples: its
+    weight is f * (1 - keep), or 0 with keep = 0, which keeps the statistics of the last full batch.
 
     In a step, a rank calls `begin_forward` before each forward and `end_step` once; before an evaluation all ranks
-    call `synchronize`, which changes nothing here: when a run was evaluated leaves no trace in its later statistics.
-    While training goes on, the modules hold the statistics of the last forward alone (their `momentum` is set to 1
-    and stays there, so that compiled and captured models stay valid, and a forward that activation checkpointing
-    repeats counts once).
+    call `synchronize`, which leaves the averages here unchanged, so that evaluations do not affect later statistics.
+    During training, the modules hold only the statistics of the last forward (their `momentum` is set to 1 and stays
+    there, so that compiled and captured models stay valid, and a forward that activation checkpointing repeats counts
+    once).
 
     Args:
-        model: Any module; batch norms that keep running statistics are taken, others left alone. With DDP,
-            `broadcast_buffers` must be off: it would overwrite what this rank saw.
+        model: Any module; batch norms that keep running statistics are used, others left alone. With DDP,
+            `broadcast_buffers` must be off: it would overwrite this rank's statistics.
         keep: How much of the average is kept from step to step: 0.9 for a slow average, 0 for the last batch only.
 
     >>> norm = nn.BatchNorm1d(1)
@@ -53,8 +53,8 @@ class WorkerStatistics:
     Reference: Akiba, Suzuki, Fukuda, Extremely Large Minibatch SGD, 2017, section 3.3 (last batch, averaged); Goyal
     et al., Accurate, Large Minibatch SGD, 2017, section 5.1 (statistics per worker, moving average of 0.9).
 
-    Differs from the papers: Goyal et al. and Yamazaki et al. evaluate with the moving averages of each worker's own;
-    here these are averaged over all workers first. As in torch, variances are unbiased, averages start at mean 0 and
+    Differs from the papers: Goyal et al. and Yamazaki et al. evaluate with each worker's own moving averages; here
+    these are averaged over all workers first. As in torch, variances are unbiased, averages start at mean 0 and
     variance 1, and a mean of variances leaves out the variance between the workers' means.
     """
 
@@ -66,14 +66,14 @@ class WorkerStatistics:
         self._norms = tracking_norms(model)
         last_batch_statistics(model)
         self._initial = self._gathered()  # what the average starts from, the same on every rank
-        self._decay = 1.0  # what the steps so far leave of it
-        self._share = torch.zeros_like(self._initial)  # this rank's part of those steps
-        self._step = torch.zeros_like(self._initial)  # sum over this rank's workers in the running step
+        self._decay = 1.0  # the weight that it still has after the steps so far
+        self._share = torch.zeros_like(self._initial)  # this rank's part of the steps so far
+        self._step = torch.zeros_like(self._initial)  # sum over this rank's workers in the current step
         self._workers = 0  # how many of them are in that sum
-        self._latest = 0  # workers of the forward whose statistics still lie in the modules
+        self._latest = 0  # workers of the forward whose statistics are still in the modules
 
     def restart(self) -> None:
-        """Begin anew from the statistics that lie in the modules."""
+        """Start over from the statistics in the modules."""
         self._initial = self._gathered()
         self._decay = 1.0
         self._share.zero_()
@@ -81,10 +81,10 @@ class WorkerStatistics:
         self._workers = self._latest = 0
 
     def begin_forward(self, seen: int, now: int) -> None:
-        """Say which workers the coming forward holds; call it before each forward of a step.
+        """Announce the workers of the next forward; call it before each forward of a step.
 
         Args:
-            seen: Workers of this rank that were already run in this step; 0 begins a step, and drops one that was
+            seen: Workers of this rank that have already run in this step; 0 begins a step, and drops one that was
                 begun but not ended.
             now: Workers in this forward: 1, or several through `GhostBatchNorm2d`.
         """
@@ -96,11 +96,11 @@ class WorkerStatistics:
         assert self._workers == seen, f"{self._workers} workers were run in this step, not {seen}"
         self._latest = now
         if self._norms:
-            # at momentum 1 torch computes 0 * running + 1 * batch, where a NaN of a step that was dropped would stay
+            # at momentum 1 torch computes 0 * running + 1 * batch, so a NaN from a dropped step would stay
             torch._foreach_zero_(statistics_of(self._norms))
 
     def end_step(self, share: float, filled: float = 1.0) -> None:
-        """Take the statistics of a step into the average.
+        """Update the average with the statistics of a step.
 
         Args:
             share: Workers of this rank in the step / active workers of all ranks; 0 for a rank without workers.
@@ -116,7 +116,7 @@ class WorkerStatistics:
             self._workers = 0
 
     def _weights(self, filled: float) -> tuple[float, float]:
-        """Return what the average so far and a step count in the next average."""
+        """Return the weights of the average so far and of a step in the next average."""
         if filled == 1:
             return self.keep, 1 - self.keep
         added = filled * (1 - self.keep) if self.keep else 0.0
@@ -137,16 +137,16 @@ class WorkerStatistics:
         copy_out(total.add_(self._initial, alpha=self._decay), statistics_of(self._norms))
 
     def state_dict(self, *, first: bool = True) -> dict[str, Any]:
-        """Return what this rank carries; a checkpoint keeps those of all ranks.
+        """Return this rank's state; a checkpoint keeps those of all ranks.
 
         Args:
-            first: Whether this is the first of them, which speaks for all about what they have in common.
+            first: Whether this is the first rank, whose state also holds what all ranks have in common.
         """
         own = {"share": self._share.clone()}
         return {"initial": self._initial.clone(), "decay": self._decay, **own} if first else own
 
     def load_state_dict(self, states: Sequence[Mapping[str, Any]], rank: int = 0, ranks: int = 1) -> None:
-        """Go on from a checkpoint: exactly on the same number of ranks, with the shares summed on another.
+        """Continue from a checkpoint: exactly on the same number of ranks, with the shares summed on another number.
 
         Args:
             states: The `state_dict` of every rank that wrote the checkpoint, in order.
@@ -157,7 +157,7 @@ class WorkerStatistics:
         if saved["initial"].shape != self._initial.shape:
             raise ConfigError(
                 f"The checkpoint holds {saved['initial'].numel()} batch-norm statistics, but this model has "
-                f"{self._initial.numel()}; load it into the model it was written by."
+                f"{self._initial.numel()}; load it into the model that it was saved from."
             )
         self._initial.copy_(saved["initial"])
         self._decay = float(saved["decay"])
@@ -170,7 +170,7 @@ class WorkerStatistics:
             self._share.copy_(total if rank == 0 else torch.zeros_like(total))
 
     def _collect(self) -> None:
-        """Add the statistics that lie in the modules to the sum of the step."""
+        """Add the statistics in the modules to the sum of the step."""
         if self._latest and self._norms:
             self._step.add_(torch.cat(statistics_of(self._norms)), alpha=self._latest)
         self._workers += self._latest

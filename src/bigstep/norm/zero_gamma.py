@@ -14,16 +14,16 @@ def zero_gamma(model: nn.Module) -> int:
 
         block(x) = relu(shortcut(x) + gamma * normalised(branch(x)) + beta),  with gamma = 0 at the start
 
-    A residual block is recognised by its structure, not by its class: a module with an attribute `last_norm` names
-    that norm itself; a module with an attribute `downsample` (which may be None) and norms called bn1, bn2, bn3 as in
-    the BasicBlock and Bottleneck of torchvision and timm has it in bn3, or in bn2 where there is no bn3. A block
-    without either mark is left alone, for gamma = 0 in a chain without a shortcut would cut the network in two.
+    A residual block is recognised by its structure, not by its class. If a module has an attribute `last_norm`, this is
+    the norm. If it has an attribute `downsample` (which may be None), as the BasicBlock and Bottleneck of torchvision
+    and timm do, the norm is bn3, or bn2 if there is no bn3. A module with neither attribute is left alone, because
+    gamma = 0 in a chain without a shortcut would cut the network in two.
 
     Args:
         model: Any module; call it after the weights are initialised.
 
     Returns:
-        How many norms were changed; 0 says that no residual block was recognised.
+        How many norms were changed; 0 means that no residual block was recognised.
 
     >>> import torch
     >>> class Block(nn.Module):

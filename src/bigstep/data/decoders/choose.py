@@ -27,11 +27,11 @@ __all__ = ["choose"]
 _LOOKED_AT = 24  # images that each decoder is timed on
 _DECODED_AT_ONCE = 192  # images that the GPU is timed on, in one call, as in a run
 _ROUNDS = 3
-_BETTER = 1.1  # what a decoder must gain over Pillow to be taken: less may be chance
-_FEWER = 0.5  # of what all loaders would bring, the GPU must bring at least
-_ALONE = 2.0  # times what all loaders would bring: then they need not help the GPU
-_MOSTLY = 0.9  # of the files must be for the GPU: threads are slower than processes where Pillow decodes many
-_COMPARED = 12  # images that the GPU and Pillow decode both
+_BETTER = 1.1  # a decoder must be this many times as fast as Pillow to be taken: less may be chance
+_FEWER = 0.5  # the GPU must reach this fraction of the rate of all loaders to be used
+_ALONE = 2.0  # if the GPU exceeds the rate of all loaders this many times, they need not help
+_MOSTLY = 0.9  # fraction of files that the GPU must take: if Pillow decodes many, threads are slower than processes
+_COMPARED = 12  # images that both the GPU and Pillow decode
 _ALIKE = 2.0  # mean difference in grey levels from Pillow's pixels above which the GPU's decoders are not trusted
 
 
@@ -40,11 +40,11 @@ def choose(asked: str, source: Any, *, size: int, loaders: int, device: torch.de
 
     Args:
         asked: One of `DECODERS`.
-        source: What is trained on; None of this concerns one that is not of image files.
+        source: What is trained on; for one that is not made of image files there is nothing to choose.
         size: Side of the crops in pixels.
         loaders: Loader processes of this rank.
         device: Where the batches go.
-        exact: Whether the run must give the same bits, or proofs in float64, which the crops of the GPU have not.
+        exact: Whether the run must give the same bits, or is in float64; the GPU's crops offer neither.
     """
     if not isinstance(source, CodedImages):
         return Decoding()
@@ -97,7 +97,7 @@ def _asked_for(asked: str, source: CodedImages, size: int, loaders: int, device:
 
 
 def _alone_share(device_rate: float, loaders_rate: float) -> float:
-    """The device's part where it and the cores take equally long, each at what it brings alone.
+    """The device's share at which it and the cores take equally long, each at the rate that it reaches alone.
 
     >>> _alone_share(9000, 3000)
     0.75
@@ -106,7 +106,7 @@ def _alone_share(device_rate: float, loaders_rate: float) -> float:
 
 
 def _helping(loaders: int) -> str:
-    return f"in {max(loaders, 1)} thread{'s' * (loaders > 1)} as far as it does not keep up"
+    return f"in {max(loaders, 1)} thread{'s' * (loaders > 1)} where it does not keep up"
 
 
 def _words(name: str) -> str:
@@ -114,7 +114,7 @@ def _words(name: str) -> str:
 
 
 def _fastest(source: CodedImages, size: int, loaders: int, device: torch.device) -> Decoding:
-    """Measure, and say what was found."""
+    """Measure, choose, and say why."""
     rates = _rates_of_loaders(source, size, loaders)
     best = max(rates, key=rates.__getitem__)
     best = best if rates[best] > _BETTER * rates["pillow"] else "pillow"
@@ -146,7 +146,7 @@ def _fastest(source: CodedImages, size: int, loaders: int, device: torch.device)
 
 
 def _rates_of_loaders(source: CodedImages, size: int, loaders: int) -> dict[str, float]:
-    """Images a second of the decoders that a loader process may use, times the loaders."""
+    """Images per second of the decoders that a loader process may use, for all loaders together."""
     names = ["pillow", *(["torchvision"] if nvjpeg.why_not_torchvision() is None else [])]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in a loader process
@@ -167,7 +167,7 @@ def _loaded(name: str, source: CodedImages, size: int, count: int) -> tuple[Any,
 
 
 def _rate(decode: Callable[[], tuple[Any, int]]) -> float:
-    """Images a second: the median of some rounds, after one that warms up."""
+    """Images per second: the median of some rounds, after one that warms up."""
     decode()
     rates = []
     for _ in range(_ROUNDS):
@@ -178,7 +178,7 @@ def _rate(decode: Callable[[], tuple[Any, int]]) -> float:
 
 
 def _rate_of_device(source: CodedImages, size: int, device: torch.device) -> tuple[float, float]:
-    """Images a second that the device decodes, 0 if these files are not for it; and which part of them are."""
+    """Images per second that the device decodes, 0 if these files are not for it; and the fraction that is for it."""
     coded: Coded
     coded, count = _loaded("nvjpeg", source, size, _DECODED_AT_ONCE)
     part = len(coded.rows) / count
@@ -208,7 +208,7 @@ def _refuse(number: int) -> Any:
 def _difference_on_device(source: CodedImages, size: int, device: torch.device) -> float:
     """Mean difference in grey levels between some images that the device decodes and those of Pillow.
 
-    It is not 0: torchvision's nvJPEG repeats colour that is stored at half the size, where Pillow smooths it.
+    It is not 0: torchvision's nvJPEG repeats chroma that is stored at half the size, where Pillow interpolates it.
     """
     coded: Coded = _loaded("nvjpeg", source, size, _COMPARED)[0]
     indices = spread(len(source), _COMPARED)[coded.rows].tolist()

@@ -1,9 +1,9 @@
 """nvJPEG through torchvision: the CPU reads files and headers, the GPU's own decoders do the rest.
 
-The chip's decoders do not wait for the stream that they are given. They write into memory as soon as torch hands it
-out, and torch hands out memory that work queued on a stream still reads: results are then overwritten while they are
-read (pytorch/vision, pull request 9606). So the stream that cuts the crops is drained before each call of the decoder.
-All that is decoded is allocated on that stream, and so nothing that is handed out anew has a reader left.
+The hardware decoders do not wait for the stream that they are given. They write into memory as soon as torch allocates
+it, and torch allocates memory that work queued on a stream still reads: results are then overwritten while they are
+read (pytorch/vision, pull request 9606). So the stream that cuts the crops is synchronized before each call of the
+decoder. All decoded images are allocated on that stream, so memory that is allocated again has no reader left.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ __all__ = ["decode_on_device", "read", "why_not_nvjpeg", "why_not_torchvision"]
 
 
 def read(files: Files, indices: list[int], draw: Draw, how: Mixed, room: memoryview) -> tuple[Coded, Spent]:
-    """Read a chunk, into `room` as far as that reaches; what is not for the device is decoded and cut here.
+    """Read a chunk, into `room` as far as it fits; images that are not for the device are decoded and cut here.
 
-    What is no plain JPEG is left to Pillow. Of the others the device gets the first ones.
+    Files that are not plain JPEGs are left to Pillow. Of the others, the device gets the first ones.
     """
     began = time.perf_counter()
     contents, sizes, plain, read_s = read_chunk(files, indices, room)
@@ -55,7 +55,7 @@ def read(files: Files, indices: list[int], draw: Draw, how: Mixed, room: memoryv
 
 
 def _parts(crops: Crops, sizes: NDArray[np.int64], rows: list[int]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Return boxes and bounds of some images as the crop kernel takes them: those that `cut_fast` and `cut` look at."""
+    """Return boxes and bounds of some images as the crop kernel takes them: those that `cut_fast` and `cut` use."""
     boxes, sizes = crops.boxes[rows], sizes[rows]
     bounds = snap_all(boxes, sizes) if crops.snapped else np.concatenate([np.zeros_like(sizes), sizes], 1)
     if crops.snapped:
@@ -74,7 +74,7 @@ def decode_on_device(
         again: Decodes the file of this number on the CPU, or raises a `DataError` that names it.
     """
     decode_jpeg, rgb = jpeg_decoder()
-    torch.cuda.current_stream(device).synchronize()  # see above: nothing that torch hands out now is still read
+    torch.cuda.current_stream(device).synchronize()  # see above: memory allocated from now on has no reader
     try:
         decoded: list[Tensor] = decode_jpeg(list(contents), mode=rgb, device=device)
         return decoded
@@ -83,7 +83,7 @@ def decode_on_device(
             raise
     if len(contents) == 1:
         return [again(0).to(device)]
-    half = len(contents) // 2  # torchvision does not tell which file it was
+    half = len(contents) // 2  # torchvision does not tell which file failed
     first = decode_on_device(contents[:half], device, again)
     return [*first, *decode_on_device(contents[half:], device, lambda number: again(half + number))]
 
@@ -100,11 +100,11 @@ def why_not_nvjpeg(device: torch.device) -> str | None:
 
 
 def why_not_torchvision() -> str | None:
-    """Return why torchvision cannot be used, or None; one of another release than torch's fails in its own way."""
+    """Return why torchvision cannot be used, or None; a release that does not match torch's can fail in any way."""
     try:
         jpeg_decoder()
     except Exception as error:
         if isinstance(error, ModuleNotFoundError):
             return "torchvision is not installed"
-        return f"torchvision does not go with this torch ({type(error).__name__})"
+        return f"torchvision does not match this torch ({type(error).__name__})"
     return None

@@ -1,4 +1,4 @@
-"""Several decoders of nvJPEG that share each batch, and the test that they pass before a run trusts them."""
+"""Several nvJPEG decoders that share each batch, and the test that they must pass before a run trusts them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bigstep.data.decoders.nvjpeg_library import Decoder, Library, RefusedError,
 
 __all__ = ["Decoders", "find_library", "open_decoders", "pinned_room", "why_not_library"]
 
-_FEW = 16  # images that one decoder decodes alone
+_FEW = 16  # images for each decoder, at least, where several share a batch
 _ALIKE = 2.0  # mean difference from Pillow's pixels, in grey levels, up to which a decoder is trusted
 _ROUNDS = 4  # of the test: every buffer is used, and one of them twice
 _SIZES = ((500, 375), (257, 191), (96, 128), (333, 66))
@@ -29,7 +29,7 @@ _TRIED: tuple[dict[str, Any], ...] = ({}, {"smooth": False}, {"smooth": False, "
 
 
 class Decoders:
-    """Some decoders that share each batch, each in a thread of its own: while one waits for the chip, another computes.
+    """Some decoders that share each batch, each in a thread of its own: while one waits for the GPU, another computes.
 
     Args:
         library: nvJPEG.
@@ -46,8 +46,8 @@ class Decoders:
     def begin(self, contents: Sequence[Tensor], sizes: Sizes) -> Callable[[], list[Tensor]]:
         """Begin to decode files; return a function that waits for the images, which `Decoder.decode` describes.
 
-        The stream that is the current one now is the one that reads them. What reads them must be queued before the
-        next call but one. A `RefusedError` means that none of them were decoded.
+        They are read on the stream that is current now; the work that reads them must be queued before the next call
+        but one. A `RefusedError` means that none of them is returned.
         """
         reader = torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
         parts = min(max(len(contents) // _FEW, 1), len(self._decoders))
@@ -76,7 +76,7 @@ class Decoders:
 
 
 def open_decoders(device: torch.device, count: int = 2) -> Decoders:
-    """Return decoders for a device on which `why_not_library` finds nothing."""
+    """Return decoders for a device for which `why_not_library` returned None."""
     library, options = _trusted(device)
     return Decoders(library, device, count, **options)
 
@@ -99,9 +99,9 @@ def find_library() -> Library:
 
 
 def _paths() -> Iterator[str]:
-    with contextlib.suppress(Exception):  # torchvision is not there, or goes with another torch
+    with contextlib.suppress(Exception):  # torchvision is missing, or belongs to another torch
         import torchvision.io  # noqa: F401 - loads it
-    with contextlib.suppress(OSError):  # no Linux
+    with contextlib.suppress(OSError):  # not Linux
         lines = Path("/proc/self/maps").read_text().splitlines()
         names = {line.split(maxsplit=5)[-1] for line in lines if "/" in line}
         yield from sorted(name for name in names if Path(name).name.startswith("libnvjpeg."))
@@ -113,7 +113,7 @@ def _paths() -> Iterator[str]:
 
 
 def pinned_room(size: int) -> memoryview:
-    """Return host memory that a GPU reads without a copy in between, or plain memory where there is none."""
+    """Return pinned host memory, which a GPU reads without a copy in between, or plain memory if there is no GPU."""
     return torch.empty(size, dtype=torch.uint8, pin_memory=torch.cuda.is_available()).numpy().data
 
 
@@ -158,7 +158,7 @@ def try_out(library: Library, device: torch.device, options: dict[str, Any]) -> 
 def difference_from_pillow(
     decode: Callable[[Sequence[Tensor], Sequence[tuple[int, int]]], Sequence[Tensor]],
 ) -> str | None:
-    """Return by how much the images of a decoder are off, or None if they are those of Pillow."""
+    """Say by how much a decoder's images differ from Pillow's; None if by no more than `_ALIKE`."""
     samples = [_sample(size, sampling) for size in _SIZES for sampling in (0, 2)] * (2 * _FEW // (2 * len(_SIZES)) + 1)
     for turn in range(_ROUNDS):
         turned = samples[turn:] + samples[:turn]
@@ -173,7 +173,7 @@ def difference_from_pillow(
 
 @functools.cache
 def _sample(size: tuple[int, int], sampling: int) -> tuple[bytes, Tensor]:
-    """Return a smooth picture as a file, and what Pillow makes of it."""
+    """Return a smooth picture as a JPEG file, and the pixels that Pillow decodes from it."""
     width, height = size
     x, y = np.meshgrid(np.arange(width) / 80, np.arange(height) / 80)
     waves = [np.sin(x + colour) * np.cos((1 + colour) * y / 2) for colour in range(3)]

@@ -1,9 +1,9 @@
-"""nvJPEG itself, without torchvision: a decoder in a stream before the step's, into memory of its own.
+"""nvJPEG itself, without torchvision: a decoder with a stream of higher priority than the step's, and its own memory.
 
 torchvision's decoder has a stream of ordinary priority: its many small kernels queue behind those of a training step.
 
-The chip's decoders do not wait for streams. So they write into buffers that belong to them alone, and a buffer is
-written again only after an event on its reader's stream has passed, for which the host waits.
+The hardware decoders do not wait for streams. So they write into buffers of their own, and the host waits for an event
+on the reader's stream before a buffer is written again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["Decoder", "Library", "RefusedError", "Sizes"]
 _HARDWARE = 3  # of nvjpegBackend_t
 _RGB = 3  # of nvjpegOutputFormat_t: a plane for each colour
 _FULL_COLOUR = 0  # of nvjpegChromaSubsampling_t: 4:4:4
-_SMOOTH = 32  # NVJPEG_FLAGS_UPSAMPLING_WITH_INTERPOLATION, from 12.1 on: colour is blown up as libjpeg does it
+_SMOOTH = 32  # NVJPEG_FLAGS_UPSAMPLING_WITH_INTERPOLATION, from 12.1 on: chroma is upsampled as libjpeg does it
 _ALIGNED = 16  # bytes: rows of a plane begin at multiples
 _BUFFERS = 3
 Sizes = Sequence[tuple[int, int]] | NDArray[np.int64]
@@ -33,7 +33,7 @@ _DESTINATION = np.dtype([("channel", np.int64, 4), ("pitch", np.int64, 4)])
 """nvjpegImage_t; addresses and sizes of memory are below 2 ** 63."""
 
 _QUICK = ("nvjpegJpegStreamParseHeader", "nvjpegJpegStreamGetFrameDimensions", "nvjpegDecodeBatchedSupported")
-"""A microsecond for each image is too short to give Python's lock away: it may take long to come back."""
+"""Called without releasing Python's lock: they take a microsecond per image, and getting it back may take longer."""
 _P, _I = ctypes.c_void_p, ctypes.c_int
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "nvjpegCreateEx": (_I, _P, _P, ctypes.c_uint, _P),
@@ -78,13 +78,13 @@ class Library:
 
 @dataclass
 class _Buffer:
-    """What images are decoded into."""
+    """Memory that images are decoded into."""
 
     pixels: Tensor
     reader: torch.cuda.Stream | None = None
-    """Where the images are read."""
+    """The stream on which the images are read."""
     read: torch.cuda.Event | None = None
-    """Passes when they have been."""
+    """Passes when they have been read."""
 
 
 class Decoder:
@@ -93,10 +93,10 @@ class Decoder:
     Args:
         library: nvJPEG.
         device: where images are decoded; on a CPU, for tests, there is no stream to wait for.
-        smooth: Blow up colour as libjpeg does, where the library can.
-        reserve: Width and height of images that the library reserves memory for, at every size of a batch. With (1, 1)
-            it keeps what it once needed, with None it decides by itself.
-        priority: of the stream; the step's has 0, and less is sooner.
+        smooth: Upsample chroma as libjpeg does, if the library can.
+        reserve: Width and height of images that the library reserves memory for, whenever the number of images in a
+            batch changes. With (1, 1) it keeps what it has once needed, with None it decides by itself.
+        priority: of the stream; the step's has 0, and lower numbers go first.
     """
 
     def __init__(
@@ -122,13 +122,13 @@ class Decoder:
             library.call("nvjpegJpegStreamCreate", self._handle, ctypes.byref(self._header))
 
     def _current(self) -> contextlib.AbstractContextManager[Any]:
-        """Make the device that of this thread: handles and states are bound to it."""
+        """Make the device current in this thread: handles and states are bound to it."""
         return contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     def decode(self, contents: Sequence[Tensor], sizes: Sizes, reader: torch.cuda.Stream | None = None) -> list[Tensor]:
-        """Decode files and wait until that is done; return images of (3, height, width) in memory that is used again.
+        """Decode files and wait until that is done; return images of (3, height, width) in memory that is reused.
 
-        What reads them must be queued on the stream of the reader before the next call but one.
+        The work that reads them must be queued on the reader's stream before the next call but one.
 
         Args:
             contents: The bytes of each file, on the CPU; they may be overwritten afterwards.
@@ -160,12 +160,12 @@ class Decoder:
         done = _mark(self._stream)
         places = zip(sizes.tolist(), planes.tolist(), pitches.tolist(), begins.tolist(), strict=True)
         images = [pixels.as_strided((3, h, w), (plane, pitch, 1), at) for (w, h), plane, pitch, at in places]
-        _wait(done)  # not in the reader's stream, in which the batch before may still have to be cut
+        _wait(done)  # for this stream alone: the reader's may still have to cut the batch before
         return images
 
     def _check(self, pointers: NDArray[np.int64], lengths: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
-        """Refuse what the chip's decoders do not know, and what the library takes for larger than there is room."""
-        heads = np.zeros((len(pointers), 3), dtype=np.int32)  # 0 if it is for the chip, width and height
+        """Refuse files that the hardware decoders cannot take, or whose size is not the one that was told."""
+        heads = np.zeros((len(pointers), 3), dtype=np.int32)  # 0 if the hardware takes it, width and height
         at, call, handle, header = heads.ctypes.data, self._library.call, self._handle, self._header
         for pointer, length in zip(pointers.tolist(), lengths.tolist(), strict=True):
             call("nvjpegJpegStreamParseHeader", handle, pointer, length, header)
@@ -178,7 +178,7 @@ class Decoder:
             raise RefusedError("a file is of another size than was told")
 
     def _next_buffer(self, size: int, reader: torch.cuda.Stream | None) -> Tensor:
-        """Return a buffer that nobody reads any more."""
+        """Return a buffer that no queued work reads any more."""
         last_but_one = self._buffers[(self._calls - 2) % _BUFFERS]
         last_but_one.read = _mark(last_but_one.reader)
         buffer = self._buffers[self._calls % _BUFFERS]
@@ -186,9 +186,9 @@ class Decoder:
         self._calls += 1
         buffer.reader, buffer.read = reader, None
         if len(buffer.pixels) < size:
-            buffer.pixels = torch.empty(0, dtype=torch.uint8, device=self._device)  # first the old one goes
+            buffer.pixels = torch.empty(0, dtype=torch.uint8, device=self._device)  # frees the old one first
             buffer.pixels = torch.empty(size + size // 8, dtype=torch.uint8, device=self._device)
-            _wait(_mark(self._stream))  # torch hands out what work on this stream may still use
+            _wait(_mark(self._stream))  # torch may allocate memory that queued work still uses
         return buffer.pixels
 
     def _submit(self, pointers: NDArray[np.int64], lengths: NDArray[np.int64], into: NDArray[np.void]) -> None:
@@ -210,7 +210,7 @@ class Decoder:
             raise
 
     def close(self) -> None:
-        """Free what the library holds; nothing may be decoded afterwards. Without it, that is kept to the end."""
+        """Free what the library holds, which otherwise stays until the process ends; nothing may be decoded after."""
         with self._current():
             for stream in (self._stream, *(buffer.reader for buffer in self._buffers)):
                 _wait(_mark(stream))
@@ -221,7 +221,7 @@ class Decoder:
 
 
 def _mark(stream: torch.cuda.Stream | None) -> torch.cuda.Event | None:
-    """Return an event behind all that is queued on a stream now."""
+    """Return an event that passes after all work queued on a stream so far."""
     if stream is None:
         return None
     event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # the host sleeps while it waits

@@ -1,4 +1,4 @@
-"""Who decodes on a GPU: some decoders of nvJPEG at once, where they have shown Pillow's pixels, else torchvision."""
+"""Who decodes on a GPU: several nvJPEG decoders at once if their pixels agree with Pillow's, else torchvision."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class OnDevice:
     ) -> Callable[[], Sequence[Tensor]]:
         """Begin to decode files; return a function that waits for the images, uint8 of (3, height, width) each.
 
-        They are to be read before the next call but one: their memory is used again.
+        The work that reads them must be queued before the next call but one, which reuses their memory.
 
         Args:
             contents: The bytes of each file, on the CPU.
@@ -54,7 +54,7 @@ class OnDevice:
         def decoded() -> Sequence[Tensor]:
             try:
                 return finish()
-            except RefusedError:  # torchvision has other ways for files that are not for the chip's decoders
+            except RefusedError:  # torchvision has other ways for files that the hardware decoders do not take
                 return nvjpeg.decode_on_device(contents, self._device, again)
 
         return decoded
@@ -82,6 +82,6 @@ def _why_torchvision(device: torch.device) -> str | None:
 
 
 def _count() -> int:
-    """How many decoders are asked for: none leaves it to torchvision."""
+    """How many decoders are asked for; 0 leaves decoding to torchvision."""
     told = os.environ.get(_VARIABLE, "")
     return min(int(told), _MOST) if told.isdecimal() else _USUAL

@@ -1,4 +1,4 @@
-"""Which JPEG files any decoder may have: read from the header, so that no decoder guesses in its own way."""
+"""Which JPEG files any decoder may take: read from the header, so that no decoder guesses in its own way."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ORIENTATION = 0x0112
 _END = b"\xff\xd9"
 _SOF0, _DHT, _APP1, _APP2, _APP14 = 0xC0, 0xC4, 0xE1, 0xE2, 0xEE
 _HARMLESS = frozenset([0xFE, 0xDB, 0xDD, _DHT, *range(0xE0, 0xF0)]) - {_APP1}
-"""Parts of a header that tell nothing of what is decoded: comments, tables, and those of applications but EXIF's."""
+"""Header segments that a plain file may have: comments, tables, and application segments other than EXIF."""
 
 
 class Chunk(NamedTuple):
@@ -26,13 +26,13 @@ class Chunk(NamedTuple):
     sizes: list[tuple[int, int]]
     """Width and height of each in pixels."""
     plain: list[bool]
-    """Which of them any decoder may have."""
+    """Which of them any decoder may take."""
     read_s: float
     """Seconds that reading the files took, without the headers."""
 
 
 def read_chunk(files: Files, indices: list[int], room: memoryview | None = None) -> Chunk:
-    """Read files, into `room` as far as that reaches, and look at their headers."""
+    """Read files, into `room` as far as they fit, and examine their headers."""
     began = time.perf_counter()
     contents = files.contents(indices, room)
     read_s = time.perf_counter() - began
@@ -49,9 +49,9 @@ def read_chunk(files: Files, indices: list[int], room: memoryview | None = None)
 
 
 def plain_size(content: Buffer) -> tuple[int, int] | None:
-    """Return width and height of a JPEG whose header is as simple as most: `why_not_plain` would find nothing in it.
+    """Return width and height of a JPEG with a simple header, as most have: `why_not_plain` would return None for it.
 
-    It takes a microsecond, where opening a file with Pillow takes thirty. None leaves the question to Pillow.
+    It takes a microsecond, where opening a file with Pillow takes thirty. None leaves the decision to Pillow.
     """
     try:
         if content[0] != 0xFF or content[1] != 0xD8 or content[-2:] != _END:
@@ -64,7 +64,7 @@ def plain_size(content: Buffer) -> tuple[int, int] | None:
             begins = bytes(content[at + 4 : at + 16])
             if (
                 kind not in _HARMLESS
-                or (kind == _APP2 and not begins.startswith(b"ICC_PROFILE"))  # of several pictures, perhaps
+                or (kind == _APP2 and not begins.startswith(b"ICC_PROFILE"))  # perhaps several pictures
                 or (kind == _APP14 and not (begins.startswith(b"Adobe") and begins[11] == 1))
             ):
                 return None
@@ -75,7 +75,7 @@ def plain_size(content: Buffer) -> tuple[int, int] | None:
 
 
 def _size_in_frame(frame: Buffer) -> tuple[int, int] | None:
-    """Read the head of a frame: 8 bits of three channels, which are not named red, green and blue."""
+    """Return the size in a frame header of three 8-bit channels that are not named R, G and B; None for any other."""
     if len(frame) != 15 or frame[0] != 8 or frame[5] != 3 or bytes(frame[6::3]) == b"RGB":
         return None
     height, width = frame[1] << 8 | frame[2], frame[3] << 8 | frame[4]
@@ -83,9 +83,9 @@ def _size_in_frame(frame: Buffer) -> tuple[int, int] | None:
 
 
 def why_not_plain(image: Image.Image, content: Buffer) -> str | None:
-    """Return why a file is left to Pillow, or None for a baseline JPEG of three channels that is there to its end.
+    """Return why a file is left to Pillow, or None for a complete baseline JPEG of three channels.
 
-    Files of other kinds are decoded alike everywhere, or refused with one sentence, because one decoder sees them all.
+    Files of other kinds are decoded, or refused, alike everywhere, because one decoder handles all of them.
 
     Args:
         image: Opened by Pillow, of which only the header was read.

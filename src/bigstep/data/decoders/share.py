@@ -1,13 +1,13 @@
-"""How much of the decoding the device does, beside cores that may help: all of it, unless a run waits for it."""
+"""How much of the decoding the device does when cores can help: all of it, unless the run waits for it."""
 
 from __future__ import annotations
 
 __all__ = ["Share"]
 
 _STEP = 0.01 / 256
-"""How far the share moves where the run waits, for each image of a batch."""
+"""How far the share moves per image of a batch if the run waits."""
 _BACK = 0.001 / 256
-"""How far it rises where nobody waits: cores that need not help are free for others."""
+"""How far it rises per image if the run does not wait: cores that need not help are free for other work."""
 
 
 class Share:
@@ -15,8 +15,8 @@ class Share:
 
     Args:
         share: The part that the device decodes at first.
-        least: The part that it always decodes: cores that are given more than they can do slow all of it down.
-        fixed: Keep it so.
+        least: The part that it always decodes: cores with more work than they can do would slow everything down.
+        fixed: Never change the share.
 
     >>> share = Share(1.0)
     >>> share.heed(256, loaders_s=0.0, device_s=0.03, starving=True)
@@ -33,8 +33,8 @@ class Share:
 
         Args:
             images: In the batch.
-            loaders_s: How long the batch was waited for until it was read and the cores had their part.
-            device_s: How long the device took for its part.
+            loaders_s: Seconds of waiting until the batch was read and the cores had done their part.
+            device_s: Seconds that the device took for its part.
             starving: Whether the run was waiting for the batch when it was ready.
         """
         if self._fixed:

@@ -23,7 +23,7 @@ __all__ = ["as_tensor", "cut_plain", "hear_of_read_only_memory", "jpeg_decoder",
 
 
 def load(files: Files, indices: list[int], draw: Draw) -> tuple[Tensor, Spent]:
-    """Decode a chunk, image by image; what is no plain JPEG, or what the decoder refuses, goes through Pillow."""
+    """Decode a chunk, image by image; files that are not plain JPEGs, or that the decoder refuses, go to Pillow."""
     began = time.perf_counter()
     contents, sizes, plain, read_s = read_chunk(files, indices)
     crops = draw(sizes)
@@ -37,9 +37,9 @@ def load(files: Files, indices: list[int], draw: Draw) -> tuple[Tensor, Spent]:
 
 
 def cut_plain(content: Buffer, crop: Crop) -> Tensor | None:
-    """Decode and resize the crop, as HWC; None if the decoder refuses the file, of which Pillow then tells.
+    """Decode and resize the crop, as HWC; None if the decoder refuses the file: Pillow then says what is wrong.
 
-    Parts are taken by NumPy, which keeps Python's lock for it: threads that do this must not hand it on ten times.
+    NumPy slices, because it keeps Python's lock: threads that do this must not release the lock ten times per image.
     """
     decode_jpeg, rgb = jpeg_decoder()
     try:
@@ -57,23 +57,23 @@ def cut_plain(content: Buffer, crop: Crop) -> Tensor | None:
 
 @functools.cache
 def jpeg_decoder() -> tuple[Any, Any]:
-    """Return torchvision's function, and its word for red, green and blue."""
+    """Return torchvision's function, and its constant for RGB."""
     from torchvision.io import ImageReadMode, decode_jpeg
 
-    # from 0.29 on it tells to move to torchcodec, which asks for a newer torch than we do
+    # from 0.29 on it recommends torchcodec, which needs a newer torch than we do
     warnings.filterwarnings("ignore", category=DeprecationWarning, module="torchvision")
     return decode_jpeg, ImageReadMode.RGB
 
 
 def as_tensor(content: Buffer) -> Tensor:
-    """Return the bytes of a file as a tensor that shares them; nobody writes to it."""
+    """Return the bytes of a file as a tensor that shares their memory; it is never written to."""
     hear_of_read_only_memory()
     return torch.frombuffer(content, dtype=torch.uint8)
 
 
 @functools.cache
 def hear_of_read_only_memory() -> None:
-    """Let torch say once, to nobody, that it may not be written to; filters of warnings are not for threads to set."""
+    """Provoke torch's one warning about read-only memory here, unseen: threads cannot set warning filters safely."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.frombuffer(b"read only", dtype=torch.uint8)

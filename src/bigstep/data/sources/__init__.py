@@ -1,1 +1,1 @@
-"""Where samples come from: one protocol (`base.Source`), one file a kind, and `given.as_source` for what users have."""
+"""Where samples come from: one interface (`base.Source`), one file per kind, `given.as_source` for users' own data."""

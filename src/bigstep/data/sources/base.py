@@ -1,4 +1,4 @@
-"""What every source of samples can do. The feed, the catalogue and `bigstep data` know nothing else of it."""
+"""What every source of samples can do. The feed, the catalogue and `bigstep data` rely on nothing else."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 __all__ = ["PADDING", "Source", "digest", "spread"]
 
 PADDING = -100
-"""A target that counts for nothing, as torch's cross-entropy has it."""
+"""A target that does not count: the default `ignore_index` of torch's cross-entropy."""
 
 
 class Source(ABC):
-    """Samples by index, what a model has to know of them, and the way they take to a device."""
+    """Samples by index, what a model has to know about them, and how they get to a device."""
 
     unit = "samples"
-    """What one sample is called in the plural."""
+    """What the samples are called, in the plural."""
 
-    if TYPE_CHECKING:  # not when it runs: a dataclass would take a property of its base for the default of a field
+    if TYPE_CHECKING:  # not at run time: a dataclass would take an inherited property for the default of a field
 
         @property
         def name(self) -> str:
@@ -38,11 +38,11 @@ class Source(ABC):
 
         @property
         def classes(self) -> tuple[str, ...]:
-            """Names, by label; empty where there are none."""
+            """Names, by label; empty if there are none."""
 
         @property
         def labels(self) -> Tensor | None:
-            """The class of each sample; None where that takes reading them."""
+            """The class of each sample; None if the samples must be read to find it."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -58,7 +58,7 @@ class Source(ABC):
         """Return {"channels", "image_size"} of images shown at this size (0: their own), or {"length"} of sequences."""
 
     def input_shape(self, image_size: int) -> tuple[int, ...]:
-        """Return the shape of one sample as a network gets it, where images are shown at this size (0: their own)."""
+        """Return the shape of one sample as a network gets it, with images shown at this size (0: their own)."""
         inputs = self.inputs(image_size)
         return (inputs["length"],) if "length" in inputs else (inputs["channels"], *2 * (inputs["image_size"],))
 
@@ -68,11 +68,11 @@ class Source(ABC):
 
     @abstractmethod
     def feed(self, view: View) -> Way:
-        """Make ready to bring samples to a device."""
+        """Return what brings samples to a device."""
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """Return a hash that tells another set from this one without reading all of it, nor where it lies."""
+        """Return a hash that distinguishes this set from others, wherever it is kept, without reading all of it."""
 
     @abstractmethod
     def describe(self, verify: bool) -> dict[str, Any]:
@@ -83,24 +83,24 @@ class Source(ABC):
         return list(torch.split(torch.arange(len(self)), batch))
 
     def targets(self, indices: Tensor) -> Tensor | None:
-        """Count what is predicted in each of these samples, as int64; None: one in each."""
+        """Count the targets of each of these samples, as int64; None means one in each."""
         return None
 
     def bytes(self, indices: Tensor) -> Tensor | None:
-        """Count the bytes of text that the targets of each of these samples stand for; None where it is no text."""
+        """Count the bytes of text that the targets of each of these samples stand for; None if they are not text."""
         return None
 
     def check(self) -> None:  # noqa: B027 - most sources are checked as they are opened
         """Refuse samples that no model can take; reads all of them."""
 
     def check_images(self, model: str) -> None:  # noqa: B027 - most sources show images as every network takes them
-        """Refuse samples that no network takes which is for images."""
+        """Refuse samples that no network for images takes."""
 
     def keep(self, folder: Path) -> None:  # noqa: B027 - most sources have nothing to keep
-        """Write into a run folder what it takes to read samples as this run does."""
+        """Write into a run folder what is needed to read samples as this run does."""
 
     def thumbnail(self, index: int, side: int) -> Image.Image | None:
-        """Return a sample as a small square picture; None where it is no picture."""
+        """Return a sample as a small square picture; None if it is not a picture."""
         return None
 
 

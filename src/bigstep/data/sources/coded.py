@@ -1,4 +1,4 @@
-"""Images that are decoded as they are needed, wherever their bytes lie."""
+"""Images that are decoded as they are needed, wherever their bytes are stored."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ __all__ = ["CodedImages", "Look"]
 
 _SAMPLE = 500  # images that are decoded for statistics unless all are asked for
 _STATISTICS_SIZE = 64  # side at which they are decoded, in pixels
-_READING = 4  # threads that examine images beside those that keep the cores busy: some wait for a disk
-_EVALUATED_AT_ONCE = 512  # on a GPU: two groups of those that it decodes at once, so that the next are not long behind
+_READING = 4  # threads that examine images, in addition to one per core: some wait for a disk
+_EVALUATED_AT_ONCE = 512  # largest batch on a GPU: two groups that it decodes at once, so the next is soon ready
 
 
 class CodedImages(Source):
@@ -61,15 +61,15 @@ class CodedImages(Source):
 
     @abstractmethod
     def content(self, index: int) -> Buffer:
-        """Read what is stored of an image."""
+        """Read the stored bytes of an image."""
 
     def contents(self, indices: list[int], room: memoryview | None = None) -> list[Buffer]:
-        """Read what is stored of some images; into `room`, where it has to be read at all and there is room for it."""
+        """Read the stored bytes of some images; into `room`, if they have to be read at all and fit."""
         return [self.content(index) for index in indices]
 
     @abstractmethod
     def open(self, index: int, content: Buffer | None = None) -> AbstractContextManager[Image.Image]:
-        """Open an image; what goes wrong with it inside the `with` block becomes a `DataError` that names it."""
+        """Open an image; any error inside the `with` block becomes a `DataError` that names the image."""
 
     @abstractmethod
     def size(self, index: int, content: Buffer | None = None) -> tuple[int, int]:
@@ -77,11 +77,11 @@ class CodedImages(Source):
 
     @abstractmethod
     def where(self, index: int) -> str:
-        """Say where an image lies, for messages."""
+        """Say where an image is stored, for messages."""
 
     @property
     def channels(self) -> int:
-        """Images of every kind are decoded to red, green and blue."""
+        """Images of every kind are decoded to RGB."""
         return 3
 
     def inputs(self, image_size: int) -> dict[str, int]:
@@ -117,10 +117,10 @@ class CodedImages(Source):
             with self.open(index) as image:
                 return Image.fromarray(cut(image, centre_box(*image.size, fraction=1.0), (side, side)))
         except DataError:
-            return Image.new("RGB", (side, side), "red")  # a damaged file is meant to be seen
+            return Image.new("RGB", (side, side), "red")  # so that a damaged file stands out
 
     def describe(self, verify: bool) -> dict[str, Any]:
-        """Count classes, decode some files, or all of them, and describe their pixels."""
+        """Count classes, decode some files (all of them to verify), and describe their pixels."""
         chosen = spread(len(self), len(self) if verify else _SAMPLE).tolist()  # evenly over the classes
         sizes, corrupt, histogram = [], [], torch.zeros(3, 256, dtype=torch.int64)
         threads = usable_cores() + _READING  # decoding releases the interpreter's lock
@@ -146,7 +146,7 @@ class CodedImages(Source):
             with self.open(index) as image:
                 size = image.size
                 if verify:
-                    image.load()  # every pixel: a reduced decode can pass over damage
+                    image.load()  # every pixel: a reduced decode can miss damage
                 pixels = cut(image, centre_box(*size, fraction=1.0), (_STATISTICS_SIZE, _STATISTICS_SIZE))
         except DataError as error:
             return str(error)
@@ -176,7 +176,7 @@ class Look(NamedTuple):
     """Who loads them."""
 
     def draw(self, indices: list[int], seed: int, epoch: int) -> Draw:
-        """Return what says, from the sizes of these images, what is wanted of each.
+        """Return the function that gives the crops of these images from their sizes.
 
         Random boxes are drawn for all images at once, from the sizes in their headers, and moved to whole pixels.
         """
@@ -194,7 +194,7 @@ class Look(NamedTuple):
 
 
 class CodedJobs:
-    """Decode to uint8 images of one shape, or read what the device decodes."""
+    """Decode to uint8 images of one shape, or read files for the device to decode."""
 
     def __init__(self, source: CodedImages, seed: int) -> None:
         self.source, self.seed = source, seed
@@ -219,7 +219,7 @@ class CodedJobs:
         return images, self.source.labels[job.indices], spent
 
     def read(self, job: Job, how: Mixed, room: memoryview) -> Chunk:
-        """Read a chunk in a thread: for the device to decode, or a part of it."""
+        """Read a chunk in a thread, for the device to decode all or part of it."""
         draw = job.look.draw(job.indices, self.seed, job.epoch)
         try:
             coded, spent = nvjpeg.read(self.source, job.indices, draw, how, room)
@@ -228,7 +228,7 @@ class CodedJobs:
         return coded, self.source.labels[job.indices], spent
 
     def whole(self, index: int, content: Tensor) -> Tensor:
-        """Decode a whole image on the CPU, (3, height, width): what the device has refused."""
+        """Decode on the CPU a whole image that the device has refused, (3, height, width)."""
         with self.source.open(index, content.numpy().data) as image:
             return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
 

@@ -71,12 +71,12 @@ class FolderImages(CodedImages):
         return self.root / os.fsdecode(self.files[index])
 
     def where(self, index: int) -> str:
-        """Return the file of a sample as a word."""
+        """Return the file of a sample as a string."""
         return str(self.path(index))
 
     def content(self, index: int) -> bytes:
         """Read the file of a sample."""
-        path = os.path.join(self._root, os.fsdecode(self.files[index]))  # pathlib takes longer than to open the file
+        path = os.path.join(self._root, os.fsdecode(self.files[index]))  # pathlib takes longer than opening the file
         try:
             with open(path, "rb", buffering=0) as file:
                 return file.read()
@@ -84,10 +84,10 @@ class FolderImages(CodedImages):
             raise DataError(f"{path} cannot be decoded: {error.strerror}.") from None
 
     def contents(self, indices: list[int], room: memoryview | None = None) -> list[Buffer]:
-        """Read the files of some samples; what cannot be read in one go is read, or refused, by itself."""
+        """Read the files of some samples; those that cannot be read in one go are read, or refused, one by one."""
         found: list[Buffer] = []
         if room is not None:
-            from bigstep.data.reading import read_files  # it takes Numba a second to be imported
+            from bigstep.data.reading import read_files  # Numba takes a second to import
 
             root = os.fsencode(self._root) + b"/"
             found += read_files([root + name for name in self.files[indices].tolist()], room)
@@ -99,7 +99,7 @@ class FolderImages(CodedImages):
 
     def size(self, index: int, content: Buffer | None = None) -> tuple[int, int]:
         """Read width and height from the header of a file."""
-        if content is not None and (known := plain_size(content)) is not None:  # most have been read by now
+        if content is not None and (known := plain_size(content)) is not None:  # true of most JPEGs
             return known
         with self.open(index, content) as image:
             return image.size
@@ -127,8 +127,8 @@ def open_folder(path: Path) -> tuple[FolderImages, FolderImages]:
     train = scan_folder(path / "train")
     if not (path / "val").exists():
         raise DataError(
-            f"{path} has no val beside train, to be evaluated on; add val/CLASS/IMAGE.JPEG (a link will do), or train "
-            "with data.holdout, the fraction of train that is held out for it."
+            f"{path} has no val beside train to evaluate on; add val/CLASS/IMAGE.JPEG (a link will do), or set "
+            "data.holdout, the fraction of train that is held out for it."
         )
     test = scan_folder(path / "val")
     if train.classes != test.classes:
@@ -179,9 +179,9 @@ def _entries(folder: Path, *, folders: bool) -> list[str]:
         with os.scandir(folder) as entries:
             shown = [entry for entry in entries if not entry.name.startswith(".")]
             for entry in shown if folders else ():
-                if _is_broken_link(entry):  # perhaps a class, whose disk is missing
+                if _is_broken_link(entry):  # perhaps a class whose disk is missing
                     raise DataError(f"{entry.path} is a link to nowhere; mend or remove it.")
-            # a link to a file that is gone is told when it is read; a pipe would be waited for
+            # a broken link to a file is reported when it is read; a pipe is left out: reading it could wait for ever
             return sorted(e.name for e in shown if (e.is_dir() if folders else e.is_file() or _is_broken_link(e)))
     except OSError as error:
         raise DataError(f"{folder} cannot be read: {error.strerror}.") from None

@@ -1,4 +1,4 @@
-"""What users have, made into sources: the one place that asks what kind of thing it was given."""
+"""Users' own data made into sources: the only place that examines what kind of object was given."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def as_source(given: Any, what: str = "data") -> Source:
     Args:
         given: a source (`TensorImages`, `FolderImages`, ...), any map-style data set of pairs (x, y), two arrays
             (x, y) of one length, of which y may be a list of numbers, or a `Subset` of these.
-        what: who gave it, for messages.
+        what: where it came from, for messages.
 
     >>> len(as_source((np.zeros((5, 3)), np.arange(5))))
     5
@@ -47,7 +47,9 @@ def _source_of(given: Any, what: str) -> Source:
     if _is_x_and_y(given):
         x, y = (_as_tensor(part, what) for part in given)
         if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
-            raise DataError(f"{what} gave arrays x of {tuple(x.shape)} and y of {tuple(y.shape)}; one y for each x.")
+            raise DataError(
+                f"{what} gave arrays x of {tuple(x.shape)} and y of {tuple(y.shape)}; give one y for each x."
+            )
         return TensorItems(TensorDataset(x, y))
     if isinstance(given, DataLoader):
         raise DataError(
@@ -73,7 +75,7 @@ def _is_x_and_y(given: Any) -> bool:
 
 
 def _as_tensor(given: Any, what: str) -> Tensor:
-    """Return numbers as a tensor, which shares their memory where torch can compute with them as they are."""
+    """Return numbers as a tensor, which shares their memory if torch can compute with them as they are."""
     if isinstance(given, Tensor):
         if given.layout != torch.strided:
             raise DataError(f"{what} gave a tensor of layout {given.layout}; give a dense one (x.to_dense()).")
@@ -81,17 +83,17 @@ def _as_tensor(given: Any, what: str) -> Tensor:
     try:
         array = np.asarray(given)
     except ValueError:
-        raise DataError(f"{what} gave labels in a list, but some are no single numbers; give one for each x.") from None
+        raise DataError(f"{what} gave labels in a list, but not all are single numbers; give one for each x.") from None
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*not writable.*")  # nobody writes to it
+            warnings.filterwarnings("ignore", ".*not writable.*")  # it is never written to
             return widened(torch.as_tensor(array))
-    except ValueError:  # another machine's order of bytes, or a view that runs backwards
+    except ValueError:  # foreign byte order or negative strides
         return widened(torch.as_tensor(np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))))
     except TypeError:
         raise DataError(
-            f"{what} gave an array of {array.dtype}, of which torch makes no tensor; give numbers, for words such as "
-            "numpy.unique(words, return_inverse=True)[1]."
+            f"{what} gave an array of {array.dtype}, which torch cannot hold; give numbers, such as "
+            "numpy.unique(words, return_inverse=True)[1] for words."
         ) from None
 
 
@@ -99,11 +101,11 @@ def as_pair(given: Any, holdout: float = 0.0, seed: int = 0, what: str = "data")
     """Return what to train on and what to evaluate on.
 
     Args:
-        given: two of what `as_source` takes, (train, test); with `holdout`, a training set alone will do. A `DataPair`
-            is divided already and passes.
+        given: two of what `as_source` takes, (train, test); with `holdout`, a training set alone is enough. A
+            `DataPair`, already divided, is returned as it is.
         holdout: this fraction of the training set is evaluated on instead of a test set.
         seed: decides which samples are held out.
-        what: who gave it, for messages.
+        what: where it came from, for messages.
 
     >>> x, y = np.zeros((10, 3)), np.arange(10) % 2
     >>> pair = as_pair((x, y), holdout=0.2)
@@ -116,7 +118,7 @@ def as_pair(given: Any, holdout: float = 0.0, seed: int = 0, what: str = "data")
     if holdout:
         return hold_out(as_source(train, what), holdout, seed)
     if test is None:
-        as_source(train, what)  # if it is none, that is to be said first
+        as_source(train, what)  # if it is not a data set, this raises first
         raise DataError(
             f"{what} gave a {type(given).__name__} with a training set alone, but a run needs two data sets, (train, "
             "test); give both, or set data.holdout, the fraction of the training set that is evaluated on instead."
@@ -125,7 +127,7 @@ def as_pair(given: Any, holdout: float = 0.0, seed: int = 0, what: str = "data")
 
 
 def _is_two_sets(given: Any) -> bool:
-    """Whether this is (train, test) and not one set: the two arrays (x, y), or items in a list."""
+    """Whether this is (train, test) and not a single set, which may be two arrays (x, y) or a list of items."""
     if not isinstance(given, tuple | list) or len(given) != 2:
         return False
     return not _is_x_and_y(given)

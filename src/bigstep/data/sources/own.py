@@ -1,6 +1,6 @@
 """Data sets of a user's own: anything with a length whose items, by index, are pairs (x, y).
 
-x is a tensor, or a dict, tuple or list of tensors, which the network is given as one argument; y is a tensor or number.
+x is a tensor, or a dict, tuple or list of tensors, which the network gets as one argument; y is a tensor or number.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from bigstep.nested import is_input, kinds_of, leaves, map_tensors
 __all__ = ["MapStyle", "OwnItems", "TensorItems", "widened"]
 
 _OWN = 12  # stream of the seeds that items get
-_MOST_READ = 10_000  # items that are read to find out how many classes there are
-_MOST_CHANNELS = 4  # of a picture: what has more in front and no more behind was turned round
+_MOST_READ = 10_000  # items that are read, at most, to count the classes
+_MOST_CHANNELS = 4  # of an image: if its first dimension is larger and its last is not, the channels come last
 _HASHED = 64  # samples whose content is part of a fingerprint
 _WIDER = {torch.uint16: torch.int32, torch.uint32: torch.int64, torch.uint64: torch.int64}
 
@@ -45,9 +45,9 @@ class MapStyle(Protocol):
 class OwnItems(Source):
     """Items of a user's own map-style data set, or some of them.
 
-    An attribute `classes` (names) is used if there is one; else the classes are counted: from an attribute `targets`,
-    as torchvision's sets have it, or by reading the items, if they are few. Where y is a sequence, workers that share a
-    step must know how many targets each item has: from an attribute `target_counts`, else items are read for it.
+    An attribute `classes` (names) is used if there is one; otherwise the classes are counted from an attribute
+    `targets`, as in torchvision's sets, or by reading the items if they are few. If y is a sequence, workers that share
+    a step must know how many targets each item has: from an attribute `target_counts`, or by reading the items.
 
     >>> items = OwnItems([(torch.zeros(1, 4, 4), 0), (torch.ones(1, 4, 4), 1)])
     >>> len(items), items.num_classes, items.inputs(0)
@@ -66,7 +66,7 @@ class OwnItems(Source):
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """What the data set calls its classes, or the set that it is a part of."""
+        """The names of the classes, from the data set or from the one that it is a part of."""
         within = getattr(self.items, "dataset", None)
         return tuple(map(str, getattr(self.items, "classes", getattr(within, "classes", ()))))
 
@@ -82,7 +82,7 @@ class OwnItems(Source):
 
     @cached_property
     def first(self) -> tuple[Any, Tensor]:
-        """The first pair, which shows what all are like."""
+        """The first pair, taken as an example of all."""
         x, y = self._read([0])
         return map_tensors(lambda tensor: tensor[0], x), y[0]
 
@@ -93,26 +93,26 @@ class OwnItems(Source):
 
     @property
     def is_images(self) -> bool:
-        """Whether x looks like an image: (channels, height, width) of bytes or floating numbers."""
+        """Whether x looks like an image: (channels, height, width) of bytes or floating-point numbers."""
         x, _ = self.first
         return isinstance(x, Tensor) and x.ndim == 3 and (x.dtype == torch.uint8 or x.is_floating_point())
 
     @property
     def is_tokens(self) -> bool:
-        """Whether x is a sequence of whole numbers."""
+        """Whether x is a sequence of integers."""
         x, _ = self.first
         return isinstance(x, Tensor) and x.ndim == 1 and _is_whole(x)
 
     @property
     def has_many_targets(self) -> bool:
-        """Whether y holds several whole numbers, as that of a language model does."""
+        """Whether y holds several integers, as for a language model."""
         _, y = self.first
         return y.ndim >= 1 and _is_whole(y)
 
     def inputs(self, image_size: int) -> dict[str, int]:
-        """Return the length of sequences of tokens; of several tensors their number and the size of the largest.
+        """Return the length of sequences of tokens; for several tensors, their number and the size of the largest.
 
-        Of all else it is the first dimension of x and the last.
+        For everything else, these are the first and the last dimension of x.
         """
         x, _ = self.first
         if self.has_several_inputs:
@@ -124,13 +124,13 @@ class OwnItems(Source):
         return {"channels": shape[0], "image_size": image_size or shape[-1]}
 
     def input_shape(self, image_size: int) -> tuple[int, ...]:
-        """Return the shape of x, if it is one tensor; of images that are shown at another size, that one."""
+        """Return the shape of x if it is one tensor; images that are shown at another size have that size."""
         shape = () if self.has_several_inputs else tuple(self.first[0].shape)
         return (shape[0], image_size, image_size) if image_size and self.is_images else shape
 
     @cached_property
     def num_classes(self) -> int:
-        """Count the classes, or the tokens that occur, in the whole set, also where this is a part of it."""
+        """Count the classes, or the tokens that occur, in the whole set, even if this is a part of it."""
         if self.classes:
             return len(self.classes)
         listed = getattr(self.items, "targets", None)
@@ -144,9 +144,9 @@ class OwnItems(Source):
         return Loaders(view, OwnJobs(self, view.seed), self.finish, self.name)
 
     def finish(self, view: View) -> Finish:
-        """Return what the device does with loaded items: images are augmented and resized as asked, all else is left.
+        """Return what the device does with loaded items: images are augmented and resized as asked, others left alone.
 
-        Values keep their range, because what they mean is known to the user's model alone.
+        Values keep their range, because only the user's model knows what they mean.
         """
         if view.kind != "none" and not self.is_images:
             raise ConfigError(
@@ -161,16 +161,16 @@ class OwnItems(Source):
         )
 
     def check_images(self, model: str) -> None:
-        """Refuse what is no image of floating numbers, or has its channels behind height and width."""
+        """Refuse items that are not floating-point images, or whose channels come last."""
         x, _ = self.first
         if not self.is_images or not x.is_floating_point() or x.shape[2] <= _MOST_CHANNELS < x.shape[0]:
             raise ConfigError(
-                f"model: {model} takes images of floating numbers, (channels, height, width), but an item of "
+                f"model: {model} takes floating-point images, (channels, height, width), but an item of "
                 f"{self.name} is {kinds_of(x)}; convert x, or give a model of your own."
             )
 
     def targets(self, indices: Tensor) -> Tensor | None:
-        """Count the targets of each sequence that are not padding; reads each item once for it, unless it is told."""
+        """Count the targets of each sequence that are not padding; without `target_counts`, each item is read once."""
         if not self.has_many_targets:
             return None
         missing = indices[self._counted[indices] < 0]
@@ -181,15 +181,15 @@ class OwnItems(Source):
 
     @cached_property
     def _counted(self) -> Tensor:
-        """Targets of each sequence, -1 where they are not counted yet; an attribute `target_counts` tells all."""
+        """Targets of each sequence, -1 if not counted yet; an attribute `target_counts` gives all."""
         told = getattr(self.items, "target_counts", None)
         if told is None:
             return torch.full((len(self),), -1, dtype=torch.int64)
         counts = torch.as_tensor(told)
         if counts.shape != (len(self.items),) or counts.is_floating_point() or int(counts.min()) < 0:
             raise DataError(
-                f"{self.name}.target_counts must tell of each of its {len(self.items):,} items how many targets are no "
-                f"padding, but it is {counts.dtype} of {tuple(counts.shape)}."
+                f"{self.name}.target_counts must hold for each of its {len(self.items):,} items how many targets are "
+                f"not padding, but it is {counts.dtype} of {tuple(counts.shape)}."
             )
         return counts.long() if self._indices is None else counts.long()[self._indices]
 
@@ -231,35 +231,34 @@ class OwnItems(Source):
         kept = values[is_counted(values)]
         if not _is_whole(values) or not len(kept) or int(kept.min()) < 0:
             raise DataError(
-                f"The targets of {self.name} are no numbers of classes (whole, from 0 on), so a model by name cannot "
+                f"The targets of {self.name} are not class numbers (integers from 0 on), so a model by name cannot "
                 "be built for it; give a model of your own, or the data set an attribute `classes`."
             )
         return int(kept.max()) + 1
 
 
 def _is_whole(values: Tensor) -> bool:
-    """Whether these are whole numbers."""
+    """Whether these are integers."""
     return not (values.is_floating_point() or values.is_complex())
 
 
 def widened(values: Tensor) -> Tensor:
-    """Return numbers in a type that torch computes with: unsigned ones of more than a byte it holds, and no more."""
+    """Return numbers in a type that torch computes with: unsigned types wider than a byte it can only store."""
     return values.to(_WIDER.get(values.dtype, values.dtype))
 
 
 class OwnJobs:
     """Collate the items of a user's own data set.
 
-    The generators that all code shares, torch's, NumPy's and Python's, are seeded for each item from (seed, epoch,
-    index), so that random transforms repeat, and are put back afterwards, so that the rest of the program does not
-    notice.
+    The global generators of torch, NumPy and Python are seeded for each item from (seed, epoch, index), so that random
+    transforms repeat, and are restored afterwards, so that the rest of the program does not notice.
     """
 
     def __init__(self, source: OwnItems, seed: int) -> None:
         self.source, self.seed = source, seed
 
     def look(self, request: Request, view: View) -> None:
-        """Items are what they are."""
+        """Items are read in one way only."""
 
     def __getitem__(self, job: Job) -> Chunk:
         chance = sample_uniform(self.seed, job.epoch, torch.tensor(job.indices), _OWN)
@@ -288,7 +287,7 @@ class OwnJobs:
 
 @contextlib.contextmanager
 def _generators_put_back() -> Iterator[None]:
-    """Leave the generators that all code shares as they were."""
+    """Restore the global generators afterwards."""
     of_python, of_numpy = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(devices=[]):
@@ -307,7 +306,7 @@ def _why_no_pair(item: Any, index: int, kind: str) -> str:
 
 
 def _why_no_batch(items: list[Any], indices: list[int], kind: str, error: Exception) -> str:
-    """Say which items do not go together; torch's words for it depend on where they are put together."""
+    """Say which items do not go together; torch's own message depends on where they are collated."""
     kinds = [kinds_of(item) for item in items]
     for index, found in zip(indices, kinds, strict=True):
         if found != kinds[0]:
@@ -319,7 +318,7 @@ def _why_no_batch(items: list[Any], indices: list[int], kind: str, error: Except
 
 
 class TensorItems(OwnItems):
-    """Pairs (x, y) of a user's own that are two tensors: held on the device where they fit.
+    """A user's own pairs (x, y) in two tensors, held on the device if they fit.
 
     >>> items = TensorItems(TensorDataset(torch.eye(3), torch.tensor([0, 2, 1])))
     >>> len(items), items.num_classes, items.subset(torch.tensor([2])).x.tolist()
@@ -332,7 +331,7 @@ class TensorItems(OwnItems):
         self.x, self.y = items.tensors if indices is None else (tensor[indices] for tensor in items.tensors)
 
     def feed(self, view: View) -> Way:
-        """Keep the tensors on the device; on a GPU where they take less than half of what is free."""
+        """Keep the tensors on the device; on a GPU only if they take at most half of its free memory."""
         size = self.x.nbytes + self.y.nbytes
         if view.device.type == "cuda" and size > torch.cuda.mem_get_info(view.device)[0] // 2:
             return super().feed(view)
@@ -349,12 +348,12 @@ class TensorItems(OwnItems):
         return DeviceMemory(view, prepare)
 
     def targets(self, indices: Tensor) -> Tensor | None:
-        """Count the targets of each sample that are not padding; None where each has one."""
+        """Count the targets of each sample that are not padding; None if each has one."""
         return None if self._counts is None else self._counts[indices]
 
     @cached_property
     def _counts(self) -> Tensor | None:
-        """The counts of all samples, on the host: tensors that a user has put on the device are looked at once."""
+        """The counts of all samples, on the host: targets that a user has put on the device are read only once."""
         if not _is_whole(self.y):
             return None
         counted = is_counted(self.y).reshape(len(self.y), -1).sum(1).cpu()

@@ -1,8 +1,8 @@
 """Packed images: tar files in the form of WebDataset (000042.jpg beside 000042.cls), and an index beside them.
 
-Any reader of WebDataset reads the tar files. The index adds what they lack: where each image lies, so that any sample
-is read without those before it; how large it is, so that crops are drawn before it is opened; and a checksum. The files
-are memory-mapped: all processes of a machine share one copy in the page cache.
+Any reader of WebDataset reads the tar files. The index adds what they lack: where each image is, so that any sample can
+be read without those before it; how large it is, so that crops can be drawn before it is opened; and a checksum. The
+files are memory-mapped: all processes of a machine share one copy in the page cache.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ RECORD = np.dtype(
         ("crc", "<u4"),
     ]
 )  # fmt: skip
-"""Where an image lies (tar file, bytes, place of the first), its label, its size in pixels, and its CRC-32."""
+"""Where an image is (tar file, bytes, place of the first), its label, its size in pixels, and its CRC-32."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -54,8 +54,8 @@ class PackedImages(CodedImages):
     Args:
         root: the folder of the tar files.
         shards: names of the tar files.
-        records: where each image lies, of type `RECORD`.
-        names: what each image was called before it was packed, as bytes.
+        records: where each image is, of type `RECORD`.
+        names: the name of each image before it was packed, as bytes.
         classes: names, by label.
         raw: whether images are stored as pixels instead of compressed.
         mean: of each channel, images scaled to 0..1.
@@ -97,16 +97,16 @@ class PackedImages(CodedImages):
         return int(record["width"]), int(record["height"])
 
     def where(self, index: int) -> str:
-        """Return the tar file, and what the image was called."""
+        """Return the tar file, and the name of the image before it was packed."""
         shard = self.shards[self.records[index]["shard"]]
         return f"{self.root / shard} ({os.fsdecode(self.names[index])})"
 
     def content(self, index: int) -> memoryview:
-        """Return what is stored of an image, in the memory of the file; its checksum is compared the first time."""
+        """Return the stored bytes of an image, in the mapped file; their checksum is compared the first time."""
         record = self.records[index]
         begin, size = int(record["offset"]), int(record["size"])
         content: memoryview = self._mapped[record["shard"]][begin : begin + size].data
-        if not self._checked[index]:  # it takes twice as long as all that is left to do for a GPU that decodes
+        if not self._checked[index]:  # comparing takes twice as long as all else that is done here if a GPU decodes
             if zlib.crc32(content) != record["crc"]:
                 raise DataError(f"{self.where(index)} does not have its checksum; pack it again.")
             self._checked[index] = True
@@ -132,7 +132,7 @@ class PackedImages(CodedImages):
     @cached_property
     def _mapped(self) -> list[NDArray[np.uint8]]:
         """The tar files; mapping one takes no memory and reads nothing."""
-        # as plain arrays: of a memmap, each part that is taken costs more than its header
+        # as plain arrays: slicing a memmap takes longer than reading an image's header
         return [np.asarray(np.memmap(self.root / shard, dtype=np.uint8, mode="r")) for shard in self.shards]
 
     def subset(self, indices: Tensor) -> PackedImages:
@@ -140,11 +140,11 @@ class PackedImages(CodedImages):
         return replace(self, records=self.records[indices.numpy()], names=self.names[indices.numpy()])
 
     def fingerprint(self) -> str:
-        """Hash what the images were called, their labels, sizes and checksums."""
+        """Hash the images' original names, labels, sizes and checksums."""
         return digest(len(self), self.names, self.records["label"].copy(), self.records["crc"].copy())
 
     def describe(self, verify: bool) -> dict[str, Any]:
-        """Describe the images; name also what is damaged beside them: headers in tar files, names, classes."""
+        """Describe the images; also list other damage: to the headers in tar files, to names, to classes."""
         facts = super().describe(verify)
         corrupt = facts["corrupt"]
         for path in [self.root / file for file in self.sums] if verify else []:
@@ -171,16 +171,18 @@ def open_packed(wanted: Wanted) -> DataPair:
         if head["format"] != FORMAT:
             raise KeyError
         return DataPair(*(_open_split(root, head["splits"][split], classes, raw) for split in ("train", "val")))
-    except DataError:  # a ValueError, too
+    except DataError:  # it is a ValueError, too
         raise
     except OSError as error:
         raise DataError(f"{error.filename} cannot be read: {error.strerror}.") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise DataError(f"{root / INDEX} is no index that `bigstep data pack` wrote; pack the images again.") from None
+        raise DataError(
+            f"{root / INDEX} is not an index that `bigstep data pack` wrote; pack the images again."
+        ) from None
 
 
 def _open_split(root: Path, head: dict[str, Any], classes: tuple[str, ...], raw: bool) -> PackedImages:
-    # names alone: whatever an index says, nothing outside of its folder is opened
+    # file names alone: whatever an index says, nothing outside its folder is opened
     shards = tuple(Path(shard["file"]).name for shard in head["shards"])
     for shard in head["shards"]:
         path = root / Path(shard["file"]).name

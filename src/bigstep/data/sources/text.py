@@ -1,7 +1,7 @@
-"""Text as windows of tokens: a window is a sample, and its targets are its tokens one place on.
+"""Text as windows of tokens: a window is a sample, and its targets are its tokens shifted by one place.
 
-Windows follow one another without a gap or an overlap, so in an epoch each token is predicted once. The last window is
-as long as the others, but what lies beyond the text is padding, which counts for nothing.
+Windows follow one another without a gap or an overlap, so each token is predicted once in an epoch. The last window is
+as long as the others; its part beyond the end of the text is padding, which does not count.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bigstep.errors import DataError
 __all__ = ["TokenWindows"]
 
 _HOST_BYTES = 2**31  # a text up to this size is copied to memory; a larger one is read from disk as it is needed
-_GPU_SHARE = 4  # tokens may take one part in this many of what is free on a GPU
+_GPU_SHARE = 4  # tokens may take one part in this many of a GPU's free memory
 _HASHED = 2**16  # tokens that are part of a fingerprint
 _SCANNED = 2**24  # tokens that are looked at in one go
 
@@ -36,12 +36,12 @@ class TokenWindows(Source):
     """A text, cut into windows.
 
     Args:
-        tokens: the text in numbers of uint8, uint16 or uint32, in memory or memory-mapped.
+        tokens: the text as uint8, uint16 or uint32 numbers, in memory or memory-mapped.
         length: tokens of a window.
         vocabulary: what the numbers mean.
         name: what to call the text in a message; a path where it came from one.
-        text_bytes: of the text, where the vocabulary does not tell how long a token is.
-        windows: which windows there are, by number; None means all.
+        text_bytes: bytes of the text, for a vocabulary that does not tell how long a token is.
+        windows: the numbers of the windows to use; None means all.
 
     >>> text = TokenWindows(tokens=np.frombuffer(b"to be or not", np.uint8), length=4, name="tiny")
     >>> len(text), text.targets(torch.arange(3)).tolist(), text.inputs(0), text.num_classes
@@ -89,7 +89,7 @@ class TokenWindows(Source):
         return replace(self, windows=self._windows(indices))
 
     def feed(self, view: View) -> Way:
-        """Keep the tokens on the device where they fit, else read them in loader processes."""
+        """Keep the tokens on the device if they fit, else read them in loader processes."""
         on_gpu = view.device.type == "cuda"
         most = torch.cuda.mem_get_info(view.device)[0] // _GPU_SHARE if on_gpu else _HOST_BYTES
         if self.tokens.nbytes > most:
@@ -97,11 +97,11 @@ class TokenWindows(Source):
         return DeviceMemory(view, self._taken_on(view.device))
 
     def _taken_on(self, device: torch.device) -> Any:
-        """Return what makes ready to take windows on a device: each is a row of one tensor, its targets of another."""
+        """Return the `prepare` of `DeviceMemory`: each window is a row of one tensor, its targets a row of another."""
         count, length = self._all, self.length
         padded = np.zeros(count * length + 1, dtype=self.tokens.dtype)
         padded[: len(self.tokens)] = self.tokens
-        # torch has few functions for unsigned numbers: what is gathered are the same bits, as signed ones
+        # torch has few functions for unsigned numbers, so the same bits are gathered as signed ones, then masked
         signed = padded if padded.itemsize == 1 else padded.view(f"i{padded.itemsize}")
         held = torch.from_numpy(signed).to(device)
         inputs, targets = held[:-1].view(count, length), held[1:].view(count, length)
@@ -123,7 +123,7 @@ class TokenWindows(Source):
         return prepare
 
     def read(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Return windows and their targets, read from where the tokens lie."""
+        """Return windows and their targets, read from memory or from disk."""
         start = self._windows(indices).numpy()[:, None] * self.length
         places = start + np.arange(self.length + 1)
         block = self.tokens[np.minimum(places, len(self.tokens) - 1)].astype(np.int64)
@@ -133,12 +133,12 @@ class TokenWindows(Source):
         return x, y
 
     def targets(self, indices: Tensor) -> Tensor:
-        """Count the targets of each window: its length, but what is left of the text in the last."""
+        """Count the targets of each window: its length, or what is left of the text for the last."""
         left = len(self.tokens) - 1 - self._windows(indices) * self.length
         return left.clamp(max=self.length)
 
     def bytes(self, indices: Tensor) -> Tensor | None:
-        """Count the bytes that the targets of each window stand for, as float64; on average if only that is known."""
+        """Count the bytes that the targets of each window stand for, as float64; an average if only that is known."""
         lengths = self._lengths
         if lengths is None:
             share = self.text_bytes / len(self.tokens)
@@ -152,7 +152,7 @@ class TokenWindows(Source):
         return None if lengths is None else torch.from_numpy(lengths)
 
     def fingerprint(self) -> str:
-        """Hash some of the tokens, evenly over the text, and which windows there are."""
+        """Hash some of the tokens, evenly spread over the text, and the numbers of the windows."""
         some = self.tokens[spread(len(self.tokens), _HASHED).numpy()]
         chosen = torch.tensor([]) if self.windows is None else self.windows
         return digest(len(self.tokens), self.length, self.vocabulary.name, self.vocabulary.size, some, chosen)
@@ -197,13 +197,13 @@ class TokenWindows(Source):
 
 
 class TokenJobs:
-    """Read windows of a text that does not fit in memory; many at once, with no call for a window."""
+    """Read windows of a text that does not fit in memory, many in one call."""
 
     def __init__(self, source: TokenWindows) -> None:
         self.source = source
 
     def look(self, request: Request, view: View) -> None:
-        """Windows are what they are."""
+        """Windows are read in one way only."""
 
     def __getitem__(self, job: Job) -> Chunk:
         return self.source.read(torch.tensor(job.indices))
