@@ -38,7 +38,7 @@ def differ(updates: tuple[Update, ...]) -> list[int]:
 
 
 def _first_apart(world: World) -> tuple[int, list[int]]:
-    """Return the first step, if weights were equal before it, whose gradients differ between ranks, and which do."""
+    """Return the first step whose gradients differ between ranks, while weights do not yet, and which of them do."""
     steps = _steps(world)
     for number, step in enumerate(steps):
         different = differ(step)
