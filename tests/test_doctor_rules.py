@@ -108,7 +108,7 @@ def test_a_missing_exchange_comes_before_a_different_start(records: Path) -> Non
     alone = load_case(records / "spawn_alone")
     findings = diagnose(altered(alone, {Weights: {"parameters": "others"}}, begin=1), "train.py").faults
     assert [finding.name for finding in findings[:2]] == ["unexchanged-gradients", "different-start"]
-    assert "applied as if they were one" not in findings[1].cost, "nothing of another rank is applied here"
+    assert "applied as if they came from one" not in findings[1].cost, "nothing of another rank is applied here"
 
 
 def test_the_share_of_a_step_is_that_of_the_times_beside_it(records: Path) -> None:

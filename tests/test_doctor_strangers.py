@@ -239,7 +239,7 @@ def test_a_rank_that_fell_by_an_error_of_its_own_is_no_disorder_of_collectives()
 @pytest.mark.parametrize(
     "said, told",
     [
-        ("FileNotFoundError: [Errno 2] No such file or directory: '../data/x.pt' (train.py:3)", "the one above"),
+        ("FileNotFoundError: [Errno 2] No such file or directory: '../data/x.pt' (train.py:3)", "the folder above"),
         ("ValueError: SyncBatchNorm layers only work with GPU modules (train.py:3)", "needs a GPU"),
     ],
 )
@@ -283,7 +283,7 @@ def test_an_endless_sampler_has_no_share_to_tell_of() -> None:
 
     found = judge(facts).faults
     assert [finding.name for finding in found] == ["same-samples"]
-    assert found[0].evidence == "Endless splits nothing, and the first 4 batches are the same ones on all 2 ranks"
+    assert found[0].evidence == "Endless splits nothing, and the first 4 batches are the same on all 2 ranks"
     assert "%" not in found[0].cost
 
 

@@ -58,7 +58,7 @@ SHORTER = {
 """What is added to a command so that it takes a moment; the last of an option given twice counts."""
 
 FAILS = {
-    "bigstep doctor --html doctor.html train.py": (1, "the model is called past DDP"),
+    "bigstep doctor --html doctor.html train.py": (1, "the model is called without its DDP wrapper"),
     "torchrun --nnodes 32 --nproc-per-node 8 -m bigstep train fair --preset paper --data /data/imagenet": (
         2,
         "/data/imagenet",  # all that is missing here

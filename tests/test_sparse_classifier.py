@@ -278,7 +278,7 @@ def test_bad_rows_are_one_sentence(name: str) -> None:
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        ([0.5, 1.0], "0.5 is no integer"),
+        ([0.5, 1.0], "0.5 is not an integer"),
         ([1, 1], "1 class only"),
         ([1], "2 rows but 1 labels"),
         ([np.nan, 1.0], "NaN"),

@@ -130,7 +130,7 @@ def test_a_row_never_seen_counts_as_average() -> None:
         ([[0, 1]], np.array([1 + 1j]), "complex"),
         (coo_matrix(np.eye(2) * 1j), None, "complex"),
         ([[0, 1], [1, 0]], [1e200, -1e200], "larger unit"),
-        ([[0, 1], [2**30, 0]], [1.0, 2.0], "number them anew"),
+        ([[0, 1], [2**30, 0]], [1.0, 2.0], "renumber them"),
     ],
 )
 def test_bad_entries_are_one_sentence(pairs: Any, values: Any, message: str) -> None:

@@ -1,4 +1,4 @@
-"""Look into somebody else's training script: run it on one rank and on several, and name what differs and why."""
+"""Examine somebody else's training script: run it on one rank and on several, and name what differs and why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examination: run the program on one rank and on several, gather the facts, ask every rule."""
+"""The examination: run the program on one rank and on several, gather the facts, apply every rule."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ class Examination:
     checked: Sequence[str]
     """Rules that had what they needed and found nothing."""
     unseen: dict[str, str]
-    """Rules that could not be asked, and why."""
+    """Rules that lacked the facts to judge, and what was missing."""
     notes: Sequence[str] = ()
-    """How the runs went: what ended them, what was changed for them, what they wrote elsewhere."""
+    """How the runs went: what ended them, what was changed for them, what they wrote outside their copy."""
     times: Sequence[StepTime] = ()
     trouble: str = ""
     """Why the program could not be examined to the end."""
@@ -53,7 +53,7 @@ class Examination:
 
     @property
     def healthy(self) -> bool:
-        """Whether the program was examined to its end, and no fault was found."""
+        """Whether the program was examined to the end and no fault was found."""
         return not self.faults and not self.trouble
 
     @property
@@ -63,11 +63,11 @@ class Examination:
 
     @property
     def advice(self) -> list[Finding]:
-        """Findings that one should know, and may well have chosen."""
+        """Findings worth knowing that may be intended."""
         return [finding for finding in self.findings if finding.level == "advice"]
 
     def speeds(self) -> list[str]:
-        """Say how fast the runs were."""
+        """Return the speed of each run as a sentence."""
         found: dict[int, float] = {}
         for row in self.times:
             if row.samples and row.parts["total"]:
@@ -108,19 +108,19 @@ def examine(
         command: The script and its arguments, or -m, a module and its arguments.
         ranks: Ranks of the larger run.
         steps: Updates after which a run is stopped.
-        only: A family of findings to look for, as in "time"; empty looks for all.
+        only: A family of findings to look for, such as "time"; empty looks for all.
         device: cpu hides the GPUs; auto uses them if there is one for each rank.
         limits: Seconds that each run may take.
-        keep: A folder that takes the facts of each run, for `load_case`.
+        keep: A folder in which to keep the facts of each run, for `load_case`.
         watch: Called with a few words when a run begins.
     """
     if ranks < 2:
-        raise ConfigError(f"--ranks is {ranks}, but a program is compared on one rank and on several; give 2 or more.")
+        raise ConfigError(f"--ranks is {ranks}, but the doctor compares one rank with several; give 2 or more.")
     if only and only not in RULES:
         raise ConfigError(f"--only is {only!r}, but it must be one of {', '.join(RULES)}.")
     if device not in ("auto", "cpu"):
         raise ConfigError(
-            f"--device is {device!r:.60}, but it must be auto or cpu; auto takes the GPUs if there are enough."
+            f"--device is {device!r:.60}, but it must be auto or cpu; auto uses the GPUs if there is one for each rank."
         )
     began = time.monotonic()
     case, runs = observe(
@@ -142,14 +142,14 @@ def load_case(folder: Path) -> Case:
 def diagnose(
     case: Case, command: str, *, only: str = "", seconds: float = 0.0, runs: Sequence[World] = ()
 ) -> Examination:
-    """Ask every rule about a case.
+    """Apply every rule to a case.
 
     Args:
-        case: What was seen.
+        case: What was seen of the program.
         command: How the program was started.
-        only: A family of rules; empty asks all.
-        seconds: How long it took to see it.
-        runs: The runs that the report tells about, in order.
+        only: A family of rules; empty applies all.
+        seconds: How long the runs took.
+        runs: The runs that the report describes, in order.
     """
     findings: list[Finding] = []
     checked: list[str] = []
@@ -162,8 +162,8 @@ def diagnose(
             except Unseen as reason:
                 unseen[name] = str(reason)
                 continue
-            except (ArithmeticError, LookupError, ValueError) as error:  # facts that nobody thought of
-                unseen[name] = f"it stumbled over what it saw ({type(error).__name__}: {error})"
+            except (ArithmeticError, LookupError, ValueError) as error:  # unforeseen facts: the other rules go on
+                unseen[name] = f"the rule stumbled over unexpected facts ({type(error).__name__}: {error})"
                 continue
             findings += found
             if not found:
@@ -183,7 +183,7 @@ def diagnose(
 
 
 def _trouble(runs: Sequence[World]) -> str:
-    """Return in a few words why a run came to no good end, or why there is nothing to compare."""
+    """Return in a few words why a run failed, hung or was late, or why there is nothing to compare; or ''."""
     ended = next((explain(world) for world in runs if world.ended in ("failed", "hung", "late")), "")
     trained = any(process.all(Update) for world in runs for process in world.everything)
     return ended or ("" if trained or not runs else "no update of a torch optimizer was seen in it")
@@ -194,7 +194,7 @@ def _ranks(count: int) -> str:
 
 
 def _notes(runs: Sequence[World], told: str) -> list[str]:
-    """How the runs went; a reason that the verdict or an earlier note has told is not told again."""
+    """Say how the runs went; a reason that the verdict or an earlier note has given is not repeated."""
     notes: list[str] = []
     reasons = {told}
     for world in runs:
@@ -206,16 +206,16 @@ def _notes(runs: Sequence[World], told: str) -> list[str]:
             done = "1 update" if updates == 1 else f"{updates or 'no'} updates"
             notes.append(f"The run on {_ranks(world.started)} ended after {done}{why}.")
         written = [event for process in world.everything for event in process.all(Wrote) if not event.refused]
-        notes += [f"It wrote {event.path}, which is outside its folder." for event in written]
+        notes += [f"The program wrote {event.path}, which is outside its folder." for event in written]
         joined = [event for process in world.ranks for event in process.all(Group) if event.asked]
-        notes += [f"There is no GPU for each rank: {e.backend} took the place of {e.asked}." for e in joined]
+        notes += [f"The ranks ran without GPUs, so {e.backend} took the place of {e.asked}." for e in joined]
         if any(event.changed for process in world.everything for event in process.all(Spawn)):
-            notes.append("It starts its ranks itself; for the run on one rank that number was set to 1.")
+            notes.append("The program starts its ranks itself; for the run on one rank their number was set to 1.")
     return list(dict.fromkeys(notes))
 
 
 def _times(case: Case) -> list[StepTime]:
-    """Return where the steps that were only timed spend their time, rank by rank, in the median."""
+    """Return the median time of each part of a step, rank by rank, over the steps that were only timed."""
     rows = []
     for world in (world for world in (case.one, case.many) if world is not None):
         for process in world.ranks:

@@ -1,4 +1,4 @@
-"""What an observed program did, as plain facts: one small dataclass an event, one file of JSON lines a process.
+"""What an observed program did, as plain facts: a dataclass per kind of event, a file of JSON lines per process.
 
 The observers write these inside the program; the findings read them afterwards, without torch.
 """
@@ -29,7 +29,7 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class Start(Event):
-    """A process began, as this rank of so many; it may learn better when it joins a group."""
+    """A process began, with rank and world size from its environment; joining a group may correct both."""
 
     kind = "start"
     pid: int
@@ -40,14 +40,14 @@ class Start(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Group(Event):
-    """The process joined the others."""
+    """The process joined the process group."""
 
     kind = "group"
     rank: int
     world: int
     backend: str = ""
     asked: str = ""
-    """The backend that the program named, where another one was given to it."""
+    """The backend that the program asked for, if another one was used instead."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class Seed(Event):
     generator: str
     value: int
     own: bool = True
-    """By the user's code, and not by a framework on its own account."""
+    """By the user's own code, not by a framework."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class Wrap(Event):
     wrapper: str
     parameters: int
     own: bool = True
-    """By the user's code, and not by a framework on its own account."""
+    """By the user's own code, not by a framework."""
     find_unused: bool = False
     broadcast_buffers: bool = True
     batch_norms: int = 0
@@ -83,9 +83,9 @@ class Loader(Event):
     loader: int
     dataset: str
     samples: int = -1
-    """Samples in the data set; -1 where it cannot say."""
+    """Samples in the data set; -1 if it has no length."""
     drawn: int = -1
-    """Samples that this rank would read in one pass."""
+    """Samples that this rank would read in one pass; -1 if unknown."""
     batch: int = -1
     workers: int = 0
     sampler: str = ""
@@ -93,10 +93,10 @@ class Loader(Event):
     replacement: bool = False
     iterable: bool = False
     padded: int = 0
-    """Samples that the sampler reads twice to give every rank as many."""
+    """Samples that the sampler repeats so that every rank gets the same number."""
     drop_last: bool = False
     seed: int = -1
-    """Of the sampler's order, where it has one."""
+    """Of the sampler's order; -1 if it has none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,14 +111,14 @@ class Pass(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Batch(Event):
-    """A loader gave a batch."""
+    """A loader returned a batch."""
 
     kind = "batch"
     loader: int
     number: int
-    """Of the pass."""
+    """Of the pass, not of the batch."""
     indices: tuple[int, ...] = ()
-    """Which samples of the underlying data set, where the loader knows."""
+    """Of the samples in the underlying data set, where they are known."""
     rows: tuple[str, ...] = ()
     """A short digest of each sample's content."""
     wait_s: float = 0.0
@@ -137,7 +137,7 @@ class Forward(Event):
     rows: tuple[str, ...] = ()
     samples: int = 0
     generator: str = ""
-    """Digest of the generator's state before, if the call drew from it."""
+    """Digest of the CPU generator's state before the call, if the call drew from it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +151,7 @@ class Weights(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Loss(Event):
-    """A criterion was evaluated in training; how many targets counted decides what a mean over it means."""
+    """A criterion was evaluated in training; `targets` counts those that it does not ignore."""
 
     kind = "loss"
     reduction: str
@@ -166,13 +166,13 @@ class Backward(Event):
     kind = "backward"
     value: float
     factor: float = 1.0
-    """What the scalar had been multiplied with after the loss was formed, without the scale of a GradScaler."""
+    """The factor by which the loss was multiplied after it was formed, without the scale of a GradScaler."""
     summed: bool = False
-    """Whether the loss is a sum over samples and no mean."""
+    """Whether the loss is a sum over samples, not a mean."""
     synchronised: bool = True
     """False inside `no_sync`."""
     anew: bool = False
-    """What the backward before it had left was cleared, and no update came between."""
+    """The gradients of the previous backward were cleared without an update in between."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +187,7 @@ class Collective(Event):
     reduce: str = ""
     """SUM, AVG, …"""
     done: bool = False
-    """Written twice, before and after: a call that never returned has only the first."""
+    """An event is written before the call and one after it; a call that never returned has only the first."""
     seconds: float = 0.0
 
 
@@ -198,7 +198,7 @@ class Clip(Event):
     kind = "clip"
     most: float
     scaled: bool = False
-    """While they still carried the factor of a GradScaler."""
+    """While they still carried the scale of a GradScaler."""
     by_value: bool = False
 
 
@@ -210,14 +210,14 @@ class Update(Event):
     optimizer: str
     number: int
     which: int = 0
-    """Of the program's optimizers, in the order in which they were made: several may have one name."""
+    """The optimizer's number, in the order in which the program made them: several may have the same name."""
     rates: tuple[float, ...] = ()
     base: float = 0.0
     """The rate of the first group before any schedule."""
     samples: int = 0
     micro_steps: int = 0
     norms: tuple[float, ...] = ()
-    """Norm of each parameter's gradient as the step used it; -1 where there was none."""
+    """Norm of each parameter's gradient as the step used it; -1 where there was none, or a sharded or sparse one."""
     local: float = 0.0
     """A linear functional of this rank's own gradient, before any exchange."""
     used: float = 0.0
@@ -227,11 +227,11 @@ class Update(Event):
     strange: int = 0
     """Parameters of the optimizer that belong to no model that was called."""
     kept: int = 0
-    """Parameters whose gradient was used by the optimizer's update before, and was there whenever a backward began."""
+    """Parameters whose gradient, used by the optimizer's previous update, was still there at every backward since."""
     grown: int = 0
-    """Parameters to whose gradient another backward added after it had been clipped."""
+    """Parameters whose gradient was clipped and then added to by another backward."""
     untouched: int = 0
-    """Trained parameters that this rank's own backward passes gave no gradient."""
+    """Trainable parameters that got no gradient from this rank's own backward passes."""
     names: tuple[str, ...] = ()
     after: str = ""
     """Digest of the weights after the step."""
@@ -242,7 +242,7 @@ class Update(Event):
     """In collectives called by hand."""
     step_s: float = 0.0
     total_s: float = 0.0
-    """Since the end of the step before."""
+    """Since the end of the previous step."""
     syncs: int = 0
     """Values fetched from tensors one by one (`item`, `tolist`, …)."""
     sync_line: str = ""
@@ -254,7 +254,7 @@ class Update(Event):
     scaled: bool = False
     """Through a GradScaler."""
     autocast: str = ""
-    """The type of autocast around the forward, if any."""
+    """The dtype of autocast around the forward, if any."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,21 +265,21 @@ class Schedule(Event):
     scheduler: str
     position: int
     horizon: int = 0
-    """Steps until its shape ends; 0 where it has no end."""
+    """Steps until its shape ends; 0 if no end is known."""
     stepped: int = 1
     rate: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Worker(Event):
-    """A loader process, or the loading in a rank itself, drew random numbers for a sample."""
+    """A loader process, or a rank that loads samples itself (worker -1), drew random numbers for a sample."""
 
     kind = "worker"
     loader: int
     worker: int
     generator: str
     state: str
-    """Digest of the state from which it drew first in this pass."""
+    """Digest of the generator's state before it drew."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,9 +290,9 @@ class Save(Event):
     path: str
     holds: tuple[str, ...] = ()
     lacks: tuple[str, ...] = ()
-    """What the program carries from step to step and the file does not: optimizer, scheduler, scaler."""
+    """What the program carries from step to step but the file does not hold: optimizer, scheduler, scaler."""
     resumable: bool = False
-    """The file looks as if training were to go on from it."""
+    """Whether the file looks meant for resuming: it holds an optimizer or a counter."""
     updates: int = 0
 
 
@@ -306,11 +306,11 @@ class Load(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class State(Event):
-    """Something that a rank carries, as it was when the program was stopped or saved: weights, buffers, averages."""
+    """Something that a rank carries, as it was when its process ended: weights, buffers, averages."""
 
     kind = "state"
     what: str
-    """parameters, buffers, or average: a copy of the model that is no part of it."""
+    """parameters, buffers, or average: a copy of the model kept beside it."""
     name: str
     digest: str
     updates: int = 0
@@ -318,7 +318,7 @@ class State(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Held(Event):
-    """Which samples a data set holds: digests of their content, or #index in the data set that it is a part of."""
+    """Which samples a data set holds: digests of their content, or, for a subset, #index in the whole data set."""
 
     kind = "held"
     loader: int
@@ -327,7 +327,7 @@ class Held(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Wrote(Event):
-    """A file outside the scratch copy was opened for writing."""
+    """A file outside the scratch copy was opened for writing, removed or renamed."""
 
     kind = "wrote"
     path: str

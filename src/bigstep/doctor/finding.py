@@ -30,7 +30,7 @@ class Finding:
     likelihood: float
     """How sure it is that this is a mistake, from 0 to 1; findings are listed in this order."""
     level: Level = "fault"
-    """A fault is a mistake; advice is what one should know, and may well have chosen."""
+    """A fault is a mistake; advice is worth knowing and may be intended."""
     line: str = ""
     """The line of the script, as file:number."""
     family: str = ""
@@ -40,8 +40,8 @@ class Finding:
         return asdict(self)
 
 
-class Unseen(Exception):  # noqa: N818 - no error, but an answer
-    """A rule did not get to see what it judges; the message says what was missing."""
+class Unseen(Exception):  # noqa: N818 - not an error, but an answer
+    """The runs did not show what a rule judges; the message says what was missing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class Case:
     short: World | None = None
     """A run on several ranks whose passes over the data were cut short, to see what happens between them."""
     resumed: World | None = None
-    """The program started again where the run before had saved."""
+    """The program started again in the copy in which the run on several ranks had saved."""
 
     @property
     def ranks(self) -> int:

@@ -1,4 +1,4 @@
-"""Starting the user's program as ranks, as torchrun would, watching them, and leaving none behind."""
+"""Start the user's program as ranks, as torchrun would, watch them, and leave no process behind."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from bigstep.doctor.world import World, read_world
 __all__ = ["Limits", "explain", "run_world"]
 
 _SITE = "from bigstep.doctor.observe.attach import attach\n\nattach(__file__)\n"
-"""Python imports `sitecustomize` from PYTHONPATH before any program: so observers reach ranks that a script starts."""
+"""Python imports `sitecustomize` from PYTHONPATH first, so that observers also reach ranks that a script starts."""
 
 
 _PARTNER_GONE = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed", "recvBytes")
-"""Words of a rank that has lost another one; why that one went is the better answer."""
+"""Words in the error of a rank that lost its connection to another; the other rank's error says more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,13 +35,13 @@ class Limits:
 
     total_s: float = 120.0
     stall_s: float = 30.0
-    """Without a new fact or a tenth of that on a processor: ranks wait for each other, or for what never comes."""
+    """A run without a new fact, and with less than a tenth of this on processors, for so long is taken to hang."""
     grace_s: float = 6.0
-    """For the other ranks to end when one has ended."""
+    """For the other ranks to end once one has ended."""
 
 
 def run_world(command: Sequence[str], settings: Settings, folder: Path, limits: Limits, *, gpus: bool) -> World:
-    """Run a command as so many ranks in a folder and return what they did.
+    """Run a command on as many ranks as the settings say, and return what they did.
 
     Args:
         command: What follows the interpreter: a script with its arguments, or -m and a module.
@@ -66,7 +66,7 @@ def run_world(command: Sequence[str], settings: Settings, folder: Path, limits: 
         said = [e.message for e in ends if e.reason == "failed"]
         own = [text for text in said if not any(word in text for word in _PARTNER_GONE)]
         if said and not own and any(e.reason == "stopped" for e in ends):
-            ended = "stopped"  # by us, and the others have noticed
+            ended = "stopped"  # one rank was stopped by us, and the others only lost their connection to it
         else:
             statuses = [rank.returncode for rank in ranks if rank.returncode]
             words = [*own, *said, _last_words(settings), f"status {statuses[0] if statuses else '?'}"]
@@ -115,7 +115,7 @@ def _start(
 
 
 def _watch(ranks: Sequence[subprocess.Popen[bytes]], facts: Path, limits: Limits) -> str:
-    """Return how the run ended: ended, failed, hung, or late, which is at work when its time is over."""
+    """Return how the run ended: ended, failed, hung, or late: still at work when its time was over."""
     began = moved = time.monotonic()
     size, leaving, worked = -1, 0.0, 0.0
     while True:
@@ -125,7 +125,7 @@ def _watch(ranks: Sequence[subprocess.Popen[bytes]], facts: Path, limits: Limits
             return "failed" if any(rank.returncode for rank in ranks) else "ended"
         written = sum(path.stat().st_size for path in facts.iterdir())
         busy = sum(_processor_s(rank.pid) for rank in running)
-        if written != size or busy > worked + limits.stall_s / 10:  # data may be prepared without a word
+        if written != size or busy > worked + limits.stall_s / 10:  # preparing data writes no facts
             size, worked, moved = written, busy, now
         if len(running) < len(ranks) or len(list(facts.glob("*.done"))) >= len(ranks):
             leaving = leaving or now
@@ -139,7 +139,7 @@ def _watch(ranks: Sequence[subprocess.Popen[bytes]], facts: Path, limits: Limits
 
 
 def _processor_s(pid: int) -> float:
-    """Return the seconds that a process has had a processor; 0 where the system does not say."""
+    """Return the processor time of a process in seconds; 0 where the system does not tell."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -148,7 +148,7 @@ def _processor_s(pid: int) -> float:
 
 
 def _end(ranks: Sequence[subprocess.Popen[bytes]], facts: str) -> None:
-    """End the ranks and everything that they started, by their groups and by the mark in their environment."""
+    """Kill the ranks and all that they started, found by process group and by the mark in the environment."""
     for rank in ranks:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(rank.pid, signal.SIGKILL)
@@ -173,7 +173,7 @@ def _output(settings: Settings) -> str:
 
 
 def _last_words(settings: Settings) -> str:
-    """Return the last line that a failed rank printed."""
+    """Return the last line of the first rank that printed anything."""
     for rank in range(settings.ranks):
         log = Path(settings.facts) / f"rank-{rank}.log"
         lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
@@ -183,22 +183,22 @@ def _last_words(settings: Settings) -> str:
 
 
 def explain(world: World) -> str:
-    """Say in one sentence why a run came to no good end."""
+    """Say in one sentence why a run failed, hung or was late."""
     said = world.message
     if world.ended == "hung":
-        return "it stood still until its time was over"
+        return "it stood still, doing no work, until the doctor ended it"
     if world.ended == "late":
-        none = "" if world.all(Update) else ", and no optimizer of torch took a step"
-        return f"its time was over before all updates were seen{none}; give it more with --timeout"
+        none = "" if world.all(Update) else ", and no torch optimizer took a step"
+        return f"its time ran out before all updates were seen{none}; give it more with --timeout"
     if "EOFError" in said and "reading a line" in said:
-        return f"it asked for input, and there is nobody to answer ({said})"
+        return f"it asked for input, and standard input is empty ({said})"
     gpu = ("No CUDA GPUs", "not compiled with CUDA", "no NVIDIA driver", "No HIP GPUs", "CUDA driver", "GPU modules")
     if any(word in said for word in gpu):
-        return f"it needs a GPU, and there is none for each rank ({said})"
+        return f"it needs a GPU, and its ranks ran without GPUs ({said})"
     if "FileNotFoundError" in said and "'../" in said:
-        return f"it runs in a copy of this folder and reads what lies beside it; start it from the one above ({said})"
+        return f"it runs in a copy of this folder, but reads a file beside it; start it from the folder above ({said})"
     if "ModuleNotFoundError" in said:
         return f"it needs a package that is not installed here ({said})"
     if "bigstep doctor keeps" in said:
         return f"it was about to change a file of yours, and was stopped ({said})"
-    return said.rstrip(". ") or "it failed without a word"
+    return said.rstrip(". ") or "it failed without a message"

@@ -16,7 +16,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 
 def verdict(result: Examination) -> str:
-    """Say in one sentence what came out."""
+    """Return the result in one sentence."""
     faults, advice = len(result.faults), len(result.advice)
     known = f"{_count(advice, 'thing')} worth knowing" if advice else ""
     if faults:
@@ -24,7 +24,7 @@ def verdict(result: Examination) -> str:
     looked = f"{_count(len(result.checked), 'cause')} ruled out, {len(result.unseen)} could not be checked."
     if result.trouble:
         return f"The program could not be examined to the end: {result.trouble}."
-    return f"Nothing is wrong{f', {known}' if known else ''}: {looked}"
+    return f"No fault found{f', but {known}' if known else ''}: {looked}"
 
 
 def _count(number: int, thing: str) -> str:
@@ -32,7 +32,7 @@ def _count(number: int, thing: str) -> str:
 
 
 def print_report(result: Examination) -> None:
-    """Show the findings, how fast it was, and what could not be checked."""
+    """Print the findings, the speeds, and what could not be checked."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -53,7 +53,7 @@ def print_report(result: Examination) -> None:
     console.print(Text(verdict(result), style="bold" if result.faults or result.trouble else "bold green"))
     for line in (*result.speeds(), *result.notes):
         console.print(Text(line))
-    if result.unseen and (result.checked or result.findings):  # else nothing was, for the reason above
+    if result.unseen and (result.checked or result.findings):  # otherwise nothing was checked, for the reason above
         console.print(Text(f"Not checked: {'; '.join(f'{n} ({why})' for n, why in result.unseen.items())}.", "dim"))
 
 

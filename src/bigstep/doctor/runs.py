@@ -25,7 +25,7 @@ SHORT_BATCHES = 3
 SHORT_UPDATES = 300
 _LAUNCHER = re.compile(r"python[\d.]*|torchrun|accelerate|deepspeed|mpirun|mpiexec|srun")
 ATTEMPTS = 3
-"""A free port may be taken before the ranks get to it."""
+"""Runs are tried again because another process may take the free port before the ranks do."""
 
 
 @dataclass(kw_only=True)
@@ -39,7 +39,7 @@ class Patient:
     gpus: bool
     limits: Limits
     place: Path
-    """The folder that takes the scratch copies and the facts."""
+    """The folder for the scratch copies and the facts."""
     watch: Callable[[str], None]
     script: Path | None = None
     """None where a module is run."""
@@ -52,12 +52,12 @@ class Patient:
         """Run the program once and return what its processes did.
 
         Args:
-            name: What the run is called; it has a scratch copy of this name.
-            ranks: How many.
-            updates: After how many it is stopped.
+            name: The name of the run, and of its scratch copy.
+            ranks: Number of ranks.
+            updates: Updates after which it is stopped.
             short: Batches after which a pass is cut off; 0 for whole passes.
-            again_in: The run whose scratch copy is used once more, with all that was written there.
-            limits: Seconds, if not the usual ones.
+            again_in: The run whose scratch copy is used again, with all that was written there.
+            limits: Its limits, if not the usual ones.
         """
         self.watch(name)
         root = self.place / (again_in or name)
@@ -94,13 +94,13 @@ def observe(
     limits: Limits,
     watch: Callable[[str], None],
 ) -> tuple[Case, list[World]]:
-    """Run a program on one rank, on several, and where it shows more also with short passes and from its checkpoint."""
+    """Run a program on one rank and on several; where that shows more, with short passes and from its checkpoint."""
     script = _script_of(command)
     if script is not None:
         path = script.resolve()
         if path.is_relative_to(Path.cwd()):
-            path = path.relative_to(Path.cwd())  # of the copy, and not of the original
-        command = [str(path), *command[1:]]  # the copy lies elsewhere, where ../train.py would be another
+            path = path.relative_to(Path.cwd())  # names the script in the copy, not the original
+        command = [str(path), *command[1:]]  # from within the copy ../train.py would be another file
     with tempfile.TemporaryDirectory(prefix="bigstep-doctor-") as folder:
         patient = Patient(
             command=command,
@@ -114,7 +114,7 @@ def observe(
             script=script,
         )
         one = patient.run("one rank", 1, updates=steps)
-        if one.size > 1:  # it starts its ranks itself, and cannot be held to one
+        if one.size > 1:  # it starts its ranks itself, and their number could not be set to 1
             return Case(many=one), [one]
         patient.starts_itself = any(process.all(Spawn) for process in one.everything)
         if one.ended in ("hung", "late") and not one.all(Update):
@@ -143,18 +143,18 @@ def _script_of(command: Sequence[str]) -> Path | None:
     if script.is_file():
         require(
             script.suffix != ".ipynb",
-            f"{first} is a notebook, which python does not run; make a script of it with `jupyter nbconvert --to "
-            f"script {first}`, and give that.",
+            f"{first} is a notebook, which Python cannot run; convert it with `jupyter nbconvert --to script {first}` "
+            "and give the script.",
         )
         return script
     require(
         not first.startswith("-"),
-        f"There is no option {first!r:.60}; `bigstep doctor --help` lists the doctor's, which go before the script.",
+        f"There is no option {first!r:.60}; the doctor's go before the script, and `bigstep doctor --help` lists them.",
     )
     if _LAUNCHER.fullmatch(script.name):
         named = next((word for word in command[1:] if word.endswith(".py")), "train.py")
         raise ConfigError(
-            f"{first} starts a script and is none; leave it and its options out, since the doctor starts the ranks "
+            f"{first} is a launcher, not a script; leave it and its options out, since the doctor starts the ranks "
             f"itself: bigstep doctor {named}."
         )
     if script.is_dir():
@@ -163,7 +163,7 @@ def _script_of(command: Sequence[str]) -> Path | None:
 
 
 def _saw_passes(world: World) -> bool:
-    """Whether a loader was seen in a second pass, and no schedule asks how many passes there will be."""
+    """Whether a second pass was seen, and no schedule makes the total number of passes matter."""
     return any(event.number >= 1 for event in world.all(Pass)) and not any(e.horizon for e in world.all(Schedule))
 
 

@@ -30,7 +30,7 @@ def copy_tree(source: Path, target: Path) -> None:
         try:
             entries = sorted(os.scandir(here), key=lambda entry: entry.name)
         except OSError:
-            continue  # what cannot be read cannot be needed
+            continue  # the program cannot read it either
         for entry in entries:
             path, copy = Path(entry.path), there / entry.name
             if entry.name in _NEVER or path == target:
@@ -46,7 +46,7 @@ def copy_tree(source: Path, target: Path) -> None:
 
 
 def _is_bulky(folder: Path) -> bool:
-    """Whether a folder is better linked than copied: one with a usual name for bulk, and much in it."""
+    """Whether a folder is better linked than copied: it has a usual name for data or results, and holds much."""
     if folder.name not in _LINKED:
         return False
     total = 0

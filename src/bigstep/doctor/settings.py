@@ -27,9 +27,9 @@ class Settings:
     """Updates after which the program is stopped."""
     ranks: int
     starts_itself: bool = False
-    """The program starts its ranks, so that it is started once."""
+    """The program starts its ranks itself, so the examination starts it only once."""
     port: int = 0
-    """Where the ranks meet, whatever port a script has written down: it may be taken."""
+    """Where the ranks meet; it replaces a port that the script sets, which may be taken."""
     detail: int = 5
     """Updates that are looked at in detail; the later ones are only timed."""
     only_time: bool = False

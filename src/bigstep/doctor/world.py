@@ -96,7 +96,7 @@ def read_world(folder: Path, **about: Any) -> World:
 
 
 def _gather(processes: Sequence[Process], **about: Any) -> World:
-    """Tell ranks, which train, from the processes beside them."""
+    """Separate the ranks, which train, from the processes beside them."""
     kinds = Update | Forward | Backward | Group
     trains = [any(isinstance(event, kinds) for event in process.events) for process in processes]
     ranks = sorted((p for p, t in zip(processes, trains, strict=True) if t), key=lambda process: process.rank)

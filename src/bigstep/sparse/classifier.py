@@ -21,7 +21,7 @@ from bigstep.sparse.threads import Threads, seed_of, threads_of
 __all__ = ["HogwildClassifier", "classes_of"]
 
 PAPERS_BETA = 0.9
-LAST_STEP = 0.5  # times 1 / (alpha * examples seen): what 1 / (alpha t), the step of Pegasos, ends at, halved
+LAST_STEP = 0.5  # of 1 / (alpha * examples seen), where the step of Pegasos, 1 / (alpha t), ends
 
 
 class HogwildClassifier(Estimator):
@@ -35,9 +35,9 @@ class HogwildClassifier(Estimator):
     Args:
         loss: "hinge" (a support vector machine) or "logistic".
         alpha: L2 coefficient.
-        gamma0: First step size, or "auto": 1 / mean |x|^2, so that a step reaches a margin of one; less where `beta` is
-            given and would leave the last epoch a larger step than "auto" ends at.
-        beta: Factor on the step size after each epoch, or "auto": what makes the last epoch's step
+        gamma0: First step size, or "auto": 1 / mean |x|^2, so that a step reaches a margin of one; less if a given
+            `beta` would leave the last epoch a larger step than "auto" ends at.
+        beta: Factor on the step size after each epoch, or "auto": the factor that makes the last epoch's step
             0.5 / (alpha * examples * epochs), but at most the paper's 0.9.
         epochs: Passes over the data in `fit`.
         fit_intercept: Learn b. Its step is 100 times smaller, because every example changes it.
@@ -45,13 +45,13 @@ class HogwildClassifier(Estimator):
             paper's own: no locks, no copies, compare-exchange additions; "racing" is the same with plain additions;
             "cached", the fastest as measured, keeps a copy of the frequent weights for each thread; "aig", "locked" and
             "round_robin" are what the paper compares with; "serial": one thread.
-        n_threads: Threads; -1 means every core, or fewer where each would have under 4,096 examples an epoch.
+        n_threads: Threads; -1 means every core, or fewer if each would have under 4,096 examples per epoch.
         random_state: Seed of the order, which is a function of (seed, epoch) alone.
 
     Attributes:
         classes_: Sorted labels.
         coef_: Weights, (1 or classes) x features; a positive margin speaks for `classes_[1]`, or for the class itself.
-        intercept_: One an output.
+        intercept_: One per output.
         n_iter_: Epochs made so far.
         gamma0_: The step size that "auto" chose; `beta_` likewise.
         fit_report_: Speed, conflicts, Omega, Delta, rho and the paper's prediction; see `FitReport`.
@@ -70,11 +70,11 @@ class HogwildClassifier(Estimator):
         Descent", 2011: algorithm 1; experiments of section 7 (20 epochs, beta 0.9, RR after Vowpal Wabbit).
 
     Differs from the paper: the L2 term decays all weights at every example, by a scale that depends on the position in
-    the order alone and so needs no shared state, where the paper divides each coordinate's decay by its degree and
-    applies it when the coordinate is met; both have the same mean. In the mode "cached" the intercept and the more
-    frequent half of the features, which examples would fight for, are added to the shared weights once in 2,048
-    examples (beyond the first 1,024 weights once in 32,768); on small sets more often, 32 times (twice) an epoch and
-    thread. The paper does not do this.
+    the order alone and so needs no shared state, whereas the paper divides each coordinate's decay by its degree and
+    applies it when the coordinate is met; both have the same mean. In the mode "cached" each thread adds what it learns
+    about the intercept and the more frequent features (at most half of them), for which threads would compete, to the
+    shared weights once in 2,048 examples (beyond the first 1,024 weights once in 32,768); on small sets more often, 32
+    times (twice) per epoch and thread. The paper does not do this.
     """
 
     classes_: NDArray[Any]
@@ -134,7 +134,7 @@ class HogwildClassifier(Estimator):
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:
         """Make one more pass, at the step size of the next epoch; twenty calls on the same data equal `fit`.
 
-        A stream of ever new data wants `beta=1`, or steps shrink with each call.
+        Give `beta=1` for a stream of new data, or steps shrink with each call.
 
         Args:
             X: As in `fit`.
@@ -185,11 +185,11 @@ class HogwildClassifier(Estimator):
         self._seed = seed_of(self.random_state)
 
     def _choose_steps(self, rows: Rows) -> tuple[float, float]:
-        """Return gamma_0 and beta: from a step that reaches a margin of one to a last one whose noise does no harm.
+        """Return gamma_0 and beta: a first step that reaches a margin of one, a last one whose noise is harmless.
 
-        A step leaves noise that the L2 term averages over 1 / (step * alpha) examples: with 0.5 / (alpha * examples *
-        epochs) over two fits of this length. Steps that begin there as well, to keep to a given beta, are too small to
-        get anywhere in a few epochs: on RCV1's shape that costs 0.9 points with 5 epochs.
+        The L2 term averages the noise that a step leaves over 1 / (step * alpha) examples: for a step of 0.5 / (alpha *
+        examples * epochs) over two fits of this length. A given beta near 1 makes the first step as small, too,
+        and a few epochs then get nowhere: on RCV1's shape that costs 0.9 points with 5 epochs.
         """
         last = np.inf if self.alpha == 0 else LAST_STEP / (self.alpha * rows.n_rows * self.epochs)
         if self.gamma0 != "auto":
@@ -257,10 +257,12 @@ class HogwildClassifier(Estimator):
         return self
 
     def _check_shapes(self) -> None:
-        """Hold what was loaded together: one row of weights an output."""
+        """Check that what was loaded fits together: one row of weights per output."""
         outputs = 1 if len(self.classes_) == 2 else len(self.classes_)
         if self.coef_.shape != (outputs, self.n_features_in_) or self.intercept_.shape != (outputs,) or outputs == 0:
-            raise DataError(f"Weights of shape {self.coef_.shape} do not go with {len(self.classes_)} classes.")
+            raise DataError(
+                f"Weights of shape {self.coef_.shape} do not fit {len(self.classes_)} classes; give an undamaged file."
+            )
 
     def _check_width(self, rows: Rows) -> None:
         if rows.n_features != self.n_features_in_:
@@ -270,7 +272,7 @@ class HogwildClassifier(Estimator):
             )
 
     def decision_function(self, X: Any) -> NDArray[np.float64]:
-        """Return the margins w.x + b: one a row for two classes, one a row and class for more."""
+        """Return the margins w.x + b: one per row for two classes, one per row and class for more."""
         self._check_fitted()
         rows = as_rows(X)
         self._check_width(rows)
@@ -289,7 +291,7 @@ class HogwildClassifier(Estimator):
     @property
     def predict_proba(self) -> Callable[[Any], NDArray[np.float64]]:
         """Return probabilities, rows x classes: one against the rest, normalised; only the logistic loss has them."""
-        if self.loss != "logistic":  # `hasattr` must say no, which is how scikit-learn asks
+        if self.loss != "logistic":  # scikit-learn asks with `hasattr`, which must say no
             raise MissingMethodError(
                 f"predict_proba needs loss='logistic' (got {self.loss!r}); use decision_function instead."
             )
@@ -313,7 +315,7 @@ class HogwildClassifier(Estimator):
         return float(losses.sum(axis=1).mean())
 
     def score(self, X: Any, y: Any) -> float:
-        """Return the share of right predictions."""
+        """Return the share of correct predictions."""
         rows = as_rows(X)
         return float(np.mean(self.predict(rows) == _labels(y, rows)))
 
@@ -322,14 +324,14 @@ class HogwildClassifier(Estimator):
 
 
 def classes_of(labels: NDArray[Any]) -> NDArray[Any]:
-    """Return the different labels, sorted; refuse those that cannot be told apart."""
+    """Return the distinct labels, sorted; refuse labels that cannot be sorted, or only one."""
     try:
         classes = np.unique(labels)
     except TypeError as error:
         raise DataError(f"The labels are of several kinds ({error}); give numbers only, or names only.") from None
     if len(classes) < 2:
         raise DataError(
-            f"The labels hold {len(classes)} class only {classes.tolist()}; a classifier needs at least two."
+            f"The labels hold {len(classes)} class only, {classes.tolist()}; give examples of at least two."
         )
     return classes
 
@@ -340,16 +342,14 @@ def _labels(y: Any, rows: Rows) -> NDArray[Any]:
     labels = np.asarray(y)
     if labels.ndim != 1:
         raise DataError(
-            f"The labels must be a flat list, one a row (got an array of shape {labels.shape}); use y.ravel()."
+            f"The labels must be a flat list, one per row (got an array of shape {labels.shape}); use y.ravel()."
         )
     if len(labels) != rows.n_rows:
-        raise DataError(f"There are {rows.n_rows} rows but {len(labels)} labels; give one label a row.")
+        raise DataError(f"There are {rows.n_rows} rows but {len(labels)} labels; give one label per row.")
     if labels.dtype.kind == "f":
         if not np.isfinite(labels).all():
             raise DataError("The labels hold NaN or infinity; give whole numbers or names.")
         if np.any(labels != np.floor(labels)):
             wrong = labels[labels != np.floor(labels)][0]
-            raise DataError(
-                f"Unknown label type: the label {wrong} is no integer; a classifier needs whole numbers or names."
-            )
+            raise DataError(f"Unknown label type: the label {wrong} is not an integer; give whole numbers or names.")
     return labels

@@ -19,21 +19,21 @@ MOST_EPOCHS = 1_000_000
 
 
 class NotFittedError(ConfigError, AttributeError):
-    """A result was asked of an estimator before `fit`."""
+    """A result was requested from an estimator before `fit`."""
 
 
 class MissingMethodError(ConfigError, AttributeError):
-    """The parameters leave out the method that was asked for."""
+    """The estimator has no such method under its parameters."""
 
 
 def check_epochs(epochs: Any) -> None:
-    """Refuse what is no number of epochs, or one that no fit would live to see."""
+    """Refuse anything but a whole number of epochs that a fit might finish."""
     if not (isinstance(epochs, int | np.integer) and 1 <= epochs <= MOST_EPOCHS):
         raise ConfigError(f"epochs={epochs!r} is not allowed; give a whole number from 1 to {MOST_EPOCHS:,}.")
 
 
 def is_number(value: Any) -> bool:
-    """Whether a parameter is a real number, one of NumPy's too.
+    """Whether a parameter is a real number, of Python or of NumPy.
 
     >>> is_number(np.float32(0.5)), is_number("0.5")
     (True, False)
@@ -64,7 +64,7 @@ class Estimator:
 
     @contextlib.contextmanager
     def _unchanged_on_failure(self) -> Iterator[None]:
-        """Leave the estimator as it was where a fit fails: half of a new one would predict without a word."""
+        """Restore the estimator if a fit fails: half of a new one would predict without an error."""
         before = dict(vars(self))
         try:
             yield

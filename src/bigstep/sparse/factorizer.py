@@ -21,7 +21,7 @@ from bigstep.sparse.threads import Threads, epoch_order, seed_of, threads_of
 __all__ = ["HogwildFactorizer"]
 
 LINE = 16  # float32 in a cache line
-FEW_LINES = 1 << 22  # rows and columns that may always be; more must come with a hundredth as many entries
+FEW_LINES = 1 << 22  # rows and columns that are always allowed; more need an entry per hundred
 
 
 class HogwildFactorizer(Estimator):
@@ -37,8 +37,8 @@ class HogwildFactorizer(Estimator):
         gamma0: First step size.
         beta: Factor on the step size after each epoch.
         epochs: Passes over the entries in `fit`.
-        mode: As in `HogwildClassifier`, but for "cached".
-        n_threads: Threads; -1 means every core, or fewer where each would have under 4,096 entries an epoch.
+        mode: As in `HogwildClassifier`, except "cached".
+        n_threads: Threads; -1 means every core, or fewer if each would have under 4,096 entries per epoch.
         random_state: Seed of the start and of the order.
 
     Attributes:
@@ -119,7 +119,7 @@ class HogwildFactorizer(Estimator):
         if sum(shape) > max(FEW_LINES, 100 * len(pairs)):
             raise DataError(
                 f"The {len(pairs):,} entries lie in a matrix of {shape[0]:,} x {shape[1]:,}, and factors would be kept "
-                "for every row and column; number them anew, without gaps."
+                "for every row and column; renumber them without gaps."
             )
         with np.errstate(over="ignore", invalid="ignore"):
             self.mean_ = float(values.mean())
@@ -134,7 +134,7 @@ class HogwildFactorizer(Estimator):
         self.row_bias_ = np.zeros(shape[0], np.float32)
         self.column_bias_ = np.zeros(shape[1], np.float32)
         for factors, seen in ((self.row_factors_, pairs[:, 0]), (self.column_factors_, pairs[:, 1])):
-            factors[np.bincount(seen, minlength=len(factors)) == 0] = 0  # so that what is never seen stays average
+            factors[np.bincount(seen, minlength=len(factors)) == 0] = 0  # what is never seen stays average
         self.n_iter_ = 0
 
     def partial_fit(self, X: Any, y: Any = None) -> Self:
@@ -153,7 +153,7 @@ class HogwildFactorizer(Estimator):
         shape = (len(self.row_bias_), len(self.column_bias_))
         if pairs[:, 0].max() >= shape[0] or pairs[:, 1].max() >= shape[1]:
             raise DataError(
-                f"An entry lies outside the {shape[0]} x {shape[1]} matrix of the first call; fit again with all."
+                f"An entry lies outside the {shape[0]} x {shape[1]} matrix of the first call; call fit with them all."
             )
         return self._learn(pairs, values, 1)
 
@@ -170,10 +170,12 @@ class HogwildFactorizer(Estimator):
             )
 
     def _check_shapes(self) -> None:
-        """Hold what was loaded together: a row of a factor and a bias for each row and column."""
+        """Check that what was loaded fits together: a row of a factor and a bias for each row and column."""
         for factors, bias in ((self.row_factors_, self.row_bias_), (self.column_factors_, self.column_bias_)):
             if factors.shape != (len(bias), self.rank) or bias.ndim != 1 or len(bias) == 0:
-                raise DataError(f"Factors of shape {factors.shape} do not go with biases of shape {bias.shape}.")
+                raise DataError(
+                    f"Factors of shape {factors.shape} do not fit biases of shape {bias.shape}; give an undamaged file."
+                )
 
     def _learn(self, pairs: NDArray[np.int32], values: NDArray[np.float64], epochs: int) -> Self:
         n_threads = threads_of(self.n_threads, self.mode, len(values))
@@ -234,7 +236,7 @@ class HogwildFactorizer(Estimator):
         return self.mean_ + self.scale_ * standard
 
     def rmse(self, X: Any, y: Any = None) -> float:
-        """Return the root of the mean squared error on known entries."""
+        """Return the root-mean-square error on known entries."""
         self._check_fitted()
         pairs, values = _entries(X, y)
         return float(np.sqrt(np.mean((self.predict(pairs) - values) ** 2)))
@@ -248,7 +250,7 @@ class HogwildFactorizer(Estimator):
 
 
 def _padded(bias: NDArray[np.float32], factors: NDArray[np.float32], stride: int) -> NDArray[np.float32]:
-    """Lay rows out on cache lines of their own."""
+    """Put biases and factors into rows, each on cache lines of its own."""
     count, rank = factors.shape
     memory = np.zeros(count * stride + LINE, np.float32)
     offset = (-memory.ctypes.data // 4) % LINE
@@ -276,10 +278,12 @@ def _pairs(X: Any) -> NDArray[np.int32]:
 def _entries(X: Any, y: Any) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
     if hasattr(X, "tocoo"):
         if y is not None:
-            raise ConfigError("With a sparse matrix the values are its own; leave y out, or give pairs and y.")
+            raise ConfigError(
+                "A sparse matrix holds its own values, but y was given too; leave y out, or give pairs and y."
+            )
         matrix, summed = X.tocoo(), X.tocoo(copy=True)
-        summed.sum_duplicates()  # legal in SciPy, where they mean their sum
-        matrix = summed if summed.nnz < matrix.nnz else matrix  # what has none keeps its order
+        summed.sum_duplicates()  # duplicates are legal in SciPy, and mean their sum
+        matrix = summed if summed.nnz < matrix.nnz else matrix  # without duplicates, keep the order
         X, y = np.stack([matrix.row, matrix.col], axis=1), matrix.data
     if y is None:
         raise DataError("The values of the entries are missing (y is None); give one for each pair.")
@@ -289,10 +293,10 @@ def _entries(X: Any, y: Any) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
         values = given if np.iscomplexobj(given) else given.astype(np.float64)
     except (TypeError, ValueError) as error:
         raise DataError(f"The values of the entries must be numbers ({error}).") from None
-    if np.iscomplexobj(values):  # NumPy would drop what is imaginary
+    if np.iscomplexobj(values):  # NumPy would drop the imaginary parts
         raise DataError("Complex data not supported: the entries have complex values; give real numbers.")
     if values.shape != (len(pairs),):
-        raise DataError(f"There are {len(pairs)} pairs but values of shape {values.shape}; give one value a pair.")
+        raise DataError(f"There are {len(pairs)} pairs but values of shape {values.shape}; give one value per pair.")
     if not np.isfinite(values).all():
         wrong = int(np.flatnonzero(~np.isfinite(values))[0])
         raise DataError(f"The value of entry {wrong} (from 0) is NaN or infinite; leave unknown entries out.")
@@ -300,7 +304,7 @@ def _entries(X: Any, y: Any) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
 
 
 def _sparsity(rows: NDArray[np.int32], columns: NDArray[np.int32]) -> Sparsity:
-    """An entry touches its row and its column: exact, since those who share the pair itself are counted once."""
+    """An entry touches its row and its column: exact if no pair repeats, since an entry itself is counted once."""
     n = len(rows)
     by_row, by_column = np.bincount(rows), np.bincount(columns)
     most = int((by_row[rows] + by_column[columns]).max()) - 1

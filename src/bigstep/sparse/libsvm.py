@@ -18,7 +18,7 @@ from bigstep.sparse.rows import Rows
 __all__ = ["read_libsvm", "read_libsvm_files"]
 
 _FAULTS = {
-    BAD_LABEL: "the label is no integer; write a whole number first",
+    BAD_LABEL: "the label is not an integer; write a whole number first",
     TRUNCATED: "the line is truncated: a feature must be index:value",
     BAD_INDEX: "a feature index is not a whole number below 2^31 followed by a colon; write index:value",
     NOT_FINITE: "a value is NaN, infinite or too large for float32; clean the data first",
@@ -26,8 +26,8 @@ _FAULTS = {
 }
 
 _BLOCK = 1 << 23  # bytes of text that are parsed at once
-_MOST_PACKED = 32  # text of numbers shrinks 3 to 8 times; what shrinks further would fill the memory from a small file
-_FEW_COLUMNS = 1 << 22  # this many always; more must come with a hundredth as many values, or be asked for
+_MOST_PACKED = 32  # text of numbers shrinks 3 to 8 times; a small file that unpacks further could fill the memory
+_FEW_COLUMNS = 1 << 22  # always allowed; more columns need a value per hundred, or `n_features`
 
 
 Examples = tuple[Rows, NDArray[np.int64]]
@@ -36,8 +36,8 @@ Examples = tuple[Rows, NDArray[np.int64]]
 def read_libsvm(path: str | Path, n_features: int | None = None) -> Examples:
     r"""Read `label index:value ...` lines; indices count from 1, or from 0 in a file that uses 0.
 
-    A small file takes little memory: one that unpacks to more than 32 times its size is refused, and so is one whose
-    largest index is far beyond what it fills, unless `n_features` says that this is meant.
+    A small file cannot take much memory: one that unpacks to more than 32 times its size is refused, and so is one with
+    a largest index far above its number of values, unless `n_features` confirms it.
 
     Args:
         path: The file; gzipped when its content says so, whatever its name.
@@ -60,7 +60,7 @@ def read_libsvm(path: str | Path, n_features: int | None = None) -> Examples:
 def read_libsvm_files(paths: Sequence[str | Path], n_features: int | None = None) -> list[Examples]:
     """Read files that belong together, such as training and test examples: they have the same columns.
 
-    If one uses index 0, all count from 0: a small one may not happen to use the first feature.
+    If one uses index 0, all count from 0: a small file may happen not to use the first feature.
     """
     parsed = [_parse(Path(path)) for path in paths]
     first = min(smallest for *_, smallest in parsed)
@@ -80,12 +80,12 @@ def _check_width(shown: str, indices: NDArray[np.int32], n_features: int | None)
     if n_features is None and width > max(_FEW_COLUMNS, 100 * len(indices)):
         raise DataError(
             f"{shown} has an index of {width:,} but only {len(indices):,} values, and a weight would be kept for every "
-            f"index below; number the features anew, or give n_features={width} if it is meant."
+            f"index below; renumber the features, or give n_features={width} if this is intended."
         )
 
 
 def _parse(path: Path) -> tuple[Any, Any, Any, Any, int]:
-    """Return labels, lengths of rows, indices as they are written, values, and 0 if an index is 0, else 1."""
+    """Return labels, lengths of rows, indices as written, values, and 0 if some index is 0, else 1."""
     shown = f"{path!s:.200}"
     parts: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]] = []
     lines, smallest = 0, 1
@@ -101,16 +101,16 @@ def _parse(path: Path) -> tuple[Any, Any, Any, Any, int]:
             lengths = np.diff(starts[: n_rows + 1])
             parts.append((targets[:n_rows].astype(np.int64), lengths, indices[:count], values[:count]))
     if not parts:
-        raise DataError(f"{shown} holds no examples; give a LIBSVM file with one example a line.")
+        raise DataError(f"{shown} holds no examples; give a LIBSVM file with one example per line.")
     labels, lengths, indices, values = (np.concatenate(column) for column in zip(*parts, strict=True))
     return labels, lengths, indices, values, smallest
 
 
 def _blocks(path: Path) -> Iterator[bytes]:
-    """Return the text in pieces that end where a line ends."""
+    """Yield the text in pieces that end where a line ends."""
     shown = f"{path!s:.200}"
     try:
-        if path.exists() and not path.is_file():  # a pipe would be waited for, perhaps for ever
+        if path.exists() and not path.is_file():  # reading a pipe might wait for ever
             raise DataError(f"{shown} is not a regular file; give the path of a LIBSVM file.")
         with open(path, "rb") as plain:
             packed = plain.read(2) == b"\x1f\x8b"
@@ -121,7 +121,7 @@ def _blocks(path: Path) -> Iterator[bytes]:
             while block := file.read(_BLOCK):
                 if left is not None and (left := left - len(block)) < 0:
                     raise DataError(
-                        f"{shown} unpacks to more than {_MOST_PACKED} times its size, as no measured data does; unpack "
+                        f"{shown} unpacks to more than {_MOST_PACKED} times its size, as no real data does; unpack "
                         "it yourself if you trust it."
                     )
                 end = block.rfind(b"\n") + 1

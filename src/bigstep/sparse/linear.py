@@ -23,8 +23,8 @@ __all__ = ["BIAS_SHARE", "LOSSES", "LinearProblem", "run_epochs"]
 LOSSES = {"hinge": HINGE, "logistic": LOGISTIC}
 
 _PLACES = np.arange(CHUNK, dtype=np.float32)
-SMALLEST_SCALE = 1e-4  # far from float32's limits, and few enough folds that they cost nothing
-BIAS_SHARE = 0.01  # the intercept is in every example; on sparse data its step is this much smaller
+SMALLEST_SCALE = 1e-4  # far from float32's limits, yet reached too seldom for folding to cost anything
+BIAS_SHARE = 0.01  # the intercept is in every example, so its step is smaller by this factor
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,13 +50,13 @@ class LinearProblem:
     bias_share: float = BIAS_SHARE
     """Step of the intercept relative to the others; 0 leaves it alone."""
     seed: int = 0
-    """Chooses the order of the examples together with the epoch."""
+    """Together with the epoch it determines the order of the examples."""
 
     def run(self, order: NDArray[np.uint32], rate: float, threads: Threads, meanwhile: Callable[[], Any]) -> list[Part]:
         """Take every example once, in this order; return what each thread counted.
 
         The epoch is cut into stretches, after each of which the scale of the decay is folded into the weights.
-        `meanwhile` is run by the first thread: the others need not wait for it.
+        The first thread runs `meanwhile`, and the others need not wait for it.
         """
         n, decay = len(order), math.log1p(rate * self.alpha)
         stretch = n if decay == 0 else max(1, int(min(n, -math.log(SMALLEST_SCALE) / decay)))

@@ -26,7 +26,7 @@ MODES = {
     "hogwild": Mode(ATOMIC, "no locks and no copies; each addition is a compare-exchange, so none is lost"),
     "racing": Mode(PLAIN, "no locks and no copies; additions are plain, so one may be lost where two threads meet"),
     "cached": Mode(CACHED, "each thread has a copy of the frequent weights and adds its changes under a lock"),
-    "aig": Mode(AIG, "a lock for each coordinate; an update takes those of its example"),
+    "aig": Mode(AIG, "a lock for each coordinate; an update takes the locks of all coordinates of its example"),
     "locked": Mode(LOCKED, "one lock around read, gradient and update: the serial result, bit for bit"),
     "round_robin": Mode(ROUND_ROBIN, "gradients in parallel, updates in the fixed order of the threads"),
     "serial": Mode(PLAIN, "one thread"),

@@ -1,4 +1,4 @@
-"""What a fit tells about itself."""
+"""What a fit reports: speed, losses, conflicts, sparsity."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bigstep.sparse.sparsity import Sparsity
 __all__ = ["FitReport", "Part", "Tally"]
 
 Part = tuple[float, int, int, int]
-"""What a thread counted: sum of losses, updates, watched ones, conflicts."""
+"""What a thread counted: sum of losses, updates, watched updates, conflicts."""
 
 
 @dataclasses.dataclass
@@ -25,7 +25,7 @@ class Tally:
     losses: list[float] = dataclasses.field(default_factory=list)
 
     def add(self, parts: list[Part], examples: int, seconds: float) -> None:
-        """Take in one epoch: what each thread returned."""
+        """Add what each thread returned for one epoch."""
         total, updates, watched, conflicts = (sum(column) for column in zip(*parts, strict=True))
         self.examples += examples
         self.updates += int(updates)
@@ -51,7 +51,7 @@ class FitReport:
     """Examples a second over all epochs, shuffling included; preparing the data is `prepare_s`."""
     seconds: float
     prepare_s: float
-    """Seconds for checking, counting and arranging the data, once a fit."""
+    """Seconds for checking, counting and arranging the data, once per fit."""
     losses: tuple[float, ...]
     """Mean loss of each epoch, each example seen before its own update."""
     updates: int

@@ -1,4 +1,4 @@
-"""Examples as compressed sparse rows, from SciPy matrices, plain arrays or dense arrays, checked at the door."""
+"""Examples as compressed sparse rows, from SciPy matrices, plain arrays or dense arrays, checked on entry."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Rows:
         return len(self.indptr) - 1
 
     def mean_square(self) -> float:
-        """Return the mean squared length of the rows, of about 1,000 spread evenly over them."""
+        """Return the mean squared length of about 1,000 rows, spread evenly over all."""
         spread = np.arange(0, self.n_rows, max(1, self.n_rows // 1000))
         return float(sum_of_squares(self.indptr, self.values, spread)) / len(spread)
 
@@ -75,7 +75,7 @@ class Arranged:
 def as_rows(X: Any) -> Rows:
     """Accept a SciPy sparse matrix, `(data, indices, indptr, n_features)` or anything that NumPy reads as 2-D.
 
-    Unsorted or duplicate indices are put right in a SciPy matrix, which gives them a meaning, and refused elsewhere.
+    Unsorted or duplicate indices are sorted and summed in a SciPy matrix, where they mean that, and refused elsewhere.
     """
     if isinstance(X, Rows):
         return X
@@ -102,7 +102,7 @@ def _checked(data: Any, indices: Any, indptr: Any, n_features: int) -> Rows:
         )
     if np.iscomplexobj(data):
         raise DataError("Complex data not supported: the examples have complex values; give real numbers.")
-    if len(indptr) == 0 or indptr[0] != 0 or np.any(indptr[1:] < indptr[:-1]):  # unsigned differences never are < 0
+    if len(indptr) == 0 or indptr[0] != 0 or np.any(indptr[1:] < indptr[:-1]):  # unsigned differences are never < 0
         raise DataError("The CSR row starts (indptr) must begin with 0 and never fall; build them with scipy.sparse.")
     if not len(data) == len(indices) == indptr[-1]:
         raise DataError(
@@ -112,12 +112,12 @@ def _checked(data: Any, indices: Any, indptr: Any, n_features: int) -> Rows:
     _check_shape(len(indptr) - 1, n_features)
     if n_features > 2**31 - 2:
         raise DataError(f"There are {n_features} features, but at most {2**31 - 2} are allowed; hash or drop some.")
-    # what is 32 bits wide is not cut below, and `survey` names the row of an index that is too large
+    # int32 indices are not truncated below, and `survey` names the row of one that is too large
     if len(indices) and indices.dtype != np.int32:
         for index in (int(indices.max()), int(indices.min())):
             if not 0 <= index < n_features:
                 raise DataError(f"A column index is {index}, but there are {n_features} features, counted from 0.")
-    with np.errstate(over="ignore"):  # what does not fit becomes infinite and is named by `survey`
+    with np.errstate(over="ignore"):  # values too large become infinite, and `survey` names their row
         values = np.ascontiguousarray(data, dtype=np.float32)
     columns = np.ascontiguousarray(indices, dtype=np.int32)
     return Rows(values, columns, np.ascontiguousarray(indptr, dtype=np.int64), n_features)
@@ -188,16 +188,16 @@ def arrange(rows: Rows, counts: NDArray[np.int64], outputs: int, threads: Thread
     Args:
         rows: The examples.
         counts: In how many rows each column occurs.
-        outputs: Weights that a column has.
-        threads: The threads that do it.
+        outputs: Weights per column.
+        threads: The threads.
         apart: Whether threads will keep copies of the hot columns.
     """
     most = int(counts.max())
-    keys = (most - counts).astype(np.min_scalar_type(most))  # up to 16 bits NumPy sorts by digits
+    keys = (most - counts).astype(np.min_scalar_type(most))  # NumPy sorts up to 16 bits by radix
     place = np.empty(rows.n_features, np.int32)
     place[np.argsort(keys, kind="stable")] = np.arange(1, rows.n_features + 1)
-    # hot: met about once between two merges or more, for a rarer column gains nothing from a copy; and at most half of
-    # the columns, so that threads share the other half for real
+    # hot columns are met at least about once between two merges, since a copy of a rarer one gains nothing; and they
+    # are at most half of the columns, so that threads really share the other half
     frequent = int(np.count_nonzero(counts * 2 * CHUNK * ROUND >= rows.n_rows)) if apart else 0
     hot = 1 + min(frequent, rows.n_features // 2, HOT_FLOATS // outputs)
     split = np.zeros(rows.n_rows, np.int64)
@@ -209,8 +209,8 @@ def arrange(rows: Rows, counts: NDArray[np.int64], outputs: int, threads: Thread
     starts = np.concatenate([[0], np.cumsum(sizes)])
     split += starts[:-1]
     total = int(starts[-1])
-    kind = np.uint16 if rows.n_features < 2**16 else np.uint32  # a fourth less to read for each example
-    # one block: NumPy asks for huge pages from 4 MiB up, and thousands of small ones take as long as an epoch
+    kind = np.uint16 if rows.n_features < 2**16 else np.uint32  # 16 bits: a quarter less to read
+    # one block: NumPy asks for huge pages from 4 MiB up, and thousands of small pages take as long as an epoch
     block = np.empty(total * (4 + kind().itemsize), np.uint8)
     values = block[: 4 * total].view(np.float32)
     indices: NDArray[np.unsignedinteger[Any]] = block[4 * total :].view(kind)

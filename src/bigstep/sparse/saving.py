@@ -30,7 +30,7 @@ _KINDS: dict[str, type[HogwildClassifier] | type[HogwildFactorizer]] = {
 
 
 def save(model: HogwildClassifier | HogwildFactorizer, path: str | Path) -> None:
-    """Write a fitted estimator to a file that `load` reads; a crash leaves the old file or the new one.
+    """Write a fitted estimator to a file that `load` reads; after a crash either the old file is there or the new.
 
     >>> import tempfile
     >>> model = HogwildClassifier(mode="serial").fit([[1.0, 0.0], [0.0, 1.0]], ["cat", "dog"])
@@ -52,7 +52,7 @@ def save(model: HogwildClassifier | HogwildFactorizer, path: str | Path) -> None
     try:
         metadata = {_KEY: json.dumps(header, default=_plain)}
     except TypeError as error:
-        raise ConfigError(f"The estimator cannot be written as a file ({error}); use pickle for it.") from None
+        raise ConfigError(f"The estimator cannot be written as a file ({error}); pickle it instead.") from None
     arrays = {name: np.ascontiguousarray(getattr(model, name)) for name in model._saved_arrays}
     try:
         write_atomically(Path(path), write_arrays(arrays, metadata))
@@ -61,7 +61,7 @@ def save(model: HogwildClassifier | HogwildFactorizer, path: str | Path) -> None
 
 
 def load(path: str | Path) -> HogwildClassifier | HogwildFactorizer:
-    """Read an estimator that `save` or `bigstep train hogwild --data FILE.svm` wrote; nothing in the file is run.
+    """Read an estimator that `save` or `bigstep train hogwild --data FILE.svm` wrote; nothing in the file is executed.
 
     Args:
         path: The file, or the run folder that holds it as `model.safetensors`.
@@ -76,13 +76,17 @@ def load(path: str | Path) -> HogwildClassifier | HogwildFactorizer:
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}); give the file of an estimator.") from None
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError):
-        raise DataError(f"{path} is not the file of a sparse estimator, or it is damaged.") from None
+        raise DataError(
+            f"{path} is not the file of a sparse estimator, or is damaged; give one that `save` wrote."
+        ) from None
     try:
         return _restore(header, arrays)
     except BigstepError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-        raise DataError(f"{path} does not hold what a sparse estimator of this bigstep needs.") from None
+        raise DataError(
+            f"{path} lacks something that a sparse estimator of this bigstep needs; save the estimator again."
+        ) from None
 
 
 def _restore(header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> HogwildClassifier | HogwildFactorizer:
@@ -102,7 +106,7 @@ def _restore(header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Hogwild
 
 
 def _plain(value: Any) -> Any:
-    """Turn NumPy's numbers into Python's, which JSON knows."""
+    """Turn NumPy's numbers into Python's, which JSON can hold."""
     if isinstance(value, np.generic):
         return value.item()
-    raise TypeError(f"{type(value).__name__} is no plain value")
+    raise TypeError(f"{type(value).__name__} is not a plain value")

@@ -13,8 +13,8 @@ from bigstep.sparse.rows import Rows
 
 __all__ = ["Sparsity", "measure_sparsity"]
 
-CANDIDATES = 32  # examples whose meetings are counted at once, one bit each
-SAMPLE = 2_000  # examples they are held against: rho is then known to about +-2.2 points (two standard errors)
+CANDIDATES = 32  # examples whose meetings are counted at once, a bit for each
+SAMPLE = 2_000  # examples they are compared with: rho is then known to about +-2.2 points (two standard errors)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,11 +22,11 @@ class Sparsity:
     """The figures of section 2 of the paper, for hyperedges e (examples) over coordinates v (features)."""
 
     omega: int
-    """Omega: most coordinates in one example."""
+    """Omega: the largest number of coordinates in one example."""
     delta: float
-    """Delta: largest share of the examples that contain one coordinate."""
+    """Delta: the largest share of the examples that contain one coordinate."""
     rho: float
-    """rho: largest share of the examples that meet one example; the largest found, see `measure_sparsity`."""
+    """rho: largest share of the examples that share a coordinate with one; as found by `measure_sparsity`."""
     density: float
     """Mean share of the coordinates that an example contains."""
 
@@ -58,11 +58,11 @@ class Sparsity:
 
 
 def measure_sparsity(rows: Rows, counts: NDArray[np.int64]) -> Sparsity:
-    """Measure Omega and Delta exactly and rho by sampling (exactly it is quadratic in the examples).
+    """Measure Omega and Delta exactly and rho by sampling (the exact value takes time quadratic in the examples).
 
     Of a sample of 2,000 examples spread evenly over all of them (all, when there are fewer) the 32 with the largest sum
-    of coordinate shares are held against the whole sample; the largest share that one of them meets is `rho`. It can
-    only be too low, by what another example would meet beyond these 32.
+    of coordinate shares are compared with the whole sample; the largest share that one of them meets is `rho`. Apart
+    from the error of sampling it can only be too low: another example may meet more than these 32.
     """
     lengths = np.diff(rows.indptr)
     shares = counts / rows.n_rows

@@ -20,7 +20,7 @@ __all__ = ["Threads", "epoch_order", "threads_of"]
 T = TypeVar("T")
 
 WORTH_A_THREAD = 4096
-"""Examples an epoch below which starting one more thread takes longer than it saves, as measured."""
+"""Examples per epoch below which one more thread costs more time than it saves, as measured."""
 
 
 def threads_of(n_threads: Any, mode: str, examples: int) -> int:
@@ -36,7 +36,7 @@ def threads_of(n_threads: Any, mode: str, examples: int) -> int:
         )
     if int(n_threads) > cores:
         raise ConfigError(
-            f"n_threads={n_threads} is more than the {cores} cores this process may use, where waiting threads would "
+            f"n_threads={n_threads} is more than the {cores} cores this process may use, and waiting threads would "
             f"only slow the others down; give at most {cores}, or -1 for every core."
         )
     if mode == "serial":
@@ -45,10 +45,10 @@ def threads_of(n_threads: Any, mode: str, examples: int) -> int:
 
 
 class Threads:
-    """A fixed number of threads; where there is one, it is the caller's. Kernels must release the GIL.
+    """A fixed number of threads; a single one is the caller's. Kernels must release the GIL.
 
-    Several are all others than the caller's: Ctrl-C is raised there, between two kernels too, and a kernel that was not
-    started would be waited for by those that were.
+    None of several is the caller's: Ctrl-C is raised in that one, even between the starts of two kernels, and those
+    already started would wait for the one that was not.
     """
 
     def __init__(self, count: int) -> None:

@@ -46,7 +46,7 @@ def train_sparse(
         progress: Called after each epoch with epoch, epochs, loss, rate, examples_per_s and seconds.
         out: A run folder to make: `run.json` and `metrics.jsonl`, which `bigstep report` shows, and the estimator as
             `model.safetensors`, which `bigstep.sparse.load` reads.
-        facts: What `run.json` tells besides, such as a name.
+        facts: Further entries of `run.json`, such as a name.
 
     Returns:
         Plain values: data, examples, features, nonzeros, classes, seed, accuracy (None without test), train_accuracy,
@@ -58,7 +58,7 @@ def train_sparse(
     examples, *others = read_libsvm_files([path] if test is None else [path, test], n_features)
     held_out = others[0] if others else None
     threads_of(n_threads, mode, examples[0].n_rows)
-    classes_of(examples[1])  # what `fit` would refuse is told before there is a folder
+    classes_of(examples[1])  # refuse what `fit` would refuse before a folder is made
     if out is None:
         return _train(model, Path(path), examples, held_out, progress or (lambda row: None))
     with locked(out, fresh=True):
@@ -112,7 +112,7 @@ def _train(
 
 
 def _config(model: HogwildClassifier, path: Path) -> dict[str, Any]:
-    """What the run was, in the fields of other runs where they mean the same."""
+    """Describe the run in the fields of other runs, where they mean the same."""
     params = model.get_params()
     return {
         "recipe": "locked" if model.mode == "locked" else "hogwild",

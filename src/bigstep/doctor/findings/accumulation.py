@@ -27,23 +27,23 @@ class Stretch:
     """The line of a clip after which gradients were exchanged or added to."""
     cause: str = ""
     anew: bool = False
-    """Gradients were cleared on the way, so that the update has less than all backward passes."""
+    """Gradients were cleared in between, so that the update does not hold all backward passes."""
 
     @property
     def adds_up(self) -> bool:
-        """Whether several forward passes, each over samples of its own, make one gradient."""
+        """Whether several forward passes, each over samples of its own, add up to one gradient."""
         count = len(self.backwards)
         if self.anew or count < 2 or count != len(self.forwards) or len({b.loader for b in self.batches}) > 1:
-            return False  # a loss for each of several data sets is no accumulation
-        looped = len({b.line for b in self.backwards if b.synchronised}) < 2  # two losses are written in two lines
-        if len(self.batches) == 1:  # it may have been cut into micro-batches; two views of it are no accumulation
+            return False  # one loss for each of several data sets is not accumulation
+        looped = len({b.line for b in self.backwards if b.synchronised}) < 2  # two kinds of losses have two lines
+        if len(self.batches) == 1:  # it may have been cut into micro-batches; two views of it are not accumulation
             parts = [row for forward in self.forwards for row in forward.rows]
             return looped and 0 < len(parts) == len(set(parts)) and set(parts) <= set(self.batches[0].rows)
         return looped or len(self.batches) > 1
 
 
 def stretches(process: Process) -> list[tuple[Stretch, Update]]:
-    """Cut a rank's events at its updates; only updates that were looked at in detail."""
+    """Split a rank's events at its updates; return the updates that were looked at in detail."""
     found: list[tuple[Stretch, Update]] = []
     now = Stretch()
     clip = ""
@@ -55,7 +55,7 @@ def stretches(process: Process) -> list[tuple[Stretch, Update]]:
                 found.append((now, event))
             now = Stretch()
         elif isinstance(event, Backward):
-            if event.anew:  # a scaler has skipped the update, or the gradient before was for another purpose
+            if event.anew:  # a scaler skipped the update, or the last gradient had another purpose
                 now.clips, now.anew = [], True
             now.backwards.append(event)
         elif isinstance(event, Forward) and event.training:
@@ -80,7 +80,7 @@ def _any_world(case: Case) -> World:
 
 
 def clipped_early(case: Case) -> Iterator[Finding]:
-    """Gradients are clipped before they are whole: before the exchange, the unscaling, or the last micro-batch."""
+    """Gradients are clipped before they are complete: before the exchange, the unscaling, or the last micro-batch."""
     found = stretches(_any_world(case).ranks[0])
     clips = [clip for stretch, _ in found for clip in stretch.clips]
     if not clips:
@@ -93,11 +93,11 @@ def clipped_early(case: Case) -> Iterator[Finding]:
             name="clipped-early",
             title="gradients are clipped before the exchange"
             if exchanged
-            else "gradients are clipped while they add up",
+            else "gradients are clipped while they still accumulate",
             evidence=f"in {len(early)} of {len(found)} updates clipping came first, and {early[0].cause}",
-            cost="each rank is cut by its own norm, so that the mean is not the gradient and its norm is not bounded"
+            cost="each rank scales its gradient by its own norm: the mean over ranks is not the clipped gradient"
             if exchanged
-            else "what came before is cut again with every micro-batch, and the last ones weigh most",
+            else "earlier micro-batches are clipped again with each later one, so that the last ones weigh most",
             remedy="clip after the all-reduce, just before optimizer.step()"
             if exchanged
             else "clip once, after the last backward, just before optimizer.step()",
@@ -108,10 +108,10 @@ def clipped_early(case: Case) -> Iterator[Finding]:
         yield Finding(
             name="clipped-early",
             title="gradients are clipped before they are unscaled",
-            evidence=f"clip_grad ran in {len(scaled)} of {len(clips)} cases while gradients still carried the "
-            f"scaler's factor",
-            cost=f"the bound of {scaled[0].most:g} is divided by the scale (65,536 at the start): nearly "
-            f"nothing is left",
+            evidence=f"in {len(scaled)} of {len(clips)} calls of clip_grad the gradients still carried the "
+            "scaler's factor",
+            cost=f"in effect the bound of {scaled[0].most:g} is divided by the scale (65,536 at the start), so nearly "
+            f"nothing of the gradient is left",
             remedy="call scaler.unscale_(optimizer) before clip_grad_norm_",
             likelihood=0.95,
             line=scaled[0].line,
@@ -137,10 +137,9 @@ def undivided_accumulation(case: Case) -> Iterator[Finding]:
         yield Finding(
             name="undivided-accumulation",
             title="micro-batches are added up, but not averaged",
-            evidence=f"{k} backward passes an update, each from the whole loss",
-            cost=f"the gradient is {k} times too large: the effective rate is {k} times the one that is set, "
-            f"and clipping "
-            f"cuts {k} times as much",
+            evidence=f"{k} backward passes per update, each from the undivided loss",
+            cost=f"the gradient is {k} times too large: with SGD the effective rate is {k} times the one that is set, "
+            f"and clipping cuts {k} times as much",
             remedy=f"loss = loss / {k} before backward (accelerator.accumulate and Lightning do it for you)",
             likelihood=0.88,
             line=line,
@@ -149,8 +148,8 @@ def undivided_accumulation(case: Case) -> Iterator[Finding]:
         yield Finding(
             name="undivided-accumulation",
             title="the loss is divided by the number of micro-batches twice",
-            evidence=f"{k} backward passes an update, each from the loss divided by {k * k}",
-            cost=f"the effective rate is 1/{k} of the one that is set",
+            evidence=f"{k} backward passes per update, each from the loss divided by {k * k}",
+            cost=f"with SGD the effective rate is 1/{k} of the one that is set",
             remedy="leave the division to accelerator.accumulate or the trainer, or do it yourself, but not both",
             likelihood=0.9,
             line=line,
@@ -158,14 +157,14 @@ def undivided_accumulation(case: Case) -> Iterator[Finding]:
 
 
 def uncleared_gradients(case: Case) -> Iterator[Finding]:
-    """Nothing clears the gradients, or some of them: each update uses the sum of all so far."""
+    """The gradients, or some of them, are never cleared: each update uses the sum of all so far."""
     groups: dict[int, list[Update]] = defaultdict(list)
     for _, update in stretches(_any_world(case).ranks[0]):
         if any(update.norms):
             groups[update.which].append(update)
-    later = [group[1:] for group in groups.values() if len(group) > 1]  # of each optimizer, the first has no past
+    later = [group[1:] for group in groups.values() if len(group) > 1]  # an optimizer's first update inherits nothing
     if not later:
-        raise Unseen("fewer than two updates of an optimizer were seen")
+        raise Unseen("fewer than two updates of any optimizer were seen")
     worst = max(later, key=lambda group: sum(update.kept > 0 for update in group) / len(group))
     kept = [update for update in worst if update.kept]
     if len(kept) <= len(worst) / 2:
@@ -175,27 +174,27 @@ def uncleared_gradients(case: Case) -> Iterator[Finding]:
     whose = f" of {kept[0].optimizer}" if len(groups) > 1 else ""
     yield Finding(
         name="uncleared-gradients",
-        title="gradients are not cleared: each update uses the sum of all before it"
+        title="gradients are not cleared: each update uses the sum of all so far"
         if whole
-        else "some gradients are not cleared: each update uses the sum of all before it",
-        evidence=f"in {len(kept)} of {len(worst)} updates{whose} {which} of the update before were still there when "
+        else "some gradients are not cleared: each update uses the sum of all so far",
+        evidence=f"in {len(kept)} of {len(worst)} updates{whose} {which} were left over from the previous update when "
         "backward began",
-        cost="the weights follow a sum that only grows: the loss falls at first, as with too much momentum, and "
-        "then swings or breaks",
-        remedy="call optimizer.zero_grad() once an update, before the first backward of the next"
-        + ("" if whole else "; zero_grad() of one module leaves out what else the optimizer holds"),
+        cost="the sum only grows, like momentum that never decays: the loss falls at first, then oscillates or "
+        "diverges",
+        remedy="call optimizer.zero_grad() once per update, before the first backward of the next one"
+        + ("" if whole else "; zero_grad() of a module misses whatever else the optimizer holds"),
         likelihood=0.97,
         line=kept[0].line,
     )
 
 
 def _with_gradient(update: Update) -> int:
-    """Return how many parameters had a gradient; of sharded ones the norm is not known."""
+    """Return how many parameters had a gradient; all of them if no norm is known, as with sharded ones."""
     return sum(norm not in (0.0, -1.0) for norm in update.norms) or len(update.norms)
 
 
 def mean_of_means(case: Case) -> Iterator[Finding]:
-    """Losses are means over unequal numbers of targets, and the mean of those is not the mean over targets."""
+    """Losses are means over unequal numbers of targets, so that their mean is not the mean over all targets."""
     world = _any_world(case)
     updates = list(zip(*(stretches(process) for process in world.ranks), strict=False))
     uneven, worst, line = 0, 1.0, ""
@@ -207,7 +206,7 @@ def mean_of_means(case: Case) -> Iterator[Finding]:
             continue
         alike: dict[str, list[tuple[float, Loss]]] = defaultdict(list)
         for factor, loss in zip(factors, losses, strict=True):
-            alike[loss.line].append((factor, loss))  # losses of two lines are of two kinds, and no parts of one mean
+            alike[loss.line].append((factor, loss))  # losses on two lines are of two kinds, not parts of one mean
         several = [pairs for pairs in alike.values() if len(pairs) > 1]
         parts += bool(several)
         ratios = [(_unevenness(pairs), pairs[0][1].line) for pairs in several]
@@ -216,27 +215,24 @@ def mean_of_means(case: Case) -> Iterator[Finding]:
             uneven, line = uneven + 1, where
             worst = max(worst, ratio)
     if not parts:
-        raise Unseen("no update was made of several mean losses")
+        raise Unseen("no update combined several mean losses")
     if uneven > parts / 2:
         yield Finding(
             name="mean-of-means",
-            title="a mean of means over unequal numbers of targets",
-            evidence=f"in {uneven} of {parts} updates the losses that were averaged counted unequal numbers of "
-            f"targets, up "
-            f"to {worst:.1f} to 1",
-            cost=f"a target in a short part weighs up to {worst:.1f} times as much as one in a long part, and "
-            f"the result "
-            "changes with the number of ranks and micro-batches",
-            remedy="use reduction='sum', all-reduce the number of targets of the whole update, and divide by it "
-            "(times the "
-            "world size, since DDP averages)",
+            title="means over unequal numbers of targets are averaged with equal weights",
+            evidence=f"in {uneven} of {parts} updates the averaged losses are means over unequal numbers of targets, "
+            f"up to {worst:.1f} to 1",
+            cost=f"a target in a short part weighs up to {worst:.1f} times as much as one in a long part, and the "
+            "result changes with the number of ranks and micro-batches",
+            remedy="use reduction='sum', all-reduce the number of targets of the whole update, divide by it, and "
+            "multiply by the world size, since DDP averages",
             likelihood=0.8,
             line=line,
         )
 
 
 def _unevenness(pairs: list[tuple[float, Loss]]) -> float:
-    """Return the ratio of the numbers of targets of losses that are weighed alike; 1 where weights make up for it."""
+    """Return the ratio between the targets of losses with equal weights; 1 where unequal weights make up for it."""
     factors = [factor for factor, _ in pairs]
     counts = [loss.targets for _, loss in pairs]
     weights = [factor / count for factor, count in zip(factors, counts, strict=True)]

@@ -1,4 +1,4 @@
-"""Checkpoints: one writer a file, and all in it that the next step needs."""
+"""Checkpoints: does each file have one writer, and hold all that the next step needs?"""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["RULES"]
 
 _LOSS = {
     "optimizer": "momentum and second moments start from zero",
-    "scheduler": "the rate starts its schedule again",
+    "scheduler": "the schedule of the rate starts over",
     "scaler": "the loss scale is searched again, and the first steps are skipped",
 }
 
@@ -35,7 +35,7 @@ def same_file(case: Case) -> Iterator[Finding]:
                 name="same-file",
                 title="several ranks write the same checkpoint",
                 evidence=f"ranks {', '.join(map(str, sorted(saves)))} all write {path}",
-                cost="the file is torn whenever two of them write at once, and on a shared disk that is often",
+                cost="the file is corrupted whenever two of them write at once, which is often on a shared disk",
                 remedy="save on rank 0 only (if dist.get_rank() == 0, accelerator.is_main_process), then "
                 "dist.barrier()",
                 likelihood=0.93,
@@ -45,7 +45,7 @@ def same_file(case: Case) -> Iterator[Finding]:
 
 
 def _reads_first(process: Process, saved: set[str]) -> bool:
-    """Whether a rank reads what is saved before it trains; pretrained weights, or what is read later, do not count."""
+    """Whether a rank reads a file that was saved before it trains; pretrained weights and later reads do not count."""
     return any(isinstance(event, Load) and _series(event.path) in saved for event in _before_training(process))
 
 
@@ -54,12 +54,12 @@ def _before_training(process: Process) -> Iterator[Event]:
 
 
 def _series(path: str) -> str:
-    """Return what checkpoints of one program have in common, whatever epoch is in their names."""
+    """Mask the numbers in a path, so that the checkpoints of different epochs are alike."""
     return re.sub(r"\d+", "#", path)
 
 
 def _restored_without(case: Case) -> tuple[str, ...]:
-    """Return what a run that went on had although the file does not hold it, as a scheduler made with last_epoch."""
+    """Return what the resumed run had though the file lacks it, such as a scheduler made with last_epoch."""
     if case.resumed is None or not case.resumed.ranks or case.many is None or not case.many.ranks:
         return ()
     events = case.many.ranks[0].events
@@ -70,7 +70,7 @@ def _restored_without(case: Case) -> tuple[str, ...]:
 
 
 def incomplete_checkpoint(case: Case) -> Iterator[Finding]:
-    """A checkpoint from which training is to go on lacks something that the next step needs."""
+    """A checkpoint for resuming lacks something that the next step needs."""
     worlds = [world for world in (case.one, *case.worlds) if world is not None]
     saves = [save for world in worlds for save in world.all(Save) if save.updates and "weights" in save.holds]
     if not saves:
@@ -78,7 +78,7 @@ def incomplete_checkpoint(case: Case) -> Iterator[Finding]:
     again = [*worlds, case.resumed] if case.resumed is not None else worlds
     saved = {_series(save.path) for save in saves}
     reads = any(_reads_first(process, saved) for world in again for process in world.ranks)
-    beside: dict[int, set[str]] = defaultdict(set)  # optimizer and weights may have a file each
+    beside: dict[int, set[str]] = defaultdict(set)  # optimizer and weights may be in separate files
     for save in (save for world in worlds for save in world.all(Save)):
         beside[save.updates].update(save.holds)
     found = {save: beside[save.updates].union(_restored_without(case)) for save in saves}
@@ -91,8 +91,8 @@ def incomplete_checkpoint(case: Case) -> Iterator[Finding]:
                 name="incomplete-checkpoint",
                 title=f"the checkpoint lacks the {' and the '.join(lacks)}",
                 evidence=f"{save.path} holds {', '.join(part for part in save.holds if part != 'counter')}"
-                + (" and a counter to go on from" if "counter" in save.holds else ""),
-                cost=f"a run that goes on from it is another run: {lost}",
+                + (" and a counter to resume from" if "counter" in save.holds else ""),
+                cost=f"a run resumed from it takes another path: {lost}",
                 remedy="save and load "
                 + ", ".join(f"{part}.state_dict()" for part in lacks)
                 + " beside the model's (accelerator.save_state does)",
@@ -104,14 +104,14 @@ def incomplete_checkpoint(case: Case) -> Iterator[Finding]:
 
 
 def broken_resume(case: Case) -> Iterator[Finding]:
-    """The program, started again, takes other steps than it would have taken without the interruption."""
+    """The resumed program takes other steps than it would have taken without the interruption."""
     if case.resumed is None or not case.resumed.ranks or case.many is None:
-        raise Unseen("no run went on from a checkpoint")
+        raise Unseen("no run was resumed from a checkpoint")
     before, after = case.many.ranks[0], case.resumed.ranks[0]
     load, first = after.first(Load), after.first(Update)
     saves = [save for save in before.all(Save) if load is not None and save.path == load.path and save.updates]
     if load is None or first is None or not saves:
-        raise Unseen("the program, started again, did not go on from its checkpoint")
+        raise Unseen("the program, started again, did not resume from its checkpoint")
     # the file holds what was saved last before the run was stopped
     there = next((u for u in before.all(Update) if u.number == saves[-1].updates), None)
     if there is None or not there.norms or not first.norms:
@@ -124,12 +124,12 @@ def broken_resume(case: Case) -> Iterator[Finding]:
     elif first.norms == there.norms:
         cause, remedy = "its gradient is the same, but the weights after it are not", "the optimizer's state"
     else:
-        cause, remedy = "its gradient is another one", "epoch, sampler and generators, besides weights and buffers"
+        cause, remedy = "its gradient is different", "epoch, sampler and generators, besides weights and buffers"
     yield Finding(
         name="broken-resume",
-        title="a run that goes on from its checkpoint is another run",
-        evidence=f"{step} after {load.path} was read again: {cause}",
-        cost="every interruption changes the training, mostly for the worse",
+        title="a resumed run takes another path than one without interruption",
+        evidence=f"{step}, repeated from {load.path}: {cause}",
+        cost="every interruption changes the training, usually for the worse",
         remedy=f"save and restore {remedy}",
         likelihood=0.8 if first.rates != there.rates or first.norms == there.norms else 0.45,
         level="fault" if first.rates != there.rates or first.norms == there.norms else "advice",

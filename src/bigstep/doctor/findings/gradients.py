@@ -14,16 +14,16 @@ from bigstep.doctor.world import Process, World
 __all__ = ["RULES", "detailed_updates", "differ", "exchanged"]
 
 NEAR = 0.02
-"""Relative distance within which two functionals of gradients are one: sums in another order differ far less."""
+"""Relative distance within which functionals of gradients count as equal: the order of a sum matters far less."""
 
 
 def detailed_updates(process: Process) -> list[Update]:
-    """Return the updates whose gradients were looked at."""
+    """Return the updates whose gradients were looked at and not sharded."""
     return [update for update in process.all(Update) if update.norms and not update.sharded]
 
 
 def _steps(world: World) -> list[tuple[Update, ...]]:
-    """Return the updates of all ranks, step by step, as far as every rank came."""
+    """Return the updates of all ranks, step by step, as far as every rank got."""
     steps = list(zip(*(detailed_updates(process) for process in world.ranks), strict=False))
     if not steps:
         raise Unseen("no update was seen on every rank")
@@ -34,11 +34,11 @@ def differ(updates: tuple[Update, ...]) -> list[int]:
     """Return the parameters whose gradients are not the same on all ranks."""
     count = min(len(update.norms) for update in updates)
     norms = [update.norms for update in updates]
-    return [i for i in range(count) if len({str(n[i]) for n in norms}) > 1]  # as text NaN is what NaN is
+    return [i for i in range(count) if len({str(n[i]) for n in norms}) > 1]  # compared as text, NaN equals NaN
 
 
 def _first_apart(world: World) -> tuple[int, list[int]]:
-    """Return the first step, from equal weights, in which gradients differ between ranks, and which ones do."""
+    """Return the first step whose gradients differ between ranks, while weights do not yet, and which of them do."""
     steps = _steps(world)
     for number, step in enumerate(steps):
         different = differ(step)
@@ -48,13 +48,13 @@ def _first_apart(world: World) -> tuple[int, list[int]]:
 
 
 def exchanged(world: World) -> bool:
-    """Whether the ranks applied the same gradients: in the first step, which starts before anything can drift."""
+    """Whether the ranks applied the same gradients in the first step, before anything can drift."""
     return not differ(_steps(world)[0])
 
 
 # long: eight causes of one symptom, told apart in order
 def unexchanged_gradients(case: Case) -> Iterator[Finding]:
-    """Ranks apply gradients of their own: the exchange is missing, or the program goes past it."""
+    """Ranks apply gradients of their own: the exchange is missing, or the program bypasses it."""
     world = case.several
     steps = _steps(world)
     number, different = _first_apart(world)
@@ -62,7 +62,7 @@ def unexchanged_gradients(case: Case) -> Iterator[Finding]:
         return
     step = steps[number]
     if len({forward.rows for process in world.ranks for forward in process.all(Forward)[:1]}) == 1:
-        return  # the same samples on all ranks, and yet different gradients: the weights differ, which is another rule
+        return  # the same samples but different gradients: the weights differ, which is for another rule
     total, first = len(step[0].norms), world.ranks[0]
     past = next((f for f in first.all(Forward) if f.training and f.route == "past"), None)
     wrap, group = world.first(Wrap), world.first(Group)
@@ -70,16 +70,16 @@ def unexchanged_gradients(case: Case) -> Iterator[Finding]:
     apart = functools.partial(
         Finding,
         name="unexchanged-gradients",
-        cost=f"{world.size} models are trained apart, each on its share of the data, and one of them is kept",
+        cost=f"{world.size} separate models are trained, each on its share of the data, and only one is kept",
     )
     averaged = _averages_weights(first)
     if averaged is not None:
         yield Finding(
             name="unexchanged-gradients",
-            title="weights are averaged now and then instead of gradients",
-            evidence=f"gradients differ between ranks, and between updates {averaged.operation} joins weights",
-            cost="this is local SGD: fewer messages, and in equal samples mostly a higher loss",
-            remedy="keep it where the network is slow; else wrap the model in DistributedDataParallel",
+            title="weights are averaged from time to time, instead of gradients at every step",
+            evidence=f"gradients differ between ranks, and {averaged.operation} is called on weights between updates",
+            cost="this is local SGD: it sends less, but usually has a higher loss after the same number of samples",
+            remedy="keep it if the network is slow; otherwise wrap the model in DistributedDataParallel",
             likelihood=0.3,
             level="advice",
             line=averaged.line,
@@ -88,42 +88,43 @@ def unexchanged_gradients(case: Case) -> Iterator[Finding]:
         yield _missed(world, step, different)
     elif past is not None:
         yield apart(
-            title="the model is called past DDP, so nothing is averaged",
-            evidence=f"{past.module} is called directly though {wrap.wrapper if wrap else 'DDP'} wraps it; the "
+            title="the model is called without its DDP wrapper, so no gradients are averaged",
+            evidence=f"{past.module} is called directly although {wrap.wrapper if wrap else 'DDP'} wraps it; the "
             f"gradients of all {total} parameters differ between ranks",
-            remedy="call the wrapper, model(x), and not model.module(x) or the module it was made from",
+            remedy="call the wrapper, model(x), instead of model.module(x) or the module that was wrapped",
             likelihood=0.98,
             line=past.line,
         )
     elif group is None:
         yield apart(
-            title="the ranks never join: each trains a model of its own",
-            evidence=f"no process group was made; the gradients of all {total} parameters differ between ranks",
+            title="the ranks never join a process group: each trains a model of its own",
+            evidence=f"no process group was created; the gradients of all {total} parameters differ between ranks",
             remedy="call torch.distributed.init_process_group and wrap the model in DistributedDataParallel",
             likelihood=0.97,
             line=step[0].line,
         )
     elif wrap is not None and not any(b.synchronised for b in first.all(Backward)):
         yield apart(
-            title="every backward runs inside no_sync, so nothing is averaged",
+            title="every backward runs inside no_sync, so no gradients are averaged",
             evidence=f"{len(first.all(Backward))} backward passes, none of which exchanged anything",
-            remedy="leave no_sync for the last micro-batch before optimizer.step()",
+            remedy="run the last backward before each optimizer.step() outside no_sync",
             likelihood=0.97,
             line=first.all(Backward)[-1].line,
         )
     elif wrap is not None and (last := _last_backward(first, step[0])) is not None and not last.synchronised:
         yield apart(
-            title="an update is taken after a backward inside no_sync",
+            title="optimizer.step() follows a backward inside no_sync",
             evidence=f"the last backward before update {number + 1} exchanged nothing; {len(different)} of {total} "
             "gradients differ between ranks",
-            remedy="leave no_sync for the last micro-batch before optimizer.step(): both must count alike",
+            remedy="run the last backward before each optimizer.step() outside no_sync: both must count "
+            "micro-batches alike",
             likelihood=0.96,
             line=last.line,
         )
     elif wrap is None and not hand:
         yield apart(
             title="gradients are never exchanged",
-            evidence=f"{world.size} ranks joined, but no wrapper was made and no gradient was reduced; the "
+            evidence=f"{world.size} ranks joined, but the model was not wrapped and no gradient was reduced; the "
             f"gradients of all {total} parameters differ between ranks",
             remedy="wrap the model in DistributedDataParallel, or all-reduce each p.grad and divide by the world size",
             likelihood=0.97,
@@ -131,10 +132,10 @@ def unexchanged_gradients(case: Case) -> Iterator[Finding]:
         )
     else:
         yield apart(
-            title="the gradients that are applied differ between ranks",
+            title="ranks apply different gradients",
             evidence=f"{len(different)} of {total} gradients differ in "
             + ("the first step" if not number else f"update {number + 1}, the first in which they do"),
-            remedy="look at what happens to p.grad between backward and optimizer.step(): the exchange must come last",
+            remedy="check what changes p.grad between backward and optimizer.step(): the exchange must come last",
             likelihood=0.85,
             line=step[0].line,
         )
@@ -163,10 +164,9 @@ def _missed(world: World, updates: tuple[Update, ...], different: list[int]) -> 
         title="some parameters are left out of the exchange",
         evidence=f"the gradients of {len(different)} of {len(updates[0].norms)} parameters differ between ranks: "
         f"{', '.join(names[:4])}{', …' if len(names) > 4 else ''}",
-        cost="these parameters drift apart from rank to rank, and the checkpoint holds those of one rank",
-        remedy="make every parameter part of the module before DistributedDataParallel wraps it (nothing is "
-        "added to an "
-        "existing wrapper), and reduce all of p.grad",
+        cost="these parameters drift apart between ranks, and the checkpoint holds those of one rank",
+        remedy="create all parameters before DistributedDataParallel wraps the module (it does not notice later "
+        "ones); if you reduce gradients yourself, reduce every p.grad",
         likelihood=0.97,
         line=updates[0].line,
     )
@@ -185,9 +185,9 @@ def stale_optimizer(case: Case) -> Iterator[Finding]:
             title="the optimizer holds parameters that the model does not use",
             evidence=f"none of the {len(idle[0].norms)} parameters of {idle[0].optimizer} belongs to the model that is "
             f"called, and none got a gradient in {len(idle)} updates",
-            cost="nothing is trained: the loss moves only with the batches",
-            remedy="make the optimizer from the parameters of the model that is called, after it was moved, copied, "
-            "converted or wrapped",
+            cost="nothing is trained: the loss changes only from batch to batch",
+            remedy="create the optimizer from the parameters of the model that is called, after that model has been "
+            "moved, copied, converted or wrapped",
             likelihood=0.97,
             line=idle[0].line,
         )
@@ -198,13 +198,13 @@ def scaled_gradients(case: Case) -> Iterator[Finding]:
     world = case.several
     updates = _steps(world)[0]
     if not exchanged(world):
-        raise Unseen("the ranks apply gradients of their own")
+        raise Unseen("the ranks apply different gradients")
     mean = sum(update.local for update in updates) / world.size
     hand = next((c for c in world.ranks[0].all(Collective) if c.target == "gradient"), None)
     if mean == 0 or not math.isfinite(mean):
         raise Unseen("the gradients of the first step are zero or not finite")
     if hand and any(update.clipped for update in updates):
-        raise Unseen("gradients are clipped, and exchanged by hand")
+        raise Unseen("gradients are clipped and exchanged by hand")
     reduced = updates[0].used / mean
     factor = reduced / _applied_alone(case) * _loss_ratio(case)
     if any(update.scaled for update in updates):
@@ -213,13 +213,13 @@ def scaled_gradients(case: Case) -> Iterator[Finding]:
     line = hand.line if hand else updates[0].line
     if math.isclose(factor, world.size, rel_tol=0.15):
         if _is_plain_sum(first):
-            return  # on one rank, too, the gradient is the sum over the batch, whatever its size
+            return  # on one rank, too, the gradient is an undivided sum over the batch
         yield Finding(
             name="scaled-gradients",
             title="gradients are summed over ranks instead of averaged",
             evidence=f"the gradient of the first step is {reduced:.3g} times the mean over {world.size} ranks",
-            cost=f"the effective rate is {world.size} times the one that is set, and grows with every rank that "
-            f"is added",
+            cost=f"with SGD the effective rate is {world.size} times the one that is set, and grows with every "
+            "added rank",
             remedy="divide by dist.get_world_size() after all_reduce, or use op=ReduceOp.AVG",
             likelihood=0.96,
             line=line,
@@ -230,9 +230,9 @@ def scaled_gradients(case: Case) -> Iterator[Finding]:
             title="gradients are divided by the number of ranks twice",
             evidence=f"the gradient of the first step is {reduced:.3g} times the mean over {world.size} ranks"
             if abs(reduced - 1) > NEAR
-            else f"the loss is multiplied by {_loss_ratio(case):.3g} beside one rank, and the exchange averages "
+            else f"compared with one rank the loss is multiplied by {_loss_ratio(case):.3g}, and the exchange averages "
             f"once more",
-            cost=f"the effective rate is 1/{world.size} of the one that is set",
+            cost=f"with SGD the effective rate is 1/{world.size} of the one that is set",
             remedy="leave the division to DistributedDataParallel, which averages: divide neither the loss nor p.grad "
             "by the world size",
             likelihood=0.94,
@@ -241,18 +241,17 @@ def scaled_gradients(case: Case) -> Iterator[Finding]:
 
 
 def _applied_alone(case: Case) -> float:
-    """Return what a single rank makes of its gradient before it applies it, such as dividing it by micro-batches."""
+    """Return the factor that one rank puts on its gradient before the step, such as one over the micro-batches."""
     alone = detailed_updates(case.one.ranks[0])[:1] if case.one is not None and case.one.ranks else []
     ratio = alone[0].used / alone[0].local if alone and alone[0].local and not alone[0].scaled else 1.0
     return ratio if ratio and math.isfinite(ratio) else 1.0
 
 
 def _loss_ratio(case: Case) -> float:
-    """Return how much of the loss enters an update on several ranks, relative to one rank, where it is N or 1/N.
+    """Return the weight of the loss in an update on several ranks, relative to one rank, if it is N or 1/N; else 1.
 
-    Counted are the numbers that the loss was multiplied with before backward, summed over the micro-batches of an
-    update, and over the samples of a loss that is their sum: losses themselves differ from batch to batch, these do
-    not.
+    It compares the factors by which the loss was multiplied before backward, summed over the micro-batches of an
+    update, and over the samples where the loss is their sum: unlike losses, these do not vary from batch to batch.
     """
     if case.one is None:
         return 1.0
@@ -265,7 +264,7 @@ def _loss_ratio(case: Case) -> float:
 
 
 def _is_plain_sum(process: Process) -> bool:
-    """Whether the loss of the first update adds up samples and is divided by nothing."""
+    """Whether the loss of the first update is a sum over samples that nothing divides."""
     before = list(itertools.takewhile(lambda event: not isinstance(event, Update), process.events))
     losses = [event for event in before if isinstance(event, Loss)]
     backwards = [event for event in before if isinstance(event, Backward)]
@@ -274,7 +273,7 @@ def _is_plain_sum(process: Process) -> bool:
 
 
 def _weights(process: Process) -> Iterator[float]:
-    """Yield how much each backward pass before the first update weighs: a mean as one, a sum as its samples."""
+    """Yield the weight of each backward pass before the first update: a mean counts as one, a sum as its samples."""
     targets = samples = 0
     for event in process.events:
         if isinstance(event, Update):

@@ -29,8 +29,8 @@ def repeated_by_workers(case: Case) -> Iterator[Finding]:
                 evidence=f"{twice} of {len(copies)} samples came more than once in one pass, with num_workers="
                 f"{loader.workers} and an iterable data set",
                 cost=f"an epoch holds every sample {loader.workers} times, in neighbouring batches",
-                remedy="in __iter__ ask torch.utils.data.get_worker_info() and keep every num_workers-th sample "
-                "from id on",
+                remedy="in __iter__ call torch.utils.data.get_worker_info() and keep every num_workers-th sample, "
+                "starting at id",
                 likelihood=0.95,
                 line=loader.line,
             )
@@ -56,9 +56,8 @@ def alike_workers(case: Case) -> Iterator[Finding]:
                     name="alike-workers",
                     title="loader processes draw the same random numbers",
                     evidence=f"on rank {rank}, loader processes {', '.join(map(str, sorted(workers)))} began to "
-                    f"draw from "
-                    f"{generator} in the same state",
-                    cost=f"{len(workers)} samples in a row get the same augmentation",
+                    f"draw from {generator} in the same state",
+                    cost=f"{len(workers)} batches in a row get the same augmentations",
                     remedy="seed it from torch.initial_seed() in worker_init_fn, or make the generator inside the "
                     "worker instead of in the data set's __init__",
                     likelihood=0.93,

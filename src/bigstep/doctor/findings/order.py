@@ -1,4 +1,4 @@
-"""Order: all ranks do the same things in the same order, or they wait for each other for ever."""
+"""Order: all ranks must call the same collectives in the same order, or they wait for each other for ever."""
 
 from __future__ import annotations
 
@@ -15,23 +15,22 @@ def waiting_ranks(case: Case) -> Iterator[Finding]:
     """A rank waits in a collective that another one never calls."""
     world = case.several
     if world.first(Group) is None:
-        raise Unseen("the ranks never join")
+        raise Unseen("the ranks never join a process group")
     if world.ended not in ("hung", "failed"):
         return
     stuck = [(process, call) for process in world.ranks if (call := _pending(process)) is not None]
     parted = _parted(world)
     if world.ended == "failed" and any(_fell(process) for process in world.ranks):
-        return  # the others wait for one that is gone; why it went is told as the program's trouble
+        return  # the others wait for a rank that failed; its error is reported as the trouble
     if parted is not None:
         (a, b), position = parted
         yield Finding(
             name="waiting-ranks",
             title="ranks call different collectives",
-            evidence=f"call {position + 1} is {_words(a)} on rank 0 and {_words(b)} on another rank",
-            cost="each waits for what the other never sends: the run hangs, or tensors are mixed up",
+            evidence=f"collective call {position + 1} is {_words(a)} on rank 0 and {_words(b)} on another rank",
+            cost="each rank waits for what the other never sends: the run hangs, or tensors are mixed up",
             remedy="let every rank call the same collectives in the same order: no collective under `if rank == "
-            "0`, and "
-            "none that depends on a rank's own data (a gradient that is None on one rank)",
+            "0`, and none that depends on a rank's own data (a gradient that is None on one rank)",
             likelihood=0.97,
             line=next((call.line for call in (a, b) if call is not None), ""),
         )
@@ -42,32 +41,31 @@ def waiting_ranks(case: Case) -> Iterator[Finding]:
             title="ranks wait for each other",
             evidence="; ".join(last),
             cost="the run hangs",
-            remedy="give every rank the same number of batches (drop_last, or DDP's join()), and let all ranks "
-            "reach every "
-            "forward of the wrapper and every collective",
+            remedy="give every rank the same number of batches (drop_last, or DDP's join()), and make sure "
+            "that all ranks reach every forward of the wrapper and every collective",
             likelihood=0.9,
             line=stuck[0][1].line if stuck else _line(world.ranks[0]),
         )
 
 
 _OF_OTHERS = ("gloo", "NCCL", "ProcessGroup", "onnection", "ollective", "imed out", "pipe", "Socket", "recv")
-"""Words of a rank that failed in a collective: for what the others did, or did not do."""
+"""Words in the error of a rank that failed in a collective, through what other ranks did or did not do."""
 
 
 def _fell(process: Process) -> bool:
-    """Whether a rank ended by an error of its own."""
+    """Whether a rank ended with an error of its own."""
     ends = [event for event in process.all(End) if event.reason == "failed"]
     return any(not any(word in event.message for word in _OF_OTHERS) for event in ends)
 
 
 def _pending(process: Process) -> Collective | None:
-    """Return the collective that a rank began and never ended."""
+    """Return the collective that a rank began and never finished."""
     calls = process.all(Collective)
     return calls[-1] if calls and not calls[-1].done else None
 
 
 def _parted(world: World) -> tuple[tuple[Collective | None, Collective | None], int] | None:
-    """Return the first call in which two ranks differ."""
+    """Return the first call in which rank 0 and another rank differ, and its position."""
     lists = [[call for call in process.all(Collective) if not call.done] for process in world.ranks]
     first = lists[0]
     for other in lists[1:]:
@@ -80,7 +78,7 @@ def _parted(world: World) -> tuple[tuple[Collective | None, Collective | None], 
 
 
 def _words(call: Collective | None) -> str:
-    return "none" if call is None else f"{call.operation} of {call.values:,} values ({call.line})"
+    return "missing" if call is None else f"{call.operation} of {call.values:,} values ({call.line})"
 
 
 def _last(process: Process) -> str:

@@ -21,8 +21,8 @@ def unscaled_half(case: Case) -> Iterator[Finding]:
         yield Finding(
             name="unscaled-half",
             title="weights are kept and updated in float16",
-            evidence=f"{first.optimizer} steps float16 parameters",
-            cost="updates smaller than a thousandth of a weight are lost, and gradients under 6e-8 are zero",
+            evidence=f"{first.optimizer} updates float16 parameters",
+            cost="updates smaller than a thousandth of a weight are lost, and gradients under 6e-8 become zero",
             remedy="keep the model in float32 and use torch.autocast with a GradScaler, or bfloat16",
             likelihood=0.9,
             line=first.line,
@@ -31,8 +31,8 @@ def unscaled_half(case: Case) -> Iterator[Finding]:
         yield Finding(
             name="unscaled-half",
             title="float16 without a loss scale",
-            evidence="the forward runs under autocast to float16, and no GradScaler steps the optimizer",
-            cost="gradients under 6e-8 become zero: small layers stop to learn",
+            evidence="the forward runs under autocast to float16, but no GradScaler steps the optimizer",
+            cost="gradients under 6e-8 become zero: layers with small gradients stop learning",
             remedy="scaler = torch.amp.GradScaler(); scaler.scale(loss).backward(); scaler.step(optimizer); "
             "scaler.update(); or autocast to bfloat16",
             likelihood=0.9,

@@ -1,4 +1,4 @@
-"""Samples: does every sample reach exactly one rank, in a new order each time, and validation none that trained?"""
+"""Samples: does every sample reach exactly one rank, in a new order each pass, and validation none trained on?"""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bigstep.doctor.world import Process, World
 __all__ = ["RULES", "read_content", "training_loaders"]
 
 _TELLING = 0.5
-"""Share of distinct samples from which on content tells samples apart."""
+"""Share of distinct contents above which content tells samples apart."""
 
 
 def training_loaders(world: World) -> list[Loader]:
@@ -22,7 +22,7 @@ def training_loaders(world: World) -> list[Loader]:
 
 
 def evaluation_loaders(world: World) -> list[Loader]:
-    """Return the loaders that were read, but not for training."""
+    """Return the loaders whose batches were evaluated and never trained on."""
     judged = {event.loader for event in world.all(Forward) if not event.training}
     train = {loader.loader for loader in training_loaders(world)}
     return [loader for loader in world.ranks[0].all(Loader) if loader.loader in judged - train]
@@ -39,7 +39,7 @@ def _tell_apart(rows: Sequence[str]) -> bool:
 
 
 def _overlap(first: Sequence[str], second: Sequence[str]) -> float:
-    """Return the share of the shorter list that is in the other one too."""
+    """Return the share of the list with fewer distinct entries that is in the other one too."""
     small, large = sorted((set(first), set(second)), key=len)
     return len(small & large) / len(small) if small else 0.0
 
@@ -72,15 +72,13 @@ def _unsplit_set(case: Case, loader: Loader) -> Iterator[Finding]:
         return
     if single and loader.samples <= 1.1 * single.samples / world.size:
         return  # each rank was given a part of the data set
-    same = (
-        f"; the first {alike} batches are the same ones on all ranks" if alike else ", each rank in an order of its own"
-    )
+    same = f"; the first {alike} batches are the same on all ranks" if alike else ", each rank in an order of its own"
     yield Finding(
         name="same-samples",
         title="every rank trains on the whole data set",
         evidence=f"each of {world.size} ranks reads {loader.drawn:,} of {loader.samples:,} samples in a pass "
         f"({loader.sampler or 'its own sampler'}){same}",
-        cost=f"every sample is used {world.size} times an epoch: {world.size} ranks do the work of one"
+        cost=f"every sample is used {world.size} times per epoch: {world.size} ranks do the work of one"
         if alike
         else f"an epoch is {world.size} passes over the data, and schedules counted in epochs are {world.size} "
         f"times too long",
@@ -92,7 +90,7 @@ def _unsplit_set(case: Case, loader: Loader) -> Iterator[Finding]:
 
 
 def _content_alike(steps: Sequence[tuple[Batch, ...]]) -> bool:
-    """Whether batches of all ranks hold the same samples by content, as far as it was read: indices may be of parts."""
+    """Whether the batches of all ranks have the same content, as far as it was read: equal indices may be of parts."""
     read = [step for step in steps if all(batch.rows for batch in step)]
     return (
         bool(read) and all(len({batch.rows for batch in step}) == 1 for step in read) and _tell_apart(read[0][0].rows)
@@ -107,7 +105,7 @@ def _same_share(world: World, loader: Loader, alike: int) -> Finding:
         name="same-samples",
         title=f"every rank trains on the same {'samples' if endless else 'share of the data'}",
         evidence=f"{f'{loader.sampler} splits nothing' if endless else share}, and the first {alike} batches are the "
-        f"same ones on all {f'{world.size} ' if endless else ''}ranks",
+        f"same on all {f'{world.size} ' if endless else ''}ranks",
         cost=f"{world.size} ranks do the work of one{'' if endless else f', and {left}'}",
         remedy="give each rank its own share: DistributedSampler(dataset) takes rank and number of ranks from the "
         "process group; if you pass rank=, pass dist.get_rank()",
@@ -117,7 +115,7 @@ def _same_share(world: World, loader: Loader, alike: int) -> Finding:
 
 
 def _own_data(world: World, loader: int) -> bool:
-    """Whether each rank has samples of its own; asked only where a sample is the same whenever it is read."""
+    """Whether the ranks hold no sample in common; judged only if a sample reads the same every time."""
     held = [{row for h in p.all(Held) if h.loader == loader for row in h.rows} for p in world.ranks]
     read = {row for batch in world.ranks[0].all(Batch) if batch.loader == loader for row in batch.rows}
     indexed = any(row.startswith("#") for row in held[0])
@@ -130,7 +128,7 @@ def _unsplit_stream(world: World, loader: Loader) -> Iterator[Finding]:
         return
     apart = all(rows[:4] != read[0][:4] for rows in read[1:])
     if apart and loader.workers <= 1 and any(len(set(rows)) < len(rows) for rows in read):
-        return  # each draws with replacement, and what they have in common is chance
+        return  # each rank draws with replacement, and common samples are chance
     share = min(_overlap(read[0], rows) for rows in read[1:])
     if share > 0.5 and len(set(read[0])) > 1:
         yield Finding(
@@ -139,8 +137,8 @@ def _unsplit_stream(world: World, loader: Loader) -> Iterator[Finding]:
             evidence=f"{100 * share:.0f} % of the samples that rank 0 read were read by every other rank too "
             f"({loader.dataset} is iterable, so no sampler splits it)",
             cost=f"every sample is used {world.size} times: {world.size} ranks do the work of one",
-            remedy="in __iter__ keep every WORLD_SIZE-th sample from RANK on (times the loader's processes, by "
-            "get_worker_info()), or split_dataset_by_node / accelerator.prepare",
+            remedy="in __iter__ keep every WORLD_SIZE-th sample, starting at RANK (with several loader processes, "
+            "count them in by get_worker_info()), or use split_dataset_by_node or accelerator.prepare",
             likelihood=0.96,
             line=loader.line,
         )
@@ -167,7 +165,7 @@ def _same_inputs(world: World) -> Iterator[Finding]:
 
 
 def missing_samples(case: Case) -> Iterator[Finding]:
-    """A pass leaves out a part of the data on all ranks: it was split twice."""
+    """All ranks together leave out a part of the data in each pass: it was split twice."""
     world = case.several
     known = [loader for loader in training_loaders(world) if loader.samples > 0 and loader.drawn > 0]
     if not known:
@@ -206,11 +204,11 @@ def overlapping_shares(case: Case) -> Iterator[Finding]:
             left = (1 - 1 / world.size) ** world.size
             yield Finding(
                 name="overlapping-shares",
-                title="ranks take their shares from different orders",
+                title="ranks take their shares from different shuffles",
                 evidence=f"{same[0].sampler} is seeded with {', '.join(map(str, seeds))} on ranks 0 to "
                 f"{world.size - 1}",
-                cost=f"about {100 * left:.0f} % of the samples are left out of a pass, and as many are read twice",
-                remedy="give the sampler the same seed on every rank; it adds the rank and the epoch by itself",
+                cost=f"about {100 * left:.0f} % of the samples are left out of a pass, and as many reads are repeats",
+                remedy="give the sampler the same seed on every rank; it takes account of rank and epoch itself",
                 likelihood=0.96,
                 line=same[0].line,
             )
@@ -218,10 +216,10 @@ def overlapping_shares(case: Case) -> Iterator[Finding]:
 
 
 def _read_twice(world: World) -> Finding | None:
-    """Shares that were cut by hand and overlap: ranks read some of the same samples in one pass, and not all."""
+    """Find shares cut by hand that overlap: in one pass the ranks read some samples in common, but not all."""
     for loader in training_loaders(world):
         if loader.iterable or loader.replacement or loader.drawn < loader.samples or "Random" not in loader.sampler:
-            continue  # shares are what is below a plain loader; a sampler that splits is judged by its seed
+            continue  # here data sets are the shares; a sampler that splits is judged by its seed
         held = [{row for h in p.all(Held) if h.loader == loader.loader for row in h.rows} for p in world.ranks]
         read = [
             {(i, row) for b in p.all(Batch) if b.loader == loader.loader and b.number == 0 for i, row in _told(b)}
@@ -237,7 +235,7 @@ def _read_twice(world: World) -> Finding | None:
                 evidence=f"{len(common)} samples of the first batches were read by all {world.size} ranks, whose data "
                 f"sets have {100 * share:.0f} % in common",
                 cost="these samples count more than the others in every pass",
-                remedy="cut shares that do not meet, Subset(dataset, range(rank, len(dataset), world)), or use a "
+                remedy="cut shares that do not overlap, Subset(dataset, range(rank, len(dataset), world)), or use a "
                 "DistributedSampler",
                 likelihood=0.9,
                 line=loader.line,
@@ -263,21 +261,21 @@ def same_order(case: Case) -> Iterator[Finding]:
             if length < 2:
                 continue
             seen = True
-            chosen = loader.sampler in ("SequentialSampler", "DistributedSampler")  # whose order was asked for
+            chosen = loader.sampler in ("SequentialSampler", "DistributedSampler")  # not shuffled on purpose
             shuffled = loader.shuffle or (not chosen and list(first[:length]) != sorted(first[:length]))
             if first[:length] != second[:length] or not shuffled:
                 continue
             passes = [p for p in world.ranks[0].all(Pass) if p.loader == loader.loader and p.number in numbers]
             epochs = {p.sampler_epoch for p in passes}
-            told = f"; the sampler's epoch stayed {min(epochs)}" if epochs != {-1} and len(epochs) == 1 else ""
+            told = f"; the sampler's epoch stayed at {min(epochs)}" if epochs != {-1} and len(epochs) == 1 else ""
             yield Finding(
                 name="same-order",
-                title="the same order in every epoch",
+                title="every epoch takes the samples in the same order",
                 evidence=f"two passes begin with the same {length} samples ({', '.join(map(str, first[:4]))}, …){told}",
-                cost="the batches are made of the same samples each time: shuffling helps only once",
+                cost="every epoch repeats the same batches: shuffling helps only once",
                 remedy="call sampler.set_epoch(epoch) at the start of every epoch"
                 if loader.sampler == "DistributedSampler"
-                else "give the sampler a new order each epoch: set_epoch, or a generator that is not seeded again",
+                else "give the sampler a new order each epoch: set_epoch, or a generator that is not re-seeded",
                 likelihood=0.95,
                 line=passes[1].line or loader.line,
             )
@@ -318,11 +316,10 @@ def leaked_validation(case: Case) -> Iterator[Finding]:
                     line = next((e.line for e in world.all(Loader) if e.loader == t), "")
                     yield Finding(
                         name="leaked-validation",
-                        title="ranks train on each other's validation set",
+                        title="ranks train on each other's validation samples",
                         evidence=f"{100 * max(other):.0f} % of the validation samples of one rank are training "
-                        f"samples of "
-                        f"another; within a rank it is {100 * max(own):.0f} %",
-                        cost="validation is too good: it measures memory",
+                        f"samples of another; within a rank it is {100 * max(own):.0f} %",
+                        cost="the validation score is too good: it measures memorisation",
                         remedy="split with the same seed on every rank: random_split(..., "
                         "generator=torch.Generator().manual_seed(42))",
                         likelihood=0.98,
@@ -334,7 +331,7 @@ def leaked_validation(case: Case) -> Iterator[Finding]:
 
 
 def padded_evaluation(case: Case) -> Iterator[Finding]:
-    """The evaluation's sampler repeats samples so that all ranks get as many, and they are counted twice."""
+    """The evaluation's sampler repeats samples so that all ranks get the same number, and these count twice."""
     loaders = [loader for world in case.worlds for loader in evaluation_loaders(world)]
     if not loaders:
         raise Unseen("no evaluation was seen")
@@ -343,9 +340,9 @@ def padded_evaluation(case: Case) -> Iterator[Finding]:
             yield Finding(
                 name="padded-evaluation",
                 title="some evaluation samples are counted twice",
-                evidence=f"{loader.sampler} adds {loader.padded} to {loader.samples:,} samples to give "
-                f"{case.ranks} ranks as many",
-                cost=f"the metric is over {loader.samples + loader.padded:,} samples, and changes with the "
+                evidence=f"{loader.sampler} repeats {loader.padded} of {loader.samples:,} samples so that "
+                f"{case.ranks} ranks get the same number",
+                cost=f"the metric covers {loader.samples + loader.padded:,} samples, and changes with the "
                 f"number of ranks",
                 remedy="cut what was gathered to len(dataset) (gather_for_metrics does), or split the evaluation "
                 "without padding: Subset(dataset, range(rank, len(dataset), world))",

@@ -1,4 +1,4 @@
-"""Start, randomness and state: what ranks must share is shared, and what they must not repeat is their own."""
+"""Start, randomness and state: do ranks share what they must share, and keep apart what they must not repeat?"""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def same_randomness(case: Case) -> Iterator[Finding]:
     )
     yield Finding(
         name="same-randomness",
-        title=f"the same random numbers on every rank: {what} repeats",
+        title=f"every rank draws the same random numbers: {what} repeats",
         evidence=seen + (f"; torch.manual_seed({own.value}) on every rank" if own else ""),
-        cost=f"{world.size} ranks see one pattern where they should see {world.size}: the noise of a step is "
-        f"not averaged",
-        remedy="seed with the rank as well, torch.manual_seed(seed + rank), after the model was made; Accelerate: "
+        cost=f"{world.size} ranks see one pattern where they should see {world.size}: the noise of a step does "
+        f"not average out",
+        remedy="seed with the rank as well, torch.manual_seed(seed + rank), after the model is created; Accelerate: "
         "set_seed(seed, device_specific=True)",
         likelihood=0.75 if own else 0.35,
         level="fault" if own else "advice",
@@ -73,14 +73,13 @@ def different_start(case: Case) -> Iterator[Finding]:
             name="different-start",
             title="ranks start from different weights",
             evidence=f"{len({start.parameters for start in known})} different sets of weights on {world.size} "
-            f"ranks before "
-            "the first step",
-            cost="gradients are computed at different points and applied as if they were one: the models never meet"
+            f"ranks before the first step",
+            cost="gradients of different models are applied as if they came from one: the models never become equal"
             if not apart
             else "the models have nothing in common from the first step on",
-            remedy="broadcast the parameters from rank 0 before training (DistributedDataParallel does), or seed alike "
-            "until the model is made",
-            likelihood=0.98 if not apart else 0.9,  # nothing is exchanged: that comes first
+            remedy="broadcast the parameters from rank 0 before training (DistributedDataParallel does), or use "
+            "the same seed on all ranks until the model is created",
+            likelihood=0.98 if not apart else 0.9,  # where nothing is exchanged either, that comes first
             line=seed.line if seed and seed.line else known[0].line,
         )
 
@@ -94,10 +93,10 @@ def drifting_weights(case: Case) -> Iterator[Finding]:
         yield Finding(
             name="drifting-weights",
             title="only some ranks take steps",
-            evidence=f"ranks {', '.join(str(p.rank) for p in active)} called optimizer.step(); ranks "
-            f"{', '.join(map(str, idle))} ran backward and never did",
-            cost="the others compute gradients of weights that stay as they were",
-            remedy="call optimizer.step() on every rank: all have the same gradients, and keep the same weights",
+            evidence=f"optimizer.step() ran on ranks {', '.join(str(p.rank) for p in active)} only; ranks "
+            f"{', '.join(map(str, idle))} ran backward and never called it",
+            cost="the other ranks compute gradients for weights that never change",
+            remedy="call optimizer.step() on every rank: all have the same gradients, and so keep the same weights",
             likelihood=0.95,
             line=active[0].all(Update)[0].line,
         )
@@ -105,7 +104,7 @@ def drifting_weights(case: Case) -> Iterator[Finding]:
     steps = list(zip(*(detailed_updates(process) for process in world.ranks), strict=False))
     starts = {start.parameters for process in world.ranks if (start := process.first(Weights))}
     if not steps or len(starts) != 1:
-        raise Unseen("no common start, or no update on every rank")
+        raise Unseen("no common start was seen, or no update on every rank")
     if not exchanged(world):
         return
     for step in steps:
@@ -115,9 +114,9 @@ def drifting_weights(case: Case) -> Iterator[Finding]:
             yield _drift(step, "ranks drift apart though they apply the same gradients")
             return
     every = (step for each in case.worlds for step in zip(*(p.all(Update) for p in each.ranks), strict=False))
-    for step in every:  # rates are known of all updates, and in all runs
+    for step in every:  # rates are known for all updates of all runs
         if len({update.rates for update in step}) > 1 and len({update.optimizer for update in step}) == 1:
-            yield _drift(step, "ranks come to step with different rates")
+            yield _drift(step, "ranks step with different rates")
             return
 
 
@@ -133,7 +132,7 @@ def _drift(step: tuple[Update, ...], title: str) -> Finding:
         cost="each rank trains a model of its own from here on",
         remedy="set the same rate on every rank (a scheduler that follows a metric must see the reduced metric)"
         if told
-        else "look for what ranks do to weights by themselves: clipping weights, averaging, optimizer state",
+        else "look for what changes weights on single ranks: weight clipping, averaging, optimizer state",
         likelihood=0.92,
         line=step[0].line,
     )
@@ -155,9 +154,9 @@ def different_buffers(case: Case) -> Iterator[Finding]:
         yield Finding(
             name="different-buffers",
             title="every rank has batch-norm statistics of its own",
-            evidence=f"the buffers of {', '.join(different)} differ between ranks, and nothing brings them together"
+            evidence=f"the buffers of {', '.join(different)} differ between ranks, and nothing synchronises them"
             + (" (broadcast_buffers=False)" if wrap else ""),
-            cost=f"each rank evaluates another model, and the checkpoint holds statistics of 1/{world.size} of "
+            cost=f"each rank evaluates a different model, and the checkpoint holds statistics of 1/{world.size} of "
             f"the data",
             remedy="nn.SyncBatchNorm.convert_sync_batchnorm(model), or average the buffers over ranks before "
             "evaluation",
@@ -172,7 +171,7 @@ def different_buffers(case: Case) -> Iterator[Finding]:
             title="batch-norm statistics come from rank 0 alone",
             evidence=f"{wrap.batch_norms} batch norms, {update.samples} samples a rank; DDP sends rank 0's "
             f"buffers to all",
-            cost=f"statistics are those of {update.samples} samples, and of 1/{world.size} of the data",
+            cost=f"the statistics come from {update.samples} samples at a time, and from 1/{world.size} of the data",
             remedy="nn.SyncBatchNorm.convert_sync_batchnorm(model) before wrapping, or a larger batch for each rank",
             likelihood=0.4,
             level="advice",
@@ -196,13 +195,12 @@ def different_averages(case: Case) -> Iterator[Finding]:
                     f"{copies[0].updates} updates, though the weights are the same",
                     cost="which average is evaluated or saved depends on the rank that does it",
                     remedy="update the average on every rank, after optimizer.step(), from the same weights; or "
-                    "keep it on "
-                    "rank 0 only and evaluate there",
+                    "keep it on rank 0 only and evaluate there",
                     likelihood=0.92,
                 )
                 return
     if not any(e.what == "average" for world in case.worlds for e in world.all(State)):
-        raise Unseen("no copy of the model beside it")
+        raise Unseen("no copy of the model was kept beside it")
 
 
 RANDOMNESS: tuple[Rule, ...] = (same_randomness,)

@@ -12,11 +12,11 @@ from bigstep.doctor.world import Process, World
 __all__ = ["RULES", "timed_updates"]
 
 LEAST_S = 0.004
-"""Seconds a step below which nothing is said: on so small a scale it is the watching that one sees."""
+"""Seconds of a step below which nothing is reported: figures so small show mostly the cost of watching."""
 
 
 def timed_updates(process: Process) -> list[Update]:
-    """Return the updates that were only timed, without the first of them."""
+    """Return the updates that were only timed, except the first."""
     return [update for update in process.all(Update) if not update.norms][1:]
 
 
@@ -45,14 +45,13 @@ def slow_input(case: Case) -> Iterator[Finding]:
             workers = loader.workers if loader else 0
             yield Finding(
                 name="slow-input",
-                title="the step waits for its samples",
+                title="every step waits for its samples",
                 evidence=f"{100 * share:.0f} % of a step ({1000 * wait:.1f} of {1000 * total:.1f} ms) is spent "
                 f"waiting for the DataLoader, which has num_workers={workers}",
                 cost=f"without the wait a step would be {1 / (1 - share):.1f} times as fast",
-                remedy="load in processes beside the training: num_workers=4 (or more), "
-                "persistent_workers=True, pin_memory"
+                remedy="load in separate processes: num_workers=4 (or more), persistent_workers=True, pin_memory=True"
                 if not workers
-                else "more num_workers, a larger prefetch_factor, or samples that are decoded once and kept",
+                else "use more num_workers or a larger prefetch_factor, or decode the samples once and keep them",
                 likelihood=0.85,
                 line=loader.line if loader else "",
             )
@@ -62,7 +61,7 @@ def uneven_ranks(case: Case) -> Iterator[Finding]:
     """One rank works longer than the others, and all wait for it."""
     world = case.several
     if world.first(Group) is None:
-        raise Unseen("the ranks never join")
+        raise Unseen("the ranks never join a process group")
     ranks = _timed(world)
     # waiting happens inside backward and collectives, so what is left is a rank's own work
     own = [_least(u.total_s - u.backward_s - u.exchange_s for u in updates) for updates in ranks]
@@ -78,14 +77,15 @@ def uneven_ranks(case: Case) -> Iterator[Finding]:
             f"{1000 * min(own):.1f} ms "
             "on the fastest" + ("; the difference is in its DataLoader" if reading else ""),
             cost=f"{100 * extra / total:.0f} % of every step, on every rank",
-            remedy="move what only that rank does (logging, metrics, saving) out of the step, or do it every hundredth",
+            remedy="move what only that rank does (logging, metrics, saving) out of the step, or do it in "
+            "every hundredth step only",
             likelihood=0.82,
             line=ranks[slow][0].line,
         )
 
 
 def needless_search(case: Case) -> Iterator[Finding]:
-    """DDP looks for unused parameters every step, and there are none."""
+    """DDP searches for unused parameters in every step, and there are none."""
     world = case.several
     wrap = world.first(Wrap)
     if wrap is None:
@@ -94,11 +94,11 @@ def needless_search(case: Case) -> Iterator[Finding]:
     if wrap.find_unused and updates and not any(u.untouched for u in updates):
         yield Finding(
             name="needless-search",
-            title="unused parameters are looked for, and there are none",
+            title="DDP searches for unused parameters, and there are none",
             evidence=f"find_unused_parameters=True, and all {len(updates[0].norms)} parameters got a gradient in all "
             f"{len(updates)} updates that were looked at",
-            cost="the graph is walked through in every step, before the first bucket can be sent",
-            remedy="DistributedDataParallel(model) without find_unused_parameters (Lightning: strategy='ddp'; Trainer: "
+            cost="every step traverses the autograd graph before the first bucket can be sent",
+            remedy="leave find_unused_parameters out of DistributedDataParallel (Lightning: strategy='ddp'; Trainer: "
             "ddp_find_unused_parameters=False)",
             likelihood=0.86 if wrap.own else 0.35,
             level="fault" if wrap.own else "advice",
@@ -117,9 +117,9 @@ def synchronising_calls(case: Case) -> Iterator[Finding]:
         costly = share > 0.05 and median(u.total_s for u in ranks[0]) > LEAST_S
         yield Finding(
             name="synchronising-calls",
-            title="a value is fetched from a tensor in every step",
-            evidence=f"{calls:g} calls of item() and its like a step, {100 * share:.1f} % of its time here",
-            cost="on a GPU each one waits until all that was queued is done, so that the next step starts late",
+            title="single values are fetched from tensors in every step",
+            evidence=f"calls of item() or the like per step: {calls:g}, taking {100 * share:.1f} % of its time here",
+            cost="on a GPU each call waits until all queued work is done, so that the next step starts late",
             remedy="keep the running loss as a tensor (total += loss.detach()) and fetch it every hundredth step",
             likelihood=0.6 if costly else 0.3,
             level="fault" if costly else "advice",
@@ -135,10 +135,9 @@ def exposed_exchange(case: Case) -> Iterator[Finding]:
     if exchange > 0.3 * total and exchange > LEAST_S:
         yield Finding(
             name="exposed-exchange",
-            title="the exchange does not overlap with anything",
+            title="the exchange overlaps with no computation",
             evidence=f"{100 * exchange / total:.0f} % of a step ({1000 * exchange:.1f} ms) is spent in "
-            f"collectives that the "
-            "script calls itself",
+            "collectives that the script calls itself",
             cost=f"hidden behind backward, a step would be up to {total / (total - exchange):.1f} times as fast",
             remedy="DistributedDataParallel sends buckets while backward still runs; metrics need not be "
             "reduced every step",

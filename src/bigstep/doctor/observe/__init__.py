@@ -1,1 +1,1 @@
-"""What is slipped under torch in the user's program: it looks, writes facts, and changes nothing that is computed."""
+"""Observers that are slipped under torch in the user's program: they write facts and change no result."""

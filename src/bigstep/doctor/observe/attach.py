@@ -1,4 +1,4 @@
-"""How the observers come into a process: before the program's first line, waiting for it to import torch."""
+"""How the observers get into a process: before the program's first line, where they wait for it to import torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def attach(site: str) -> None:
     """Wait for torch in this process, keep the user's files safe, and note how the process ends.
 
     Args:
-        site: The `sitecustomize.py` that called this; one of the user's own that it hides is imported in its place.
+        site: The `sitecustomize.py` that called this; if it hides one of the user's, that one is imported after all.
     """
     folder = os.path.dirname(os.path.abspath(site))
     sys.path[:] = [each for each in sys.path if os.path.abspath(each or ".") != folder]
@@ -41,7 +41,7 @@ def attach(site: str) -> None:
 
 
 class _Waiting(importlib.abc.MetaPathFinder):
-    """Finds nothing itself; lets the others find a package, and observes it as soon as it is there."""
+    """Finds nothing itself: the other finders locate a package, and it is observed once it has been loaded."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.awaited: dict[str, Callable[[], None]] = {
@@ -54,7 +54,7 @@ class _Waiting(importlib.abc.MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Return the spec that the other finders give, with a loader that calls us afterwards."""
+        """Return the spec that the other finders give, with a loader that calls the observer afterwards."""
         observe = self.awaited.pop(name, None)
         if observe is None:
             return None

@@ -1,8 +1,8 @@
-"""A clock that stands still while other work holds the core.
+"""A clock that stops while other work holds the core.
 
-On a machine that is shared, a step may last twice as long for reasons that are not the program's. Linux counts the
-time that a thread was ready to run and had to wait; without it a figure is what the program would show on a machine of
-its own.
+On a shared machine a step may last twice as long for reasons that are not the program's. Linux counts the time in
+which a thread was ready to run but had to wait; without that time a figure is what the program would show on a machine
+of its own.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class _Counter:
             self.file = -1  # not Linux
 
     def waited_ns(self) -> int:
-        """Nanoseconds in which the thread was ready to run and had to wait."""
-        # a kernel that does not count says nothing, or refuses
+        """Return the nanoseconds in which the thread was ready to run but had to wait."""
+        # a kernel without these counts returns nothing, or an error
         counts = os.pread(self.file, 64, 0).split()  # time on a processor, time ready but waiting, turns
         return int(counts[1])
 
@@ -39,17 +39,17 @@ _own = threading.local()
 
 
 def now() -> float:
-    """Return seconds, for differences."""
+    """Return seconds, of which only differences mean anything."""
     counter = getattr(_own, "counter", None)
-    if counter is None or counter.pid != os.getpid():  # a forked process has inherited that of its parent
+    if counter is None or counter.pid != os.getpid():  # a forked process inherits its parent's counter
         counter = _own.counter = _Counter()
     try:
         waited = counter.waited_ns()
-        for _ in range(3):  # whoever waited between the two readings would subtract a wait that lies behind the time
+        for _ in range(3):  # a wait between the two readings would belong to one of them only: read again
             before, seconds = waited, time.perf_counter()
             waited = counter.waited_ns()
             if waited == before:
                 break
         return seconds - before / 1e9
-    except (OSError, IndexError, ValueError):  # whatever the clock meets, the program must not feel it
+    except (OSError, IndexError, ValueError):  # an error here must not reach the program
         return time.perf_counter()

@@ -35,11 +35,11 @@ _OPERATIONS = (
 )
 _inside: list[int] = []
 ALONE = "BIGSTEP_DOCTOR_ALONE"
-"""Set for the one rank of a program that would have started several."""
+"""Set for the only rank of a program that would itself have started several."""
 
 
 def install(recorder: Recorder) -> None:
-    """Observe `torch.distributed`, where this torch has it."""
+    """Observe `torch.distributed`, if this torch was built with it."""
     if not dist.is_available():
         return
     home = dist.distributed_c10d
@@ -57,7 +57,7 @@ def _observed(recorder: Recorder, original: Callable[..., Any]) -> Callable[...,
     name = original.__name__
 
     def collective(*arguments: Any, **named: Any) -> Any:
-        if _inside or recorder.looking:  # one that another one is made of
+        if _inside or recorder.looking:  # part of another collective, or called by an observer
             return original(*arguments, **named)
         tensor = next((a for a in (*arguments, *named.values()) if isinstance(a, Tensor)), None)
         fact, kept = Collective(operation=name), False
@@ -69,7 +69,7 @@ def _observed(recorder: Recorder, original: Callable[..., Any]) -> Callable[...,
                 reduce=_reduction(arguments, named) if "reduce" in name else "",
                 line=recorder.line(),
             )
-            kept = recorder.detailed or fact.target == "parameter"  # weights may be averaged seldom
+            kept = recorder.detailed or fact.target == "parameter"  # weights may be averaged late
             if kept:
                 recorder.write(fact)
         _inside.append(1)
@@ -102,7 +102,7 @@ def _reduction(arguments: tuple[Any, ...], named: dict[str, Any]) -> str:
 
 
 def _target(tensor: Tensor | None) -> str:
-    """Say what a tensor is to the models and optimizers of the program; by its memory, as people send views."""
+    """Tell whether a tensor is a gradient, a parameter or a buffer; by its memory, since it may be a view."""
     if tensor is None:
         return "other"
     try:
@@ -130,7 +130,7 @@ def _target(tensor: Tensor | None) -> str:
 
 
 def _begins_with(tensor: Tensor, part: Tensor) -> bool:
-    """Whether a flat tensor is a copy of several, of which this is the first; perhaps divided, as a mean needs it."""
+    """Whether a flat tensor is a copy of several tensors, this one first; they may all be divided, for a mean."""
     if not is_plain(part) or tensor.dim() != 1 or not part.numel():
         return False
     copy, flat = tensor.detach()[: part.numel()].double(), part.detach().reshape(-1).double()
@@ -151,7 +151,7 @@ def _observed_group(recorder: Recorder, original: Callable[..., Any]) -> Callabl
     def init_process_group(backend: Any = None, *arguments: Any, **named: Any) -> Any:
         given = backend
         if backend is not None and "nccl" in str(backend) and not torch.cuda.is_available():
-            given = "gloo"  # so that a script written for GPUs can be looked at where there are none
+            given = "gloo"  # so that a script written for GPUs runs where there are none
         if ALONE in os.environ:
             named |= {"world_size": 1, "rank": 0}
         if "MASTER_PORT" in os.environ and recorder.settings.port:
@@ -173,7 +173,7 @@ def _observed_spawn(recorder: Recorder, original: Callable[..., Any]) -> Callabl
         changed = wanted == 1 and nprocs > 1
         recorder.write(Spawn(ranks=nprocs, changed=changed, line=recorder.line()))
         recorder.flush()
-        if changed:  # the run on one rank: the number of ranks is also what such functions are told
+        if changed:  # the run on one rank: such functions are often also given the number of ranks
             args = tuple(1 if type(a) is int and a == nprocs else a for a in args)
             nprocs = 1
             os.environ[ALONE] = "1"

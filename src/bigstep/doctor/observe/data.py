@@ -19,13 +19,13 @@ from bigstep.doctor.observe.recorder import Recorder, replace
 __all__ = ["install", "loaders"]
 
 loaders: dict[int, DataLoader[Any]] = {}
-"""Every loader that was iterated, by the number that the facts give it."""
+"""Every loader that was iterated, by its number in the facts."""
 _numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 _passes: dict[int, int] = {}
 KEPT = 64
-"""Indices that a fact keeps of a batch."""
+"""Indices of a batch that a fact keeps, at most."""
 last_loader = -1
-"""The loader that gave the latest batch."""
+"""The number of the loader that gave the latest batch."""
 
 
 def install(recorder: Recorder) -> None:
@@ -35,7 +35,7 @@ def install(recorder: Recorder) -> None:
     replace(base, "__next__", lambda original: _observed_next(recorder, original))
     replace(base, "_next_index", _observed_index)
     replace(base, "_reset", _observed_reset)
-    # the subclass has its own, which calls the base's
+    # the subclass has its own method, which calls the base's
     replace(loading._MultiProcessingDataLoaderIter, "_reset", _observed_reset)
 
 
@@ -102,7 +102,7 @@ def _observed_index(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _observed_reset(original: Callable[..., Any]) -> Callable[..., Any]:
     def _reset(self: Any, *arguments: Any, **named: Any) -> Any:
-        self._doctor_indices = deque()  # what was fetched ahead belongs to the pass before
+        self._doctor_indices = deque()  # indices drawn ahead belong to the previous pass
         return original(self, *arguments, **named)
 
     return _reset

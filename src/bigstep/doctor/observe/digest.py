@@ -13,15 +13,15 @@ from torch import Tensor
 __all__ = ["biggest", "digest", "functional", "is_plain", "norms", "rows", "sample", "text_digest"]
 
 ROWS = 64
-"""Samples of a batch that are told apart."""
+"""Samples of a batch that are digested, at most."""
 VALUES = 512
-"""Values of a sample that its digest reads, evenly spread."""
+"""Values of a sample that its digest reads at most, evenly spread."""
 SKETCHED = 4096
-"""Values of a parameter that a digest or functional reads, evenly spread."""
+"""Values of a parameter that a digest or functional reads at most, evenly spread."""
 
 
 def tensors_in(value: Any, depth: int = 4) -> Iterator[Tensor]:
-    """Yield the tensors in a batch of any shape: tensors, sequences, mappings of them."""
+    """Yield the tensors in a batch of any structure: tensors, sequences, mappings of them."""
     if isinstance(value, Tensor):
         yield value
     elif depth and isinstance(value, Mapping):
@@ -33,7 +33,7 @@ def tensors_in(value: Any, depth: int = 4) -> Iterator[Tensor]:
 
 
 def biggest(value: Any) -> Tensor | None:
-    """Return the tensor of a batch that says most about its samples."""
+    """Return the largest dense tensor of a batch, which says most about its samples."""
     found = [t for t in tensors_in(value) if t.dim() >= 1 and t.layout is torch.strided]
     return max(found, key=lambda tensor: tensor.numel(), default=None)
 
@@ -87,6 +87,6 @@ def functional(tensor: Tensor) -> Tensor:
 
 
 def norms(tensors: Sequence[Tensor | None]) -> tuple[float, ...]:
-    """Return the norm of each tensor; -1 where there is none."""
+    """Return the norm of each tensor; -1 where there is none, or it is not plain."""
     found = [float(t.detach().float().norm()) if t is not None and is_plain(t) else -1.0 for t in tensors]
     return tuple(found)

@@ -1,4 +1,4 @@
-"""What frameworks do on their own account: how many ranks they start, and which wrapper they choose."""
+"""Frameworks that start ranks themselves: Lightning is told how many the examination runs."""
 
 from __future__ import annotations
 

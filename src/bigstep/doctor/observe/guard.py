@@ -1,7 +1,7 @@
-"""No file of the user's is harmed: the program runs in a copy, and what it writes elsewhere is refused or told.
+"""Keep the user's files unharmed: the program runs in a copy, and what it writes elsewhere is refused or reported.
 
-Python announces every file that it opens for writing, removes or renames. A file outside the scratch copy that
-was there before the examination is not to be touched; new files are allowed and listed in the report.
+Python's audit events announce every file that it opens for writing, removes or renames. A file outside the scratch copy
+that was there before the examination must not be touched; new files are allowed and listed in the report.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def install(recorder: Recorder) -> None:
         if event == "open":
             path, mode, flags = arguments
             writes = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR)
-            # tempfile announces the folder, and then what it opens there
+            # tempfile announces the folder first, then the file that it opens in it
             if writes and isinstance(path, str | bytes | os.PathLike) and not os.path.isdir(path):
                 _judge(recorder, path, allowed)
         elif event in _CHANGING:

@@ -1,4 +1,4 @@
-"""Models: how they are wrapped, how they are called, what the loss was, and what came of it in `backward`."""
+"""Models: how they are wrapped, how they are called, and what their losses are."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from bigstep.doctor.observe.recorder import Recorder, replace
 __all__ = ["called", "install", "names_of_parameters", "wrapped"]
 
 called: dict[int, weakref.ref[nn.Module]] = {}
-"""Modules that the program called from outside any other, by id."""
+"""Modules that the program called directly, not from within another one, by id."""
 wrapped: dict[int, weakref.ref[nn.Module]] = {}
-"""Inner modules of wrappers, by id, and the wrapper."""
+"""The wrapper of each wrapped module, by the id of the inner module."""
 _begun: set[int] = set()
-"""Modules that were called in training."""
+"""Modules that were called in training, by id."""
 _inside = threading.local()
 going_back: list[int] = []
-"""Not empty while a backward runs, on whatever thread: what is called then is computed again, as in checkpointing."""
+"""Not empty while a backward runs, on any thread: a module called then is recomputed, as in checkpointing."""
 _evaluated: dict[int, int] = {}
 """Calls outside training, by loader."""
 _LOSSES = (
@@ -41,7 +41,7 @@ _LOSSES = (
 
 
 def install(recorder: Recorder) -> None:
-    """Observe calls of modules from outside, wrappers, and the usual criteria."""
+    """Observe direct calls of modules, wrappers, and the usual criteria."""
     replace(nn.Module, "__call__", lambda original: _observed_call(recorder, original))
     wrapper = nn.parallel.DistributedDataParallel
     replace(wrapper, "__init__", lambda original: _observed_wrap(recorder, original))

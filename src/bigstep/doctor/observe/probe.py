@@ -18,7 +18,7 @@ from bigstep.doctor.observe.recorder import Recorder
 __all__ = ["install"]
 
 SAMPLES = 2048
-"""Samples of a data set that are read at the end."""
+"""Samples of a data set that are read at the end, at most."""
 READING_S = 2.0
 """Seconds that reading them may take, for each data set."""
 
@@ -57,7 +57,7 @@ def _roots() -> Iterator[tuple[str, nn.Module]]:
 
 
 def _averages() -> Iterator[tuple[str, list[Tensor]]]:
-    """Yield copies of a model that live beside it: modules of its shapes, or mappings of its names to tensors."""
+    """Yield copies of a model kept beside it: modules of the same shapes, or dicts that map its names to tensors."""
     shapes: dict[tuple[Any, ...], list[Tensor]] = {}
     own: set[int] = set()
     names: dict[str, Tensor] = {}
@@ -70,7 +70,7 @@ def _averages() -> Iterator[tuple[str, list[Tensor]]]:
         return
     for thing in gc.get_objects():
         try:
-            kind = type(thing)  # isinstance would ask the object, and some answer with a warning
+            kind = type(thing)  # isinstance would ask the object, and some then warn
             if issubclass(kind, nn.parallel.DistributedDataParallel) or id(thing) in own:
                 continue
             if issubclass(kind, nn.Module):
@@ -88,7 +88,7 @@ def _averages() -> Iterator[tuple[str, list[Tensor]]]:
 
 
 def _follows(copies: list[Tensor], weights: list[Tensor]) -> bool:
-    """Whether tensors point where the weights do: what else is kept by their names, as a residual, is a rank's own."""
+    """Whether tensors point in the direction of the weights; others kept by their names, as residuals, may differ."""
     pairs = [(c, w) for c, w in zip(copies, weights, strict=True) if is_plain(c) and is_plain(w)]
     if not pairs or any(c.shape != w.shape for c, w in pairs):
         return not pairs
@@ -99,7 +99,7 @@ def _follows(copies: list[Tensor], weights: list[Tensor]) -> bool:
 def _held(dataset: Any) -> Iterator[str]:
     """Read a data set from its start, as far as time allows, and digest what it gives.
 
-    A part of another data set is known by its indices, which augmentation does not change.
+    A subset is told by its indices, which augmentation does not change.
     """
     if hasattr(dataset, "indices") and hasattr(dataset, "dataset"):
         chosen = data.base_indices(dataset, range(min(len(dataset), SAMPLES)))

@@ -40,8 +40,8 @@ def _observed_seed(recorder: Recorder, original: Callable[..., Any], generator: 
 
 def _observed_fetch(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
     def fetch_observed(self: Any, indices: Any) -> Any:
-        count = self._doctor_fetched = getattr(self, "_doctor_fetched", -1) + 1  # it lives for one pass, in one process
-        # with its first samples a stream makes its order, which may have to be the same everywhere before it is shared
+        count = self._doctor_fetched = getattr(self, "_doctor_fetched", -1) + 1  # a fetcher lives for one pass
+        # with its first samples a stream draws its order, which processes may have to draw alike before they share it
         if count != isinstance(self, fetch._IterableDatasetFetcher):
             return original(self, indices)
         before = dict(_states(self.dataset))
@@ -75,7 +75,7 @@ def _states(dataset: Any) -> Iterator[tuple[str, str]]:
 
 
 def _held(thing: Any, depth: int) -> Iterator[tuple[str, Any]]:
-    """Yield generators that an object keeps, directly or in what it is made of."""
+    """Yield generators that an object holds, directly or in its attributes."""
     for name, value in list(getattr(thing, "__dict__", {}).items()):
         kinds = torch.Generator | random.Random | numpy.random.Generator | numpy.random.RandomState
         if isinstance(value, kinds):

@@ -20,12 +20,12 @@ from bigstep.doctor.settings import Settings
 __all__ = ["Examined", "Recorder", "Tally", "replace"]
 
 _PATIENCE_S = 5.0
-"""How long a rank that has seen enough waits for the others, so that none finds a partner gone."""
+"""How long a rank that has seen enough waits for the others, so that none loses its connection."""
 _LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}", str(Path(__file__).parents[1]))
 
 
 class Examined(SystemExit):
-    """Enough was seen. As a SystemExit it unwinds the program: `finally` and `with` blocks run, status 0."""
+    """Raised when enough was seen; as a SystemExit with status 0 it lets `finally` and `with` blocks run."""
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Tally:
 
 
 class Recorder:
-    """Writes the events of this process, and of processes forked from it, each into a file of its own."""
+    """Writes the events of this process, and of processes forked from it, a file for each process."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -56,7 +56,7 @@ class Recorder:
         self.updates = 0
         self.tally = Tally()
         self.look_until = 0
-        """Updates after a checkpoint are looked at as well: a run that goes on from it should repeat them."""
+        """Number of updates until which those after a checkpoint are detailed too: a resumed run should repeat them."""
         self.enough = False
         self._looking = threading.local()
         self.before_end: list[Callable[[], None]] = []
@@ -71,12 +71,12 @@ class Recorder:
 
     @property
     def detailed(self) -> bool:
-        """Whether this update is looked at in detail; the others are only timed, undisturbed by looking."""
+        """Whether this update is looked at in detail; the others are only timed, so that looking does not slow them."""
         return not self.settings.only_time and (self.updates < self.settings.detail or self.updates < self.look_until)
 
     @property
     def looking(self) -> bool:
-        """Whether an observer uses torch itself in this thread: what it does is not the program's doing."""
+        """Whether an observer is using torch in this thread: its calls are not the program's."""
         return bool(getattr(self._looking, "now", False))
 
     @contextlib.contextmanager
@@ -89,7 +89,7 @@ class Recorder:
             self._looking.now = before
 
     def write(self, event: Event) -> None:
-        """Write an event: at once while looking in detail, now and then while timing."""
+        """Write an event: at once while looking in detail, every half second while only timing."""
         if self._pid != os.getpid():
             self._open()
         self._waiting.append(event.to_json())
@@ -97,7 +97,7 @@ class Recorder:
             self.flush()
 
     def flush(self) -> None:
-        """Hand what was written to the system."""
+        """Write the waiting events to the file."""
         if self._waiting and self._pid == os.getpid():
             os.write(self._file, ("\n".join(self._waiting) + "\n").encode())
             self._waiting.clear()
@@ -105,7 +105,7 @@ class Recorder:
 
     def _open(self) -> None:
         self._pid = os.getpid()
-        self._waiting = []  # a forked process has inherited lines that its parent writes
+        self._waiting = []  # a forked process inherits lines that its parent will write
         path = Path(self.settings.facts) / f"{self._pid}.jsonl"
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         torch = sys.modules.get("torch")
@@ -148,15 +148,15 @@ class Recorder:
         return filename
 
     def count_update(self, ended: float) -> None:
-        """Count an update that ended at some time, and end the program when enough was seen."""
+        """Count an update that ended at this time, and end the program when enough was seen."""
         looked = self.detailed
         self.updates += 1
-        self.tally = Tally() if looked else Tally(began=ended)  # what looking took belongs to no step
+        self.tally = Tally() if looked else Tally(began=ended)  # the time for looking belongs to no step
         if self.updates >= self.settings.steps:
             self.stop()
 
     def stop(self) -> None:
-        """End the program; a program that catches this is ended at the next occasion."""
+        """End the program; one that catches the exception is ended at the next opportunity."""
         if not self.enough:
             self.enough = True
             self.close("stopped")
@@ -164,9 +164,9 @@ class Recorder:
         raise Examined(0)
 
     def close(self, reason: str, message: str = "") -> None:
-        """Look at what is left to be seen, and write how this process ended."""
+        """Take the last looks, and write how this process ended."""
         if os.getpid() not in (self._pid, self._born):
-            return  # forked, and nothing was seen in it
+            return  # a forked process in which nothing was seen
         looks, self.before_end = self.before_end, []
         for look in looks:
             try:
@@ -186,7 +186,7 @@ class Recorder:
 
 
 def replace(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Put `make(original)` in the place of an attribute, under the original's name."""
+    """Replace an attribute by `make(original)`, which takes the original's name."""
     original = getattr(owner, name)
     new = make(original)
     for attribute in ("__name__", "__qualname__", "__doc__", "__module__", "__wrapped__"):

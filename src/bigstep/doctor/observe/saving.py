@@ -29,7 +29,7 @@ def install(recorder: Recorder) -> None:
 def _observed_save(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
     def save(obj: Any, f: Any, *arguments: Any, **named: Any) -> Any:
         if isinstance(f, str | os.PathLike):
-            recorder.judge_file(f)  # torch writes by itself, and Python does not announce it
+            recorder.judge_file(f)  # torch writes natively, which Python does not announce
             holds = tuple(sorted(set(_holdings(obj))))
             if "weights" in holds and recorder.updates:
                 recorder.look_until = recorder.updates + 2
@@ -75,7 +75,7 @@ def _carried() -> Iterator[str]:
 
 
 def _holdings(value: Any, name: str = "", depth: int = 4) -> Iterator[str]:
-    """Yield what a saved object holds, told by its shape and not by the names its writer chose."""
+    """Yield what a saved object holds, judged by its structure; only counters are found by name."""
     if isinstance(value, torch.nn.Module):
         yield "weights"
     elif isinstance(value, torch.optim.Optimizer):

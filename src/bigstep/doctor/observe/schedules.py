@@ -29,7 +29,7 @@ _stepping: list[int] = []
 
 def _observed_schedule(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
     def step(self: Any, *arguments: Any, **named: Any) -> Any:
-        outermost = not _stepping  # a chain of schedulers steps its parts
+        outermost = not _stepping  # a chain of schedulers steps its parts itself
         _stepping.append(1)
         try:
             result = original(self, *arguments, **named)
@@ -77,17 +77,17 @@ def _horizon(scheduler: Any) -> int:
 
 
 def _first_zero(function: Callable[[int], float]) -> int:
-    """Return where a factor of the rate, once it has been up, comes down to nothing; 0 if it does not.
+    """Return the step at which a factor of the rate, having been above zero, reaches zero; 0 if it never does.
 
-    It is asked about steps that the program may never take, where it need not have an answer: a table has an end, and
-    (1 - step / last) ** 0.9 is complex behind it.
+    The function is called for steps that the program may never take, where it need not have a value: a table ends, and
+    (1 - step / last) ** 0.9 is complex beyond its end.
     """
     highest, step = 0.0, 0
     while step < 10_000_000:
         try:
             factor = function(step)
             value = 0.0 if isinstance(factor, complex) else float(factor)
-        except Exception:  # it is the program's own, and may fail in any way
+        except Exception:  # the function is the program's own, and may fail in any way
             return 0
         highest = max(highest, value)
         if highest > 0 and value <= 1e-6 * highest and step:

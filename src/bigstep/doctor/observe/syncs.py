@@ -1,4 +1,4 @@
-"""Values that the user's own code fetches from tensors one by one: on a GPU each waits for all that was queued."""
+"""Values that the user's own code fetches from tensors one by one: on a GPU each waits for all queued work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the gradient to the update: backward, clipping, scaling, the optimizer's step, the scheduler's."""
+"""From the loss to the update: backward, clipping, scaling, the optimizer's step."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ __all__ = ["install", "optimizers", "remember", "scalers"]
 optimizers: list[weakref.ref[Optimizer]] = []
 scalers: list[weakref.ref[Any]] = []
 _local: dict[int, Tensor] = {}
-"""The functional of each parameter's own gradient, by id, as it stood before any exchange."""
+"""The functional of this rank's own gradient of each parameter, by id, before any exchange."""
 _began: dict[int, dict[str, Any]] = {}
 """What was seen of an optimizer just before its step."""
 _SUM = 2
-"""How autograd writes down that a criterion has added up its values: 0 stands for none, 1 for their mean."""
+"""Autograd's code for the reduction of a criterion by a sum; 0 stands for none, 1 for the mean."""
 _unscaled: set[int] = set()
 """Optimizers whose gradients a scaler has divided by its scale, by id, until they step."""
 _scaling: list[int] = []
 _used: set[int] = set()
-"""Parameters, by id, whose gradient an update has used, and no backward began since."""
+"""Parameters, by id, whose gradient an update has used, with no backward begun since."""
 _kept: set[int] = set()
-"""Those whose gradient was still there whenever a backward began since."""
+"""Parameters, by id, whose used gradient was still there at the beginning of every backward since."""
 _cut: dict[int, Tensor] = {}
-"""The functional of each gradient that was clipped since its last update, by id of the parameter, from before."""
+"""The functional, before clipping, of each gradient clipped since its last update, by id of the parameter."""
 _grown: set[int] = set()
-"""Those of them to whose gradient another backward has added."""
+"""Parameters, by id, whose clipped gradient another backward has added to."""
 
 
 def install(recorder: Recorder) -> None:
@@ -61,7 +61,7 @@ def install(recorder: Recorder) -> None:
 
 def _observed_backward(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
     def backward(tensors: Any, *arguments: Any, **named: Any) -> Any:
-        if models.going_back:  # a part of another one, as reentrant checkpointing goes back through each segment
+        if models.going_back:  # a part of another one, as for each segment in reentrant checkpointing
             return original(tensors, *arguments, **named)
         root = tensors if isinstance(tensors, Tensor) else next(iter(tensors), None)
         if recorder.detailed and not recorder.looking and isinstance(root, Tensor) and root.numel() == 1:
@@ -94,7 +94,7 @@ def _observed_backward(recorder: Recorder, original: Callable[..., Any]) -> Call
 
 
 def _begin_backward(there: set[int]) -> None:
-    """Of what was used or clipped, go on with what nobody has cleared; a gradient that is there may be another's."""
+    """Drop the marks of used and clipped gradients that have been cleared: a gradient there later is a new one."""
     _kept.update(_used)
     _used.clear()
     for marked in (_kept, _grown):
@@ -104,15 +104,15 @@ def _begin_backward(there: set[int]) -> None:
 
 
 def _with_gradients() -> set[int]:
-    """Return the parameters of all optimizers that hold a gradient which is not zero, by id."""
+    """Return the ids of the parameters of all optimizers that hold a gradient which is not zero."""
     alive = [optimizer for reference in optimizers if (optimizer := reference()) is not None]
     parameters = [p for optimizer in alive for group in optimizer.param_groups for p in group["params"]]
     held = norms([_own_values(p.grad) for p in parameters])
-    return {id(p) for p, norm in zip(parameters, held, strict=True) if norm not in (-1.0, 0.0)}  # NaN is a gradient
+    return {id(p) for p, norm in zip(parameters, held, strict=True) if norm not in (-1.0, 0.0)}  # NaN counts
 
 
 def _own_values(gradient: Tensor | None) -> Tensor | None:
-    """Return what this rank holds of a sharded gradient, and what is not zero of a sparse one."""
+    """Return this rank's shard of a sharded gradient, and the stored values of a sparse one."""
     own = getattr(gradient, "_local_tensor", gradient)
     return own._values() if isinstance(own, Tensor) and own.is_sparse else own
 
@@ -169,7 +169,7 @@ def _observed_clip(recorder: Recorder, original: Callable[..., Any]) -> Callable
         limit = named.get("max_norm", named.get("clip_value", arguments[0] if arguments else 0.0))
         kept = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         waiting = any(reference() is not None for reference in scalers) and not _is_unscaled(kept)
-        if math.isinf(float(limit)):  # so one asks for the norm
+        if math.isinf(float(limit)):  # this only asks for the norm
             return original(kept, *arguments, **named)
         recorder.tally.clipped = True
         if recorder.detailed:
@@ -183,7 +183,7 @@ def _observed_clip(recorder: Recorder, original: Callable[..., Any]) -> Callable
 
 
 def _is_unscaled(parameters: Iterable[Tensor]) -> bool:
-    """Whether a scaler has divided the gradients of these, or of any, where no optimizer holds them."""
+    """Whether a scaler has unscaled the gradients of these parameters, or any gradients if no optimizer holds them."""
     own = set(map(id, parameters))
     holders = {id(o) for reference in optimizers if (o := reference()) is not None and own & _parameters(o)}
     return bool(_unscaled & holders) if holders else bool(_unscaled)
@@ -228,7 +228,7 @@ def _observed_scaler_update(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def remember(shelf: list[weakref.ref[Any]], thing: Any) -> None:
-    """Put a thing on a shelf, once, without keeping it alive."""
+    """Put a thing on a shelf once, by a weak reference that does not keep it alive."""
     if not any(reference() is thing for reference in shelf):
         shelf.append(weakref.ref(thing))
 

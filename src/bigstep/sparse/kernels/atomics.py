@@ -44,7 +44,7 @@ def compiled(function: F) -> F:
 
 
 def inlined(function: F) -> F:
-    """Compile into each kernel that calls it: a call passes seven words an array, which is dearer than a short row."""
+    """Compile into each kernel that calls it: a call passes seven words per array, and costs more than a short row."""
     return njit(nogil=True, forceinline=True)(function)  # type: ignore[no-any-return]
 
 
@@ -153,7 +153,7 @@ else:
 
 @compiled
 def wait_for(array: Any, index: Any, value: int) -> None:
-    """Spin until `array[index]` is `value`; give the core away when that takes long."""
+    """Spin until `array[index]` is `value`; yield the core when that takes long."""
     spins = 0
     while load_int(array, index) != value:
         spins += 1
@@ -176,5 +176,5 @@ def acquire(array: Any, index: Any) -> None:
 
 @compiled
 def release(array: Any, index: Any) -> None:
-    """Give the spinlock at `array[index]` back."""
+    """Release the spinlock at `array[index]`."""
     store_int(array, index, 0)

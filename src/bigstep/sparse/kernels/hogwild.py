@@ -1,4 +1,4 @@
-"""SGD on sparse examples by threads that share one weight vector, under each of the disciplines that are compared.
+"""SGD on sparse examples by threads that share one weight vector, under each of the disciplines compared.
 
 All of them run the same arithmetic in the same order of operations and without fast-math, so that one thread, or any
 number of threads under the lock, gives bit for bit the serial result.
@@ -7,8 +7,8 @@ The weights are stored as `weights = true weights / scale(t)`, where `scale(t) =
 the position t of the example in the epoch's order. L2 decay of all coordinates thus costs nothing per coordinate and
 needs no shared state: each thread knows t. The caller folds the scale back into the weights when it becomes small.
 
-What the kernel calls is in this file on purpose: Numba keeps machine code on disk and looks at the kernel's own file
-alone to see whether it still fits.
+What the kernel calls, but for the atomics, is in this file on purpose: Numba keeps machine code on disk and checks only
+the kernel's own file to see whether that code is out of date.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ PLAIN, ATOMIC, CACHED, AIG, LOCKED, ROUND_ROBIN = range(6)
 LOCK, TICKET, TURN, MERGE, CONTROL_SIZE = 0, 16, 32, 48, 64
 CHUNK = 2048  # examples that a free-running thread claims at once: 100 to 500 us between two merges, which take a few
 TOP, ROUND = 1024, 16  # of its copy it then merges the first TOP weights and one part in ROUND of the others,
-TOP_COLUMNS = 256  # but of no fewer columns than these: where outputs are many, weights that each example meets
+TOP_COLUMNS = 256  # but at least this many columns: with many outputs, TOP weights would be few of them
 WATCH_EVERY = 64  # every 64th position is watched for conflicts
-LARGE = 1e250  # 2 more factors than this would still be a float64
+LARGE = 1e250  # logarithms are taken above this; with one more factor, at most 2, it is still a float64
 AHEAD = 4  # examples between prefetch and use: about 400 ns, a few times the latency of memory
 
 
 @inlined
 def _add_products(indices: Any, values: Any, start: Any, stop: Any, weights: Any, sums: Any) -> Any:
-    """Go on with four sums, as many as PAD: the additions of one would wait for each other."""
+    """Continue four sums, PAD of them: the additions to a single one would wait for each other."""
     a, b, c, d = sums
     for j in range(start, stop, np.uint64(PAD)):
         a += values[j] * weights[indices[j]]
@@ -66,7 +66,7 @@ def _add_products(indices: Any, values: Any, start: Any, stop: Any, weights: Any
 
 @inlined
 def _dot(indices: Any, values: Any, start: Any, middle: Any, stop: Any, local: Any, weights: Any) -> Any:
-    """Multiply the part before `middle` with `local`, the rest with `weights`; where to cut changes no bit."""
+    """Multiply the part before `middle` with `local`, the rest with `weights`; where the cut is changes no bit."""
     nothing = np.float32(0)
     sums = _add_products(indices, values, start, middle, local, (nothing, nothing, nothing, nothing))
     a, b, c, d = _add_products(indices, values, middle, stop, weights, sums)
@@ -96,7 +96,7 @@ def _add_row(indices: Any, values: Any, start: Any, stop: Any, weights: Any, ste
 def _add_rows(
     indices: Any, values: Any, start: Any, stop: Any, weights: Any, outputs: int, steps: Any, active: Any, count: int
 ) -> None:
-    """Do so for several outputs, and only those that have a step: the others may be in another thread's hands."""
+    """Add a row for several outputs, but only those with a step: another thread may be writing the others."""
     for j in range(start, stop):
         base = np.uint64(indices[j]) * np.uint64(outputs)
         for a in range(np.uint64(count)):
@@ -107,9 +107,9 @@ def _add_rows(
 def _add_rows_atomically(
     indices: Any, values: Any, start: Any, stop: Any, weights: Any, outputs: int, steps: Any, active: Any, count: int
 ) -> None:
-    """Do so by compare-exchange: no addition is lost."""
+    """Do the same by compare-exchange, so that no addition is lost."""
     for j in range(start, stop):
-        if values[j] != 0:  # what pads a row need not wait for anybody
+        if values[j] != 0:  # padding changes nothing and need not wait
             base = np.uint64(indices[j]) * np.uint64(outputs)
             for a in range(np.uint64(count)):
                 add_float(weights, np.int64(base + np.uint64(active[a])), steps[a] * values[j])
@@ -117,7 +117,7 @@ def _add_rows_atomically(
 
 @inlined
 def _pull(loss: int, margin: Any, target: Any) -> Any:
-    """Return minus the derivative of the loss by the margin, and the loss as a + log(b)."""
+    """Return minus the derivative of the loss with respect to the margin, and the loss as a + log(b)."""
     z = margin * target
     if loss == HINGE:
         short = np.float32(1) - z
@@ -129,7 +129,7 @@ def _pull(loss: int, margin: Any, target: Any) -> Any:
 
 @inlined
 def _prefetch_row(indices: Any, values: Any, start: int, stop: int) -> None:
-    """Ask for a row: up to 96 columns without a branch that would be guessed wrong, but for no line beyond the row."""
+    """Prefetch a row: up to 96 columns without a branch that would be mispredicted, but no line beyond the row."""
     line = 64 // indices.itemsize
     for ahead in range(0, 96, line):
         prefetch(indices, min(start + ahead, stop - 1))
@@ -144,7 +144,7 @@ def _prefetch_row(indices: Any, values: Any, start: int, stop: int) -> None:
 def _prefetch_ahead(
     order: Any, at: Any, indptr: Any, split: Any, labels: Any, indices: Any, values: Any, cached: bool
 ) -> None:
-    """Ask for the example at AHEAD positions from here, and for where the one after as many again begins."""
+    """Prefetch the example AHEAD positions from here, and where the one at twice that distance begins."""
     if at + np.uint64(AHEAD) < len(order):
         soon = np.uint64(order[at + np.uint64(AHEAD)])
         _prefetch_row(indices, values, indptr[soon], indptr[soon + np.uint64(1)])
@@ -173,8 +173,8 @@ def _watch(indices: Any, start: Any, stop: Any, outputs: int, k: int, weights: A
 def _take_locks(locks: Any, indices: Any, start: Any, stop: Any) -> None:
     """Take the locks of an example's coordinates, the intercept's first.
 
-    A row keeps its columns in the order that they had before they were renamed. All rows do, so that two threads never
-    wait for each other. Padding repeats the last column.
+    All rows keep their columns in the order that they had before they were renamed, so that threads cannot deadlock.
+    Padding repeats the last column.
     """
     acquire(locks, 0)
     for j in range(start, stop):
@@ -184,7 +184,7 @@ def _take_locks(locks: Any, indices: Any, start: Any, stop: Any) -> None:
 
 @compiled
 def _give_locks(locks: Any, indices: Any, start: Any, stop: Any) -> None:
-    """Give the locks of an example's coordinates back."""
+    """Release the locks of an example's coordinates."""
     for j in range(start, stop):
         if j == start or indices[j] != indices[j - np.uint64(1)]:
             release(locks, np.int64(indices[j]))
@@ -193,7 +193,7 @@ def _give_locks(locks: Any, indices: Any, start: Any, stop: Any) -> None:
 
 @compiled
 def _merge(weights: Any, local: Any, base: Any, begin: int, end: int) -> None:
-    """Add what this thread did to its copy since the last merge; where nobody else did anything, exactly."""
+    """Add what this thread did to its copy since the last merge; exactly, where no other thread changed anything."""
     for v in range(np.uint64(begin), np.uint64(end)):
         now = weights[v]
         new = local[v] if now == base[v] else now + (local[v] - base[v])
@@ -230,13 +230,13 @@ def linear_worker(
 ) -> Any:
     """Take one thread's part of the positions `begin..end` of the order.
 
-    Column 0 of the weights is the intercept; columns `1..hot-1` are the more frequent ones. Were they written by every
-    example, their cache lines would travel between the cores with every example; under CACHED a thread works on its own
-    copy of them and adds its part to the shared ones: the most frequent once a chunk, others once in ROUND chunks, in
-    which they are met no oftener. All other columns are shared, and under every other mode all columns are.
+    Column 0 of the weights is the intercept; columns `1..hot-1` are the more frequent ones. If every example wrote to
+    them, their cache lines would travel between the cores with every example; under CACHED a thread works on its own
+    copy of them and adds its part to the shared ones: the most frequent once per chunk, the others, which are met less
+    often, once in ROUND chunks. All other columns are shared, and under every other mode all columns are.
 
-    It is one long function because a call costs more than a short row, and because Numba keeps what it counts in
-    registers only within one.
+    It is one long function because a call costs more than a short row, and because Numba keeps counters in registers
+    only within one function.
 
     Args:
         mode: PLAIN, ATOMIC, CACHED, AIG, LOCKED or ROUND_ROBIN; serial is PLAIN with one thread.
@@ -247,7 +247,7 @@ def linear_worker(
         end: One past the last position.
         order: Example at each position.
         indptr: Row starts, int64; rows as `bigstep.sparse.kernels.sparse_rows.arrange_rows` writes them.
-        split: Where in each row the columns below `hot` end, int64; only CACHED threads that are several read it.
+        split: Where in each row the columns below `hot` end, int64; read only under CACHED, by several threads.
         indices: Columns as uint16 or uint32: unsigned, so that no code for negative indices is made.
         values: Values, float32.
         labels: Output for which each example is positive, int32; all other outputs take it as negative.
@@ -268,15 +268,15 @@ def linear_worker(
     """
     local = weights
     base = weights
-    several = threads > 1  # a thread that is alone needs no copy and no lock, and neither would change a bit
+    several = threads > 1  # a single thread needs no copy and no lock, and neither would change a bit
     cached, atomic, careful = several and mode == CACHED, several and mode == ATOMIC, several and mode == AIG
     if cached:
         acquire(control, MERGE)
         local = weights[: hot * outputs].copy()
         release(control, MERGE)
         base = local.copy()
-    # at least 32 merges a thread: on a small set a whole chunk is a large part of an epoch, and copies drift apart. On
-    # 4,000 examples two threads are 1.2 points below serial with 16 merges, 0.5 with 32 (means of 36 fits).
+    # at least 32 merges per thread: on a small set a whole chunk is a large part of an epoch, and copies drift apart.
+    # On 4,000 examples two threads are 1.2 points below serial with 16 merges, 0.5 with 32 (means of 36 fits).
     size = min(CHUNK, max(16, (end - begin) // (32 * threads))) if mode < LOCKED else 1
     sums = np.empty(outputs, np.float32)
     steps = np.empty(outputs, np.float32)
@@ -318,7 +318,7 @@ def linear_worker(
                 pull, part, factor = _pull(loss, scale * sums[k] + local[k], target)
                 total += part
                 product *= factor
-                if product > LARGE:  # a logarithm now and then, not one an example
+                if product > LARGE:  # a logarithm now and then, not one per example
                     total += math.log(product)
                     product = 1.0
                 if pull != 0:
@@ -356,7 +356,7 @@ def linear_worker(
                 store_int(control, TURN, t + 1)
         if mode == LOCKED:
             release(control, LOCK)
-        elif cached and try_acquire(control, MERGE):  # when another thread merges now, go on and merge later
+        elif cached and try_acquire(control, MERGE):  # while another thread merges, go on and merge later
             top = min(max(TOP, TOP_COLUMNS * outputs), len(local))
             _merge(weights, local, base, 0, top)
             rest = len(local) - top

@@ -1,4 +1,4 @@
-"""SGD for matrix completion by threads that share both factors, under each of the disciplines that are compared.
+"""SGD for matrix completion by threads that share both factors, under each of the disciplines compared.
 
 A row of a factor is its bias followed by its coordinates, padded to whole cache lines, so that two rows never share
 one. Modes, tickets and exactness are those of `bigstep.sparse.kernels.hogwild`.
@@ -122,7 +122,7 @@ def factor_worker(
             total += error * error
             if mode == ROUND_ROBIN:
                 wait_for(control, TURN, t)
-            if careful:  # rows before columns, always: two threads never wait for each other
+            if careful:  # always rows before columns, so that threads cannot deadlock
                 acquire(locks, np.int64(rows[at]))
                 acquire(locks, n_rows + np.int64(columns[at]))
             if watch:

@@ -25,7 +25,7 @@ def draw_order(order: Any, seed: Any, epoch: Any) -> None:
     state = _mix(_mix(np.uint64(seed)) + np.uint64(epoch))
     for i in range(np.uint64(len(order))):
         state += np.uint64(0x9E3779B97F4A7C15)
-        # one of 0..i, by the high half of a product: even to one part in 2^32 / i
+        # one of 0..i, by the high half of a product: uniform to one part in 2^32 / i
         j = ((_mix(state) >> np.uint64(32)) * (i + np.uint64(1))) >> np.uint64(32)
         order[i] = order[j]
         order[j] = i

@@ -1,6 +1,6 @@
-"""Passes over CSR rows that a slice of threads shares: check and count, sort hot columns first, multiply, meet.
+"""Passes over slices of CSR rows: check and count, put hot columns first, multiply, count meetings.
 
-Indices are made unsigned where they are used: Python's meaning of negative ones would cost a choice at each access.
+Indices are made unsigned where they are used: negative ones, as Python means them, would cost a branch at each access.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def survey_rows(indptr: Any, indices: Any, values: Any, begin: int, end: int, n_
     """Count in how many rows each column occurs; return (row, fault) of the first bad row, or (-1, 0)."""
     for row in range(begin, end):
         start, stop = np.uint64(indptr[row]), np.uint64(indptr[row + 1])
-        finite, inside, rising = True, True, True  # without a branch, so that it becomes vector code
+        finite, inside, rising = True, True, True  # no branch, so that the loop vectorises
         for j in range(start, stop):
             finite &= np.isfinite(values[j])
             inside &= (indices[j] >= 0) & (indices[j] < n_features)
@@ -76,7 +76,7 @@ def arrange_rows(
         for j in range(np.uint64(indptr[row]), np.uint64(indptr[row + 1])):
             column = place[np.uint32(indices[j])]
             is_hot = np.uint64(column < hot)
-            at = to if is_hot else other  # a choice, not a branch: no processor can guess which columns are hot
+            at = to if is_hot else other  # a select, not a branch: no processor can predict which columns are hot
             new_indices[at] = column
             new_values[at] = values[j]
             to += is_hot
@@ -103,7 +103,7 @@ def rename_rows(
     new_indices: Any,
     new_values: Any,
 ) -> None:
-    """Do what `arrange_rows` does where no column is hot: without a choice at each value, hence faster."""
+    """Do what `arrange_rows` does where no column is hot: without a select for each value, hence faster."""
     for row in range(begin, end):
         start, to = np.uint64(indptr[row]), np.uint64(starts[row])
         count = np.uint64(indptr[row + 1]) - start
@@ -152,7 +152,7 @@ def add_shares(indptr: Any, indices: Any, rows: Any, shares: Any, sums: Any) -> 
 
 @compiled
 def count_meetings(indptr: Any, indices: Any, rows: Any, masks: Any, counts: Any) -> None:
-    """Count for each bit in how many of the rows a column carries it."""
+    """Count for each bit the rows with a column whose mask has it."""
     for row in rows:
         met = np.uint64(0)
         for j in range(np.uint64(indptr[row]), np.uint64(indptr[row + 1])):
