@@ -34,7 +34,7 @@ class Train:
     lr: Annotated[float | None, typer.Option(help="Base learning rate (lr.base).")] = None
     batch: Annotated[int | None, typer.Option(help="Global batch: workers x local batch.")] = None
     workers: Annotated[int | None, typer.Option(help="Logical workers (workers.count).")] = None
-    epochs: Annotated[float | None, typer.Option(help="Passes over the training set; schedules stretch.")] = None
+    epochs: Annotated[float | None, typer.Option(help="Passes over the training set; schedules stretch to fit.")] = None
     seed: Annotated[int | None, typer.Option(help="Seed of weights, sample order and augmentation.")] = None
     model: Annotated[str | None, typer.Option(help="small, resnet50, …, or package.module:function.")] = None
     data: Annotated[str | None, typer.Option(help="A data set by name (cifar10, …), or its file or folder.")] = None
