@@ -237,7 +237,7 @@ def test_the_command_line_makes_a_run_exact(bigstep: Callable[..., tuple[int, st
     assert len(shas[0]) == 64
     status, _, err = bigstep("train", "downpour", "--exact")
     assert status == 2
-    assert "depends on who comes first" in err
+    assert "depends on which process is first" in err
 
 
 def test_the_command_line_checks_an_exact_run(

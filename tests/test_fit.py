@@ -264,7 +264,7 @@ def test_a_run_that_has_taken_enough_steps_takes_no_more_and_keeps_its_loss(aske
 @pytest.mark.parametrize("name", ["kind", "step", "loss"])
 def test_a_metric_cannot_take_the_name_of_what_every_row_or_result_tells(name: str, tmp_path: Path) -> None:
     data = samples()
-    with pytest.raises(ConfigError, match=f"a metric '{name}'.*call it otherwise"):
+    with pytest.raises(ConfigError, match=f"a metric '{name}'.*choose another name"):
         fit(CONFIG, Net(), (data, data), nn.functional.mse_loss, metrics={name: worst}, out=tmp_path, device="cpu")
 
 

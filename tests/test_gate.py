@@ -387,7 +387,7 @@ def test_other_machines_are_asked_for_on_the_command_line(tmp_path: Path, monkey
     assert job_of(Train(recipe="downpour"), launched=False).listen.startswith("127.0.0.1:")
     for mistake, sentence in (
         ({"recipe": "downpour", "replicas_elsewhere": 1}, "add --listen"),
-        ({"recipe": "plain", "listen": "10.0.0.1:29500"}, "only Downpour runs are joined"),
+        ({"recipe": "plain", "listen": "10.0.0.1:29500"}, "only Downpour runs can be joined"),
         ({**typed, "shards_elsewhere": 4}, "4 shards and 0 replicas are to come from elsewhere"),
     ):
         with pytest.raises(ConfigError, match=sentence):

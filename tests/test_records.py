@@ -129,7 +129,7 @@ def test_a_folder_that_cannot_be_read_says_why(tmp_path: Path, content: str) -> 
 
 
 def test_a_missing_folder_says_so(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no run folder"):
+    with pytest.raises(DataError, match="not a run folder"):
         read_run(tmp_path / "nothing")
 
 

@@ -78,7 +78,7 @@ def test_what_is_printed_fits_the_terminal(
         ({"epochs": 2.5}, "whole epochs"),
         ({"procs": 2}, "n_threads=2"),
         ({"tensorboard": True}, "metrics.jsonl"),
-        ({"resume": True}, "start it anew"),
+        ({"resume": True}, "start a new run"),
         ({"settings": ["mode=cashed"]}, "did you mean 'cached'"),
         ({"settings": ["alpha=nan"]}, "alpha=nan"),
         ({"settings": ["n_threads=10000"]}, "more than the .* cores"),

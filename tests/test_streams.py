@@ -53,7 +53,7 @@ def test_output_that_goes_onto_a_full_disk_is_one_sentence(words: tuple[str, ...
     with open("/dev/full", "w") as full:
         done = subprocess.run(program(*words), stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 1
-    assert done.stderr.startswith("bigstep: What is written finds no room (No space left on device)")
+    assert done.stderr.startswith("bigstep: The output cannot be written (No space left on device)")
     assert done.stderr.count("\n") == 1
 
 

@@ -14,7 +14,7 @@ __all__ = ["program"]
 
 
 def program() -> None:
-    """Run the command as all that this process does, and end the process."""
+    """Run the command, which is all that this process does, and end the process."""
     ask_for_queues()
     try:
         main()
@@ -25,11 +25,11 @@ def program() -> None:
 
 
 def _leave(status: int) -> None:
-    """End now, unless what was printed cannot be written: Python tells of that when it ends in its own way.
+    """Exit at once; if the output cannot be flushed, return, so that Python's normal exit reports it.
 
-    That way takes everything apart piece by piece, with torch for most of a second; the system does it at once.
+    The normal exit frees objects one by one, which with torch takes most of a second; the system frees them at once.
     """
-    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are no daemons, as Python does
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are not daemons, as Python does
     atexit._run_exitfuncs()
     try:
         sys.stdout.flush()

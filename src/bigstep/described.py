@@ -1,4 +1,4 @@
-"""What a result was measured on: hardware, versions, and the commit of the code; and how much of it is ours."""
+"""What a result was measured on: hardware, versions, the commit of the code; and how many cores are ours to use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import bigstep
 __all__ = ["describe_machine", "usable_cores"]
 
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
-"""What a container may use of its machine: microseconds of computing, and in how many, or max."""
+"""The CPU limit of a container: microseconds of CPU time (or max), and the period for them, in microseconds."""
 
 
 def describe_machine() -> dict[str, Any]:

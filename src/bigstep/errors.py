@@ -1,4 +1,4 @@
-"""The three ways a run ends badly, and how a near-miss is named.
+"""The three ways in which a run fails, and the suggestion of a name for a misspelt one.
 
 A message is one sentence: what was given, what is allowed, what to change.
 """

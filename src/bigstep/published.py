@@ -24,8 +24,8 @@ class Published:
     seconds: float | None
     """Time of the whole run; None where it is only in a figure."""
     data: str = ""
-    """What it was trained on; empty is ImageNet where there is an accuracy, and not told where there is none."""
+    """What it was trained on; empty means ImageNet if there is an accuracy, and not known if there is none."""
     ours: bool = False
-    """Whether it was made here: then there is no paper for a run to stand beside."""
+    """Whether it is bigstep's own result: then there is no paper to compare a run with."""
     note: str = ""
     """What a reader must know before comparing."""

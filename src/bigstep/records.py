@@ -1,4 +1,4 @@
-"""The run folder: run.json (what was run, on what) and metrics.jsonl (what was seen); one writer, one reader.
+"""The run folder: run.json (what was run, on what) and metrics.jsonl (what was measured); one writer, one reader.
 
 A training row has at least step, epoch, samples, loss, lr, batch, images_per_s, and noise_scale where it is known; an
 evaluation row epoch, samples, accuracy and eval_loss. Accuracies are fractions. Rows carry `kind`: train, eval or note.
@@ -36,11 +36,11 @@ FILES = (
     "run.json", "metrics.jsonl", "checkpoints", "meetings", "model.safetensors", "report.html", "tensorboard",
     "wandb", "mlflow.db", "profile.json", "profile.md", "trace.json.gz", "vocabulary.json", ".lock",
 )  # fmt: skip
-"""What a run leaves in its folder, besides error-rank-N.txt; whoever clears a folder removes nothing else."""
+"""What a run leaves in its folder, besides error-rank-N.txt; nothing else is removed when a folder is cleared."""
 
 
 _ASKING_S = 0.5
-"""How long a run waits for its folder: who asks whether it is in use, as a report does, holds it for microseconds."""
+"""Seconds that a run waits for its folder: a report that asks whether it is in use locks it for microseconds."""
 
 
 def write_atomically(path: Path, content: bytes, *, sync: bool = True) -> None:
@@ -57,7 +57,7 @@ def write_atomically(path: Path, content: bytes, *, sync: bool = True) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
-    """Open a file to write that takes the place of `path` when the block ends well, and is removed when it does not."""
+    """Open a temporary file to write; it replaces `path` if the block succeeds, and is removed if it fails."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         temporary.unlink(missing_ok=True)
@@ -75,11 +75,11 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
         finally:
             os.close(folder)
     except OSError as error:
-        if error.filename in (None, str(temporary)):  # None is a full disk
-            error.filename = str(path)  # what the user knows of
+        if error.filename in (None, str(temporary)):  # None: the disk is full
+            error.filename = str(path)  # the name that the user knows
         raise
     finally:
-        with contextlib.suppress(OSError):  # of a folder that cannot be entered, which the error above tells
+        with contextlib.suppress(OSError):  # the folder cannot be entered: the error above says so
             temporary.unlink(missing_ok=True)
 
 
@@ -105,16 +105,16 @@ def _finite(value: Any) -> Any:
 
 @contextlib.contextmanager
 def locked(folder: Path, *, fresh: bool = False, option: str = "--out") -> Iterator[None]:
-    """Keep a run folder for this process; the system gives it free when the process ends, however it ends.
+    """Lock a run folder for this process; the system releases the lock when the process ends, however it ends.
 
-    A folder in which nothing was written is removed again; one whose parts lie elsewhere, by links, is refused.
+    A folder in which nothing was written is removed again; one whose parts are links to other folders is refused.
 
     Args:
-        folder: It is made if it is not there.
-        fresh: Refuse a folder that holds a run. Looked at under the lock, since another may have begun one just now.
-        option: What names the folder on the command line.
+        folder: Created if it is missing.
+        fresh: Refuse a folder that holds a run. Checked under the lock: another process may just have begun one.
+        option: The option that names the folder on the command line.
     """
-    from filelock import FileLock, Timeout  # locks of a thread, not only of a process, and never through a link
+    from filelock import FileLock, Timeout  # its locks exclude threads too, and follow no link
 
     lock = FileLock(folder / ".lock", timeout=_ASKING_S)
     try:
@@ -135,13 +135,13 @@ def locked(folder: Path, *, fresh: bool = False, option: str = "--out") -> Itera
                 f"{option}."
             )
         linked = [name for name in FILES if (folder / name).is_symlink() and (folder / name).is_dir()]
-        if linked:  # whose files would be written over, and which removed, nobody could tell
+        if linked:  # it is unclear whose files would be overwritten and which removed
             raise ConfigError(
-                f"{folder / linked[0]} is a link to another folder, and runs write through none: link {folder} itself, "
-                f"or choose another with {option}."
+                f"{folder / linked[0]} is a link to another folder, but a run writes through none: link "
+                f"{folder} itself, or choose another with {option}."
             )
         for left in (*folder.glob(".*.part"), *folder.glob("checkpoints/.*.part"), *folder.glob("meetings/*/.*.part")):
-            left.unlink(missing_ok=True)  # by a writer that was killed
+            left.unlink(missing_ok=True)  # left by a writer that was killed
         yield
     finally:
         with contextlib.suppress(OSError):
@@ -152,21 +152,21 @@ def locked(folder: Path, *, fresh: bool = False, option: str = "--out") -> Itera
 
 
 def in_use(folder: Path) -> bool:
-    """Whether a process keeps a run folder, as `locked` does: its run goes on. No, where no locks are kept."""
+    """Whether a process has locked a run folder, so that its run is in progress; False if the disk keeps no locks."""
     try:
         lock = (folder / ".lock").open("rb")
     except OSError:
         return False
     with lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two that ask do not see each other
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two processes that ask do not exclude each other
         except OSError as error:
             return isinstance(error, BlockingIOError)
     return False
 
 
 def median_of_last_epochs(evaluations: Iterable[Mapping[str, Any]], epochs: float = 5) -> float | None:
-    """The median accuracy of the evaluations in the last `epochs` of a run, which one lucky epoch does not move.
+    """The median accuracy of the evaluations in the last `epochs` of a run, which one lucky epoch does not change.
 
     >>> rows = [{"epoch": float(epoch), "accuracy": epoch / 10} for epoch in range(1, 8)]
     >>> median_of_last_epochs(rows), median_of_last_epochs(rows[:3]), median_of_last_epochs([])
@@ -197,9 +197,9 @@ class RunWriter:
     """
 
     def __init__(self, folder: Path, config: Mapping[str, Any], *, keep_until_step: int | None = None, **facts: Any):
-        """Start a run folder, or go on with one: rows after `keep_until_step` are dropped, as they will come again.
+        """Start a run folder, or resume one: rows after `keep_until_step` are dropped, as they will be written again.
 
-        A run that goes on keeps when it was started; `sessions` has an entry for each time that it was run.
+        A resumed run keeps the time of its first start; `sessions` has an entry for each time that it was run.
         """
         self.folder = folder
         machine, now = describe_machine(), _now()
@@ -210,10 +210,10 @@ class RunWriter:
             kept = [] if keep_until_step is None else _rows_until(folder / "metrics.jsonl", keep_until_step)
             write_atomically(folder / "metrics.jsonl", "".join(map(_line, kept)).encode())
             self.evaluations = [row for row in kept if row.get("kind") == "eval"]
-            """Every evaluation of the run, those before it was resumed included."""
+            """Every evaluation of the run, including those before it was resumed."""
             losses = [row["loss"] for row in kept if row.get("kind") == "train" and row.get("loss") is not None]
             self.last_loss: float = losses[-1] if losses else math.nan
-            """Of the steps before it was resumed, the last loss that was finite."""
+            """The last finite loss before the run was resumed; NaN if there is none."""
             sessions = before.get("sessions", [_pick(before, *session)] if before else [])
             self._facts: dict[str, Any] = {
                 "format": FORMAT,
@@ -233,7 +233,7 @@ class RunWriter:
 
     @property
     def sessions(self) -> list[Any]:
-        """An entry for each time that the run was run, the present one last."""
+        """An entry for each time that the run was run, the current one last."""
         return list(self._facts["sessions"])
 
     def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -265,7 +265,7 @@ class RunWriter:
 
     def close(self) -> None:
         """Close the metrics file; the run counts as unfinished unless `finish` was called."""
-        with contextlib.suppress(OSError):  # rows that a full disk has refused already
+        with contextlib.suppress(OSError):  # of rows that a full disk has refused already
             self._metrics.close()
 
     def _write_facts(self) -> None:
@@ -293,7 +293,7 @@ def _rows_until(path: Path, step: int) -> list[dict[str, Any]]:
 
 
 def _figure(row: Mapping[str, Any], name: str) -> float:
-    """A figure of a row; 0 where it has none, as a note, or what somebody wrote there is no number."""
+    """A number of a row; 0 if the row has none, as a note, or if the value is not a number."""
     value = row.get(name)
     return float(value) if isinstance(value, int | float) else 0.0
 
@@ -307,12 +307,12 @@ def _read_rows(path: Path) -> list[dict[str, Any]]:
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError):
-                if not line.endswith(b"\n"):  # the writer was killed within this row
+                if not line.endswith(b"\n"):  # the writer was killed while it wrote this row
                     continue
                 raise DataError(f"{path}, line {number} is not a JSON object; remove that line.") from None
             if not isinstance(row, dict):
                 raise DataError(f"{path}, line {number} is not a JSON object; remove that line.")
-            # names are shared between rows: with one of its own each, a million rows would take twice the memory
+            # rows share the strings of their keys: with copies, a million rows would take twice the memory
             rows.append(dict(zip(map(sys.intern, row), row.values(), strict=True)))
     return rows
 
@@ -332,7 +332,7 @@ class Run:
 
     @property
     def used(self) -> dict[str, Any]:
-        """What a program brought that the configuration does not name, such as its model, by part."""
+        """What a program supplied that the configuration does not name, such as its model, by part."""
         return _mapping(self.facts, "used", self.folder)
 
     @property
@@ -342,7 +342,7 @@ class Run:
 
     @property
     def complete(self) -> bool:
-        """Whether it went through all of its epochs; one that `--steps` ended has not."""
+        """Whether it completed all of its epochs; a run that `--steps` ended has not."""
         reached = max((_figure(row, "epoch") for row in self.rows), default=0.0)
         return bool(self.result) and reached >= float(self.config.get("epochs", 0.0)) * (1 - 1e-9)
 
@@ -370,11 +370,11 @@ def _mapping(facts: Mapping[str, Any], name: str, folder: Path) -> dict[str, Any
 
 
 def read_run(folder: Path) -> Run:
-    """Read a run folder, or say in one sentence why it is none."""
+    """Read a run folder, or say in one sentence why that is impossible."""
     try:
         facts = json.loads((folder / "run.json").read_bytes())
     except OSError as error:
-        raise DataError(f"{folder} is no run folder: run.json cannot be read ({error.strerror}).") from None
+        raise DataError(f"{folder} is not a run folder: run.json cannot be read ({error.strerror}).") from None
     except (ValueError, RecursionError):
         raise DataError(f"{folder / 'run.json'} is not valid JSON.") from None
     version = facts.get("format") if isinstance(facts, dict) else None

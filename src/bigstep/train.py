@@ -1,4 +1,4 @@
-"""Train any module on any data set from Python: what `bigstep train` does from a shell; `load` what was trained."""
+"""Train any module on any data set from Python, as `bigstep train` does from a shell; `load` reads what was trained."""
 
 from __future__ import annotations
 
@@ -53,23 +53,23 @@ def fit(
 
     Args:
         config: Everything that decides the path of the run; or the name of a recipe, or a YAML file, or
-            `package.module:function` of your own that returns a configuration. A recipe with other settings is
-            `apply_settings(recipes.load("sony"), ["epochs=2"])`, of `bigstep.config.text`.
+            `package.module:function` of your own that returns a configuration. For a recipe with other settings:
+            `apply_settings(recipes.load("sony"), ["epochs=2"])`, from `bigstep.config.text`.
         model: A module that takes the first element of a sample (a tensor, or a dict or tuple of tensors); None builds
             the one that `config` names. Its weights are trained in place.
         data: (training set, evaluation set), each with `__len__` and `__getitem__` returning (input, target).
         loss: (output, target) -> mean loss over the samples; None is cross-entropy as `config.loss` says.
-        optimizer: Your own, around the model's parameters, or what makes it of them; its rate is set at every step as
-            `config.lr` says.
-        metrics: What else an evaluation tells: (output, target) -> a mean over the samples, by name; `accuracy` and the
-            like take the place of what would be told.
-        observers: Who else hears of the run, on the first rank (`bigstep.engine.observers.base.Observer`).
+        optimizer: Your own, made with the model's parameters, or a function that makes it from them; its rate is set at
+            every step as `config.lr` says.
+        metrics: What else an evaluation reports, by name: (output, target) -> a mean over the samples; `accuracy` and
+            the like replace the figure that would be reported.
+        observers: What else observes the run, on the first rank (`bigstep.engine.observers.base.Observer`).
         out: The run folder; None keeps no records.
-        resume: Go on with the run in `out`.
+        resume: Continue the run in `out`.
         max_steps: Stop after this many steps in all.
-        device: cpu, cuda, shared (several ranks on one GPU), or auto for a GPU where there is one.
+        device: cpu, cuda, shared (several ranks on one GPU), or auto for a GPU if there is one.
         progress: Show a live line.
-        trust: A YAML file may name code (`package.module:name`) and have it run.
+        trust: Allow a YAML file to name code to run (`package.module:name`).
 
     Returns:
         Accuracy, loss, time, steps and a hash of the final weights.
@@ -105,7 +105,7 @@ def fit(
     if max_steps is not None and (not isinstance(max_steps, Integral) or max_steps < 1):
         raise ConfigError(f"fit was given max_steps={max_steps!r:.60}, but it must be a whole number of at least 1.")
     if taken := sorted(RESERVED.intersection(metrics or {})):
-        raise ConfigError(f"fit was given a metric {taken[0]!r}, which every run tells already; call it otherwise.")
+        raise ConfigError(f"fit was given a metric {taken[0]!r}, which every run reports already; choose another name.")
     with contextlib.ExitStack() as stack:
         ranks = stack.enter_context(joined_ranks(device))
         folder = Path(out or stack.enter_context(scratch_folder()))
@@ -122,7 +122,7 @@ def fit(
 
 
 def _named(given: str | Path, trust: bool) -> RunConfig:
-    """Return the configuration of a recipe, or that in a YAML file."""
+    """Return the configuration of a recipe or of a YAML file."""
     if isinstance(given, str) and (recipes.exists(given) or names_code(given)):
         return recipes.load(given)
     if not isinstance(given, str | Path) or not Path(given).is_file():

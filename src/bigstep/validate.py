@@ -55,7 +55,7 @@ WholeNotNegative = Annotated[int, NOT_NEGATIVE]
 def build(cls: type[T], mapping: Any, where: str = "", whole: str = "the configuration") -> T:
     """Build a dataclass from plain dicts, lists and scalars; in messages `where` is the path of its fields.
 
-    A class with a method `choose` decides itself which class a mapping asks for.
+    A class with a method `choose` decides itself which class is built from a mapping.
 
     >>> @dataclass(frozen=True)
     ... class Point:
@@ -106,7 +106,7 @@ def convert(hint: Any, value: Any, path: str) -> Any:
     if origin in (typing.Union, types.UnionType):
         lists = [alternative for alternative in arguments if typing.get_origin(alternative) is tuple]
         if lists and isinstance(value, (list, tuple)):
-            return convert(lists[0], value, path)  # what is wrong in it is told
+            return convert(lists[0], value, path)  # so that the message says what is wrong in the list
         for alternative in arguments:
             with contextlib.suppress(ConfigError):
                 return convert(alternative, value, path)
@@ -117,7 +117,7 @@ def convert(hint: Any, value: Any, path: str) -> Any:
 
 
 def check_ranges(instance: Any, where: str = "") -> None:
-    """Refuse a dataclass in which a value lies outside of the range that its field is annotated with.
+    """Refuse a dataclass in which a value lies outside the range that annotates its field.
 
     >>> @dataclass(frozen=True)
     ... class Batch:
@@ -128,18 +128,18 @@ def check_ranges(instance: Any, where: str = "") -> None:
     """
     for name, bound in _ranges(cast(Any, type(instance))):
         value = getattr(instance, name)
-        if not isinstance(value, (str, types.NoneType)):  # the other side of a union
+        if not isinstance(value, (str, types.NoneType)):  # another member of a union
             check_range(value, bound, f"{where}.{name}" if where else name)
 
 
 def check_range(value: Any, bound: Range, path: str) -> None:
-    """Refuse a value that lies outside of a range."""
+    """Refuse a value that lies outside a range."""
     shown = list(value) if isinstance(value, tuple) else value
     require(bound.holds(value), f"{path} is {shown!s:.80}, but it must {bound.words}.")
 
 
 def require_name(given: str, allowed: Collection[str], path: str) -> None:
-    """Refuse a name that is not in a table, with the nearest that is.
+    """Refuse a name that is not in a table, and suggest the nearest that is.
 
     >>> require_name("larz", {"sgd": 1, "lars": 2}, "optimizer.name")
     Traceback (most recent call last):

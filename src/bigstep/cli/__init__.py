@@ -1,4 +1,4 @@
-"""The door: every command of `bigstep`, one a file."""
+"""The door: the commands of `bigstep`, one file each."""
 
 from __future__ import annotations
 

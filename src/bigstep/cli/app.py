@@ -1,4 +1,4 @@
-"""The program: its commands put together, and every expected failure told as one sentence."""
+"""The program: it assembles the commands, and reports every expected failure in one sentence."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["app", "main"]
 
 
 class _Commands(TyperGroup):
-    """The commands; what a wrong value should have been is said in our words, with the value."""
+    """The commands; a wrong value is reported in our own words: the value, and what is allowed."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command that was typed."""
@@ -50,22 +50,22 @@ _ALLOWED = {
 
 app = typer.Typer(
     cls=_Commands,
-    help="Distributed SGD for PyTorch: train with many workers, prove that N give the result of one, compare the "
-    "published systems side by side, and predict a run before you rent a cluster.",
+    help="Distributed SGD for PyTorch: train with many workers, prove that N ranks give the result of one, compare "
+    "the published systems side by side, and predict a run before you rent a cluster.",
     epilog="Start with `bigstep train`: it trains on data that ships with the package, in about half a minute.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # boxes leave 18 columns of 80 for what an option means
+    rich_markup_mode=None,  # rich's boxes leave 18 of 80 columns for the help of an option
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 
 
 SLOW_TO_START = ("join", "check", "bench", "export", "probe", "data")
-"""Commands that load torch, which takes seconds, before they say anything; `train` knows better when it does."""
+"""Commands that load torch, which takes seconds, before they print anything; `train` shows the line by itself."""
 
 
 def _telling(name: str, command: Callable[..., None]) -> Callable[..., None]:
-    """Let a command say that Ctrl-C ended it, of which typer says nothing."""
+    """Wrap a command so that it reports Ctrl-C, about which typer says nothing."""
 
     @functools.wraps(command)
     def told(*words: Any, **options: Any) -> None:
@@ -83,7 +83,7 @@ for name, summary, command in (
     ("train", "Train with a published system.", command_of(train.Train, train.train)),
     ("join", "Join a Downpour run started on another machine.", join.join),
     ("doctor", "Find out what is wrong with a script on several devices.", doctor.doctor),
-    ("check", "Prove that N ranks give the run of one.", check.check),
+    ("check", "Prove that N ranks give the result of one.", check.check),
     ("bench", "Compare systems side by side.", command_of(bench.Bench, bench.bench)),
     ("plan", "Predict a run before you rent a cluster.", plan.plan),
     ("report", "Show what runs achieved.", report.report),
@@ -92,7 +92,7 @@ for name, summary, command in (
     ("probe", "Measure this machine for the planner.", probe.probe),
     ("data", "Inspect a data set, or pack it.", data.data),
 ):
-    # what follows the name of a script is the script's
+    # doctor: what follows the name of a script belongs to the script
     passes_on = {"ignore_unknown_options": True, "allow_interspersed_args": False}
     settings = passes_on if name == "doctor" else None
     app.command(name, short_help=summary, context_settings=settings)(_telling(name, command))
@@ -119,7 +119,7 @@ def main() -> None:
 
     fill_streams()
     try:
-        # so that package.module:function finds the user's own; last, so that it hides nothing
+        # so that package.module:function finds the user's modules; last, so that they hide no others
         sys.path.append(os.getcwd())
     except FileNotFoundError:
         _end("The current folder no longer exists; change to another one.", 2)
@@ -127,27 +127,27 @@ def main() -> None:
     try:
         _as_rank(Path(job)) if job else app(prog_name="bigstep")
     except BigstepError as error:
-        # our own launcher keeps what its ranks say, and shows what is needed
+        # a rank of our own launcher always speaks: the launcher collects the output and shows what matters
         _end(str(error) if job or error.exit_status != 2 else _told_here(str(error)), error.exit_status)
-    except BrokenPipeError:  # the reader of a pipe left, as `| head` does
+    except BrokenPipeError:  # the reader closed the pipe, as `| head` does
         _print_no_more()
         sys.exit(0)
     except OSError as error:
         if error.filename is None and error.errno == errno.ENOSPC:
             _print_no_more()
-            _end(f"What is written finds no room ({error.strerror}): make some, perhaps where the output goes.", 1)
+            _end(f"The output cannot be written ({error.strerror}): free some space on the disk that it goes to.", 1)
         if error.filename is None:
             raise
         _end(f"{str(error.filename)[:120]!r} cannot be used ({error.strerror}).", 2)  # a path that was typed
     except KeyboardInterrupt:
-        if job:  # before the run could listen: ended by the signal itself, the launcher knows that nothing is saved
+        if job:  # the run handled no signals yet: dying of the signal itself tells the launcher that nothing is saved
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGINT)
         _end("interrupted; a run that was under way continues with --resume.", 130)
 
 
 def _print_no_more() -> None:
-    """Let nothing be in the way of what is still to be flushed, which would be told as a second failure."""
+    """Send stdout to /dev/null, so that flushing it at exit does not fail a second time."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -158,13 +158,13 @@ def _as_rank(job: Path) -> None:
 
     die_with_launcher()
     train_as_rank(Job.read(job))
-    # the result is told: a launcher that asks ranks to save themselves must not take the first for one that was stopped
+    # the result is out: a SIGTERM that asks ranks to save must not make the first one look stopped
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(0)
 
 
 def _told_here(mistake: str) -> str:
-    """What this rank says: all of them make the same mistake and one tells, but each machine may have its own."""
+    """What this rank prints: one rank of each machine speaks, since the mistake may differ between machines."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
     rank, size, local_rank = (os.environ.get(name, "") for name in names)
     local_rank = local_rank or rank
@@ -175,6 +175,6 @@ def _told_here(mistake: str) -> str:
 
 def _end(sentence: str, status: int) -> NoReturn:
     if sentence:
-        readable = re.sub(r"\S{200,}", lambda word: f"{word[0][:80]}…", sentence)  # a name of 5,000 characters
+        readable = re.sub(r"\S{200,}", lambda word: f"{word[0][:80]}…", sentence)  # e.g. a name of 5,000 characters
         print(folded_for(sys.stderr, f"bigstep: {readable}"), file=sys.stderr)
     sys.exit(status)

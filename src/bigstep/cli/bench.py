@@ -25,7 +25,7 @@ class Bench:
 
     \b
     bigstep bench --quick                     # every recipe once, a few minutes
-    bigstep bench seeds                       # three seeds each: what is certain
+    bigstep bench seeds                       # three seeds each: which differences are real
     bigstep bench ablation --recipes sony     # what each technique contributes
     bigstep bench batch --preset cifar10      # larger, on a GPU
     bigstep bench mine.yaml                   # a list of runs of your own
@@ -33,16 +33,20 @@ class Bench:
 
     suite: Annotated[str, typer.Argument(help=_SUITE)] = "seeds"
     quick: Annotated[bool, typer.Option("--quick", help="One seed and fewer epochs, for a first look.")] = False
-    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds for each setting; 3 unless --quick.")] = None
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds for each setting; 3, or 1 with --quick.")] = None
     epochs: Annotated[float | None, typer.Option(help="Passes over the training set, the same for all.")] = None
-    recipes: Annotated[str, typer.Option(help="Only these, as in plain,sony.")] = ""
+    recipes: Annotated[str, typer.Option(help="Only these recipes, as in plain,sony.")] = ""
     preset: Annotated[str, typer.Option(help="The preset of every recipe; cifar10 for one GPU.")] = "mini"
     settings: Settings = None
     trust: Trust = False
-    tune: Annotated[int, typer.Option(min=0, help="Trials for each recipe first, judged on held-out images.")] = 0
-    procs: Annotated[int | None, typer.Option(min=1, help="Ranks of a synchronous run; one per GPU, or two.")] = None
+    tune: Annotated[
+        int, typer.Option(min=0, help="Trials to tune each recipe with first, judged on held-out images.")
+    ] = 0
+    procs: Annotated[
+        int | None, typer.Option(min=1, help="Ranks of a synchronous run; one per GPU, or 2 on a CPU.")
+    ] = None
     retry: Annotated[bool, typer.Option("--retry", help="Rerun what failed before.")] = False
-    out: Annotated[Path, typer.Option(help="Where the runs go, in a folder for each suite.")] = Path("bench")
+    out: Annotated[Path, typer.Option(help="Folder for the runs; each suite gets its own in it.")] = Path("bench")
     html: Annotated[Path | None, typer.Option(help="Write the page to this file instead of beside the runs.")] = None
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, or shared: several ranks on one GPU.")] = "auto"
     as_json: Json = False
@@ -58,7 +62,10 @@ def bench(options: Bench) -> None:
     epochs = options.epochs
     require(epochs is None or 0 < epochs < math.inf, f"--epochs is {epochs}, but it must be greater than 0.")
     recipes = tuple(filter(None, (name.strip() for name in options.recipes.split(","))))
-    require(bool(recipes) or not options.recipes, f"--recipes is {options.recipes!r:.60}, which names no recipe.")
+    require(
+        bool(recipes) or not options.recipes,
+        f"--recipes is {options.recipes!r:.60}, which names no recipe; name some, as in plain,sony.",
+    )
     terms = Options(
         quick=options.quick,
         seeds=options.seeds,

@@ -1,4 +1,4 @@
-"""`bigstep check`: prove that a run on several ranks is the run of one."""
+"""`bigstep check`: prove that a run on several ranks equals the run on one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Watch = Callable[[str, int, int], None]
 
 def check(
     recipe: RecipeName = None,
-    ranks: Annotated[str, typer.Option("--ranks", "--procs", help="Sizes of the worlds to compare.")] = "1,2,3,4",
+    ranks: Annotated[str, typer.Option("--ranks", "--procs", help="Numbers of ranks to compare.")] = "1,2,3,4",
     preset: Annotated[str, typer.Option(help="mini, paper, or another; it is scaled down in any case.")] = "mini",
     config: ConfigFile = None,
     settings: Settings = None,
@@ -31,8 +31,8 @@ def check(
 ) -> None:
     """Prove that a run on several ranks equals the run on one, property by property, or say where they differ.
 
-    Small real worlds are started on this machine. A table shows each property with its figure, its bound and what to
-    change where it fails; the exit status is 1 if any does.
+    Small worlds of real processes are started on this machine. A table shows each property with its figure, its bound
+    and, if it fails, what to change; the exit status is 1 if any fails.
 
     \b
     bigstep check                             # the baseline on 1 to 4 ranks
@@ -69,7 +69,7 @@ def _sizes(text: str) -> list[int]:
 
 @contextlib.contextmanager
 def _telling(title: str) -> Iterator[Watch]:
-    """Yield a function that shows the present property: one line in place on a terminal, a line each elsewhere."""
+    """Yield a function that shows the property being checked: in place on a terminal, elsewhere a line for each."""
     if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         yield lambda name, number, count: print(f"{title}  {number}/{count}  {name}", file=sys.stderr, flush=True)
         return

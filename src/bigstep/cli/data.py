@@ -1,4 +1,4 @@
-"""`bigstep data`: look at a data set, or pack it."""
+"""`bigstep data`: inspect a data set, or pack it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bigstep.tables.datasets import DATASETS
 
 __all__ = ["data"]
 
-_WORDS = "embedded, cifar10, shakespeare, …, a file or a folder; without one, embedded. Or `pack FOLDER OUT`."
+_WORDS = "A set (embedded, cifar10, shakespeare, …), a file or a folder; by default embedded. Or `pack FOLDER OUT`."
 
 
 def data(
@@ -25,7 +25,7 @@ def data(
     verify: Annotated[bool, typer.Option("--verify", help="Read every sample; exit 1 if one is corrupt.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing contact sheet.")] = False,
     length: Annotated[int, typer.Option(min=1, help="Text: tokens per sequence.")] = Wanted.length,
-    vocabulary: Annotated[str, typer.Option(help="Text: how it becomes tokens: bytes, chars, …")] = Wanted.vocabulary,
+    vocabulary: Annotated[str, typer.Option(help="Text: what becomes a token: bytes, chars, …")] = Wanted.vocabulary,
     side: Annotated[int, typer.Option(min=0, help="pack: shrink images to this short side.")] = Packing.side,
     raw: Annotated[bool, typer.Option("--raw", help="pack: store pixels, which need no decoding.")] = Packing.raw,
     as_json: Json = False,
@@ -35,7 +35,7 @@ def data(
     \b
     bigstep data FOLDER --verify             # name every damaged image
     bigstep data pack FOLDER OUT --side 400  # a few tar files of smaller images
-    bigstep data pack TEXT.txt OUT.tokens    # tokens, which may exceed memory
+    bigstep data pack TEXT.txt OUT.tokens    # tokens; may be larger than memory
     """
     from bigstep.data.command import data_command, is_sound, pack_command
 
@@ -43,12 +43,12 @@ def data(
     if given[0] == "pack":
         if len(given) != 3:
             raise ConfigError(
-                f"`bigstep data pack FOLDER OUT` takes 2 paths, what to pack and where to (got {len(given) - 1})."
+                f"`bigstep data pack FOLDER OUT` takes 2 paths, what to pack and where to write (got {len(given) - 1})."
             )
         packing = Packing(out=Path(given[2]), side=side, raw=raw, say=_say, on_the_way=show_for_now)
         try:
             packed = pack_command(given[1], packing, vocabulary=vocabulary)
-        except KeyboardInterrupt:  # of which typer would say nothing
+        except KeyboardInterrupt:  # typer would say nothing
             typer.echo("bigstep: interrupted; run the same command to continue.", err=True)
             raise typer.Exit(130) from None
         if as_json:
@@ -56,12 +56,12 @@ def data(
         else:
             size = "" if str(packed["path"]).endswith(".tokens") else " --set data.image_size=PIXELS"
             named = str(packed["path"])
-            where = f"./{named}" if named in DATASETS else named  # else the kind would be meant
+            where = f"./{named}" if named in DATASETS else named  # the bare name would mean the known set
             told = f"{named}: {packed['bytes']:,} bytes. Train on it with --data {where}{size}."
             typer.echo(folded_for(sys.stdout, told))
         return
     if len(given) > 1:
-        raise ConfigError(f"bigstep data looks at one data set, but {len(given)} were named.")
+        raise ConfigError(f"bigstep data inspects one data set at a time, but {len(given)} were named; name one.")
     refuse_existing(sheet, force=force)
     result = data_command(
         given[0], sheet=sheet, verify=verify, force=force, quiet=as_json, length=length, vocabulary=vocabulary

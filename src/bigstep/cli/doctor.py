@@ -1,4 +1,4 @@
-"""`bigstep doctor`: from what was typed to a report about somebody's training script."""
+"""`bigstep doctor`: its options, and the way from them to a report about a training script."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bigstep.cli.options import Json, print_json, refuse_existing
 __all__ = ["doctor"]
 
 _OWN = ("--ranks", "--only", "--html", "--json", "--force")
-"""Options of the doctor that few scripts have: after the script they are meant for it only in error."""
+"""Options of the doctor that few scripts have: typed after the script, they are probably misplaced."""
 
 
 def doctor(
@@ -46,7 +46,7 @@ def doctor(
     for word in command[1:]:
         if word.partition("=")[0] in _OWN:
             typer.echo(
-                f"bigstep: {word} stands after the script, which gets it; the doctor's own go before it.", err=True
+                f"bigstep: {word} stands after the script, which gets it; the doctor's options go before it.", err=True
             )
     result = examine(
         command,

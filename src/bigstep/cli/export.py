@@ -1,4 +1,4 @@
-"""`bigstep export`: a trained model in the format that another tool wants."""
+"""`bigstep export`: write a trained model in the format that another tool needs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["export"]
 
 FORMATS = {".safetensors": "weights", ".pt": "weights", ".pt2": "program", ".onnx": "program"}
-"""By the end of the file's name: weights alone, or the whole computation."""
+"""What a file holds, by its suffix: the weights alone, or the whole computation."""
 
 
 def export(
@@ -55,7 +55,7 @@ def export(
         from bigstep.engine.weights import FILE, load, weights_of
 
     tensors, about = weights_of(run)
-    content = io.BytesIO()  # torch's writer may end the process where a disk is full
+    content = io.BytesIO()  # in memory first: torch's writer may kill the process if the disk is full
     if to.suffix == ".safetensors":
         content.write((run / FILE).read_bytes())
     elif to.suffix == ".pt":
@@ -66,9 +66,9 @@ def export(
         try:
             with _torch_quiet():
                 program = torch.export.export(model, (example,), dynamic_shapes=(batch,))
-        except Exception as error:  # what the network is made of decides what torch finds wrong with it
+        except Exception as error:  # which error torch raises depends on the network
             raise ConfigError(
-                f"torch cannot make a program of the model of {run} ({_reason(error)}); export its weights alone, as "
+                f"torch cannot export the model of {run} as a program ({_reason(error)}); export its weights alone, as "
                 ".safetensors or .pt."
             ) from error
         if to.suffix == ".pt2":
@@ -100,7 +100,7 @@ def _example(about: dict[str, str]) -> Tensor:
 
 @contextlib.contextmanager
 def _torch_quiet() -> Iterator[None]:
-    """Keep from the user what torch's exporters have to say about themselves."""
+    """Silence the warnings and log messages of torch's exporters."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -112,14 +112,14 @@ def _torch_quiet() -> Iterator[None]:
 
 
 def _reason(error: BaseException) -> str:
-    """The first line of what went wrong at the bottom: torch wraps it in advice for its own developers."""
+    """The first line of the root cause: torch wraps it in advice for its own developers."""
     while error.__cause__ is not None:
         error = error.__cause__
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def _onnx_of(program: ExportedProgram, run: Path) -> ONNXProgram:
-    """Say a program in ONNX's operations."""
+    """Convert a program to ONNX."""
     import torch
 
     try:
@@ -131,9 +131,9 @@ def _onnx_of(program: ExportedProgram, run: Path) -> ONNXProgram:
         raise ConfigError(
             f"ONNX needs packages that are missing here ({error}): pip install onnx onnxscript."
         ) from None
-    except Exception as error:  # as above: of operations that ONNX does not have
+    except Exception as error:  # depends on the network: ONNX may lack one of its operations
         raise ConfigError(
-            f"torch cannot say the model of {run} in ONNX's operations ({_reason(error)}); export it as .pt2, or its "
+            f"torch cannot convert the model of {run} to ONNX ({_reason(error)}); export it as .pt2, or its "
             "weights alone, as .safetensors or .pt."
         ) from error
     assert converted is not None
@@ -141,13 +141,14 @@ def _onnx_of(program: ExportedProgram, run: Path) -> ONNXProgram:
 
 
 def _write_onnx(converted: ONNXProgram, to: Path, *, force: bool) -> list[Path]:
-    """Write it, and large weights into a second file: the first knows that one's name, which its own name decides."""
+    """Write the model; large weights go to a second file, which the first refers to by a name made from its own."""
     with tempfile.TemporaryDirectory(prefix=f".{to.name}.", dir=to.parent) as folder:
         converted.save(Path(folder) / to.name)
         parts = sorted(Path(folder).iterdir())
         files = [to.with_name(part.name) for part in parts]
         refuse_existing(*files, force=force)
-        for part, file in zip(reversed(parts), reversed(files), strict=True):  # the weights are there before the model
+        # the weights first, so that a model never refers to a missing file
+        for part, file in zip(reversed(parts), reversed(files), strict=True):
             with part.open("rb") as source, replacing(file) as target:
                 shutil.copyfileobj(source, target)
     return files

@@ -1,4 +1,4 @@
-"""Importing torch for a command that needs it, without what the garbage collector adds to that."""
+"""Import torch for a command that needs it, without the time that the garbage collector adds."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["collector_off", "leave_out_compiler"]
 
 @contextlib.contextmanager
 def collector_off() -> Iterator[None]:
-    """Import inside this: the collector rests meanwhile, and leaves what was imported alone until the process ends.
+    """Import inside this: the collector is off meanwhile, and never scans what was imported until the process ends.
 
-    Importing torch makes hundreds of thousands of objects that live as long as the process; looking through them again
-    and again is a fifth of the time that it takes.
+    Importing torch makes hundreds of thousands of objects that live as long as the process; scanning them again and
+    again takes a fifth of the import.
 
-    Where torch is imported already, this is somebody else's program, and its collector is left as it is.
+    If torch is imported already, this is a part of another program, whose collector is left alone.
     """
     if "torch" in sys.modules or not gc.isenabled():
         yield
@@ -28,17 +28,18 @@ def collector_off() -> Iterator[None]:
         yield
     finally:
         gc.freeze()
-        atexit.register(gc.unfreeze)  # else extension modules tell of what they find not taken apart
+        atexit.register(gc.unfreeze)  # else extension modules complain at exit about objects not freed
         gc.enable()
 
 
 def leave_out_compiler() -> None:
-    """Let the optimizers of this process do without torch's compiler, which takes two seconds to import.
+    """Keep the optimizers of this process from importing torch's compiler, which takes two seconds.
 
-    torch imports it when a method of an Optimizer is first called, only to tell it to leave the method alone: here that
-    is noted as done. And in every step of its own rules, to keep it out of that too: here a step does without, and
-    without gradients, as it would. A release that does either in another way imports the compiler as before. Not for a
-    process that has imported torch already: this changes classes of torch, which are somebody else's there.
+    torch imports it when a method of an Optimizer is first called, only to exclude the method from compilation: here
+    the method is marked as excluded. torch's own rules import it in every step for the same purpose: here a step is
+    replaced by its plain function under no_grad, in which torch would run it too. With a release of torch that does
+    either in another way, the compiler is imported as before. Not for a process that has imported torch already: this
+    changes classes of torch, which another program may use there.
     """
     from torch import no_grad, optim
 

@@ -1,4 +1,4 @@
-"""What the commands share: options that several have, and commands made from a dataclass of options."""
+"""What the commands share: options that several of them take, and commands made from a dataclass of options."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def recipe_names(incomplete: str) -> list[str]:
 RecipeName = Annotated[
     str | None,
     typer.Argument(
-        help="A published system; `bigstep recipes` lists them. Without one, plain.", autocompletion=recipe_names
+        help="A published system; `bigstep recipes` lists them. By default plain.", autocompletion=recipe_names
     ),
 ]
 ConfigFile = Annotated[
@@ -68,7 +68,7 @@ Trust = Annotated[bool, typer.Option("--trust", help="Allow a file to name code 
 def command_of(options: type[Options], run: Callable[[Options], None]) -> Callable[..., None]:
     """Return a function that typer reads as a command: its parameters are the fields of a dataclass.
 
-    So an option is written once: name, type, help and default stand in the field, and `run` gets them all as one thing.
+    So an option is written once: the field has its name, type, help and default, and `run` gets all options at once.
     """
 
     def command(**given: Any) -> None:
@@ -79,7 +79,7 @@ def command_of(options: type[Options], run: Callable[[Options], None]) -> Callab
     command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # what inspect.signature looks for
         [
             inspect.Parameter(field.name, kind, default=field.default, annotation=hints[field.name])
-            for field in dataclasses.fields(options)  # type: ignore[arg-type]  # a dataclass, which types cannot ask for
+            for field in dataclasses.fields(options)  # type: ignore[arg-type]  # a dataclass, which the type cannot say
         ]
     )
     command.__annotations__ = hints
@@ -99,7 +99,7 @@ def require_device(given: str, *allowed: str) -> None:
 
 
 def refuse_existing(*files: Path | None, force: bool) -> None:
-    """Refuse a file that is there, unless --force was given, and a folder that is none or not to be written to."""
+    """Refuse a file that exists, unless --force was given, and one whose folder is missing or not writable."""
     for file in files:
         if file is None:
             continue
@@ -109,7 +109,7 @@ def refuse_existing(*files: Path | None, force: bool) -> None:
             raise ConfigError(f"{file} already exists; add --force to replace it, or name another file.")
         if not file.parent.is_dir():
             raise ConfigError(f"{file} cannot be written: there is no folder {file.parent}; make it first.")
-        if not os.access(file.parent, os.W_OK):  # told now, and not after minutes of work
+        if not os.access(file.parent, os.W_OK):  # refused now, not after minutes of work
             raise ConfigError(
                 f"{file} cannot be written: you may not write to {file.parent.absolute()}; name another file."
             )

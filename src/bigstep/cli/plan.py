@@ -19,25 +19,28 @@ def plan(
     gpus: Annotated[int, typer.Option(help="How many devices; 0 takes the whole cluster.")] = 0,
     batch: Annotated[int, typer.Option(help="Global batch; 0 lets the search choose.")] = 0,
     target: Annotated[float, typer.Option(help="Accuracy to reach, in percent.")] = 0.0,
-    budget: Annotated[float, typer.Option(help="Minutes: find the fewest devices within it, up to --gpus.")] = 0.0,
+    budget: Annotated[float, typer.Option(help="Minutes allowed: find the fewest devices, at most --gpus.")] = 0.0,
     collective: Annotated[str, typer.Option(help="Consider only this collective.")] = "",
     codec: Annotated[str, typer.Option(help="Consider only this codec.")] = "",
     sweep: Annotated[str, typer.Option(metavar="gpus=1..4096", help="Predict a curve over device counts.")] = "",
     runs: Annotated[
         list[Path] | None, typer.Option(help="Your own runs, or a suite's folder, to fit epochs against batch.")
     ] = None,
-    price: Annotated[float, typer.Option(help="Price of a device hour: adds costs, and the cheapest way.")] = 0.0,
+    price: Annotated[float, typer.Option(help="Price of a device hour: adds costs and the cheapest way.")] = 0.0,
     lifetime: Annotated[float, typer.Option(help="Hours until a device is lost, on average (spot machines).")] = 0.0,
-    validate: Annotated[bool, typer.Option("--validate", help="Show published rows beside predictions.")] = False,
+    validate: Annotated[bool, typer.Option("--validate", help="Show published results beside predictions.")] = False,
     validate_local: Annotated[
-        bool, typer.Option("--validate-local", help="Measure real runs on shaped links and compare (root, minutes).")
+        bool,
+        typer.Option(
+            "--validate-local", help="Measure real runs on throttled links and compare (needs root, takes minutes)."
+        ),
     ] = False,
     out: Annotated[Path, typer.Option(help="Where --validate-local writes what it measured.")] = Path("local.json"),
     html: Annotated[Path | None, typer.Option(help="Write a page with sliders to this file.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing page.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Predict a run before you rent the cluster: time, method, and whether compression pays.
+    """Predict a run before you rent the cluster: time, method, and whether compression pays off.
 
     \b
     bigstep plan --gpus 2048                                  # ResNet-50 on ABCI

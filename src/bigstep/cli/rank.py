@@ -23,7 +23,7 @@ __all__ = ["show_report", "train_as_rank"]
 
 
 def train_as_rank(job: Job) -> None:
-    """Take this rank's part in a job; on the first rank show what came of it."""
+    """Train as one rank of a job; the first rank shows the result."""
     with collector_off():
         if not job.config.compile and "torch" not in sys.modules:
             leave_out_compiler()
@@ -39,7 +39,7 @@ def train_as_rank(job: Job) -> None:
     with joined_ranks(cast("DeviceChoice", job.device), job.timeout_s) as ranks:
         order = Order(
             config=ranks.from_first(job.config),
-            folder=ranks.from_first(job.folder),  # under torchrun every rank has chosen one
+            folder=ranks.from_first(job.folder),  # under torchrun each rank has chosen its own
             resume=job.resume,
             max_steps=job.steps,
             facts=job.facts,
@@ -64,7 +64,7 @@ def train_as_rank(job: Job) -> None:
 
 
 def _observers(job: Job, progress: Observer) -> list[Observer]:
-    """Return who hears of the run besides its records."""
+    """Return the observers of the run, besides its records."""
     if not job.trackers:
         return [progress]
     from bigstep.engine.observers.trackers import TRACKERS
@@ -74,7 +74,7 @@ def _observers(job: Job, progress: Observer) -> list[Observer]:
 
 
 def _profile(folder: Path, *, quiet: bool) -> dict[str, Any]:
-    """Show where the profiled steps went, and return the whole table."""
+    """Show where the time of the profiled steps went, and return the whole table."""
     from bigstep.engine.profile.text import profile_markdown
 
     profile: dict[str, Any] = json.loads((folder / "profile.json").read_bytes())

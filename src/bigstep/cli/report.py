@@ -1,4 +1,4 @@
-"""`bigstep report`: what runs reached, side by side."""
+"""`bigstep report`: what runs achieved, side by side."""
 
 from __future__ import annotations
 

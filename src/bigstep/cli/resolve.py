@@ -1,6 +1,6 @@
 """From what was typed to a job: the configuration, the folder, and whether this machine can hold the ranks.
 
-Imports no torch, so that a mistake is told before any process is started.
+Imports no torch, so that a mistake is reported before any process is started.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ __all__ = [
 
 RUNS = Path("runs")
 _PROCESS_BYTES = 300e6
-"""What a rank or replica takes for itself, as seen with torch 2.13 on a CPU (306 to 362 MiB), rounded down."""
+"""Memory that a rank or replica takes by itself: with torch 2.13 on a CPU 306 to 362 MiB, here rounded down."""
 _PROCESSES_PER_CORE = 16
-"""More than that only wait for one another; a rank hosts any number of workers."""
+"""More processes than this only wait for one another; a rank hosts any number of workers."""
 
 
 def job_of(options: Train, *, launched: bool) -> Job:
@@ -50,7 +50,7 @@ def job_of(options: Train, *, launched: bool) -> Job:
     Args:
         options: What was typed.
         launched: Whether torchrun or a scheduler started this: it gives the same command line to the first start and
-            to every later one, so that --resume with nothing to resume starts anew.
+            to every later one, so --resume with nothing to resume begins a new run.
     """
     require_device(options.device, "auto", "cpu", "cuda", "shared")
     require(1 <= options.timeout <= 1e6, f"--timeout is {options.timeout:g}, but it must be 1 to 1,000,000 seconds.")
@@ -88,7 +88,7 @@ def job_of(options: Train, *, launched: bool) -> Job:
 
 
 def _elsewhere(options: Train, config: RunConfig) -> dict[str, Any]:
-    """What other machines bring to a Downpour run, and where they find it."""
+    """What other machines bring to a Downpour run, and the address at which they join it."""
     shards, replicas = options.shards_elsewhere, options.replicas_elsewhere
     if options.listen is None:
         require(not (shards or replicas), "Other machines need an address to join at: add --listen HOST:PORT.")
@@ -96,18 +96,18 @@ def _elsewhere(options: Train, config: RunConfig) -> dict[str, Any]:
     settings = config.asynchronous
     require(
         settings.method == "downpour",
-        f"--listen is {options.listen!r:.60}, but only Downpour runs are joined; other runs start with torchrun.",
+        f"--listen is {options.listen!r:.60}, but only Downpour runs can be joined; start others with torchrun.",
     )
     require(
         shards <= settings.shards and replicas <= settings.replicas,
         f"{shards} shards and {replicas} replicas are to come from elsewhere, but the run has {settings.shards} and "
-        f"{settings.replicas}: set asynchronous.shards and asynchronous.replicas to all of them together.",
+        f"{settings.replicas} in all: raise asynchronous.shards and asynchronous.replicas to the totals.",
     )
     return {"listen": options.listen, "elsewhere": (shards, replicas)}
 
 
 def named_config(recipe: str | None, preset: str, file: Path | None, *, trusted: bool) -> RunConfig:
-    """Return the configuration of a recipe, or that in a file if one is named; naming both is a mistake."""
+    """Return the configuration of a recipe, or of a file if one is named; naming both is a mistake."""
     from bigstep import recipes
 
     if file is None:
@@ -117,9 +117,9 @@ def named_config(recipe: str | None, preset: str, file: Path | None, *, trusted:
     require(
         preset == "mini",
         f"--preset {preset:.60} belongs to a recipe, but --config {file} is a whole configuration: leave it out, or "
-        f"write the file anew with `bigstep recipes NAME --yaml --preset {preset:.60}`.",
+        f"write a new file with `bigstep recipes NAME --yaml --preset {preset:.60}`.",
     )
-    if os.path.isfile(file / "run.json"):  # unlike Path's own, it bears any name
+    if os.path.isfile(file / "run.json"):  # unlike Path.is_file, it never raises
         return recorded_config(file)
     if file.name == "run.json":
         return recorded_config(file.parent)
@@ -127,7 +127,7 @@ def named_config(recipe: str | None, preset: str, file: Path | None, *, trusted:
 
 
 def recorded_config(folder: Path) -> RunConfig:
-    """Return the configuration of a run, which must name all that the run took."""
+    """Return the configuration of a run; refuse it if the run used parts that only a program can supply."""
     run = read_run(folder)
     config = config_from_mapping(run.config)
     named = {field.partition(".")[0] for field, value in config.code.items() if names_code(value)}
@@ -135,13 +135,13 @@ def recorded_config(folder: Path) -> RunConfig:
     require(
         not given,
         f"The run in {folder} took its {' and '.join(given)} from a program, which alone can train it: run that again, "
-        "with fit(…, resume=True) to go on.",
+        "with fit(…, resume=True) to continue.",
     )
     return config
 
 
 def require_trusted(config: RunConfig, origin: Path | None, typed: Iterable[str], *, trusted: bool) -> None:
-    """Refuse code that only a file names: what stands on the command line too is the user's own word.
+    """Refuse code that only a file names: what the command line names too is the user's own choice.
 
     Args:
         config: As it will run.
@@ -155,7 +155,7 @@ def require_trusted(config: RunConfig, origin: Path | None, typed: Iterable[str]
 
 
 def _base_config(options: Train, folder: Path | None) -> RunConfig:
-    """What the other options change: the run's own configuration if one goes on and nothing else is named."""
+    """What the other options change: the configuration of the run to resume, unless a recipe or a file is named."""
     if folder is not None and (folder / "run.json").exists():
         recorded = recorded_config(folder)
         if options.recipe is None and options.config is None:
@@ -164,7 +164,7 @@ def _base_config(options: Train, folder: Path | None) -> RunConfig:
 
 
 def for_model(config: RunConfig, model: str | None, settings: Iterable[str] | None) -> RunConfig:
-    """Turn a recipe for images to text where a model of tokens is asked for, by option or setting."""
+    """Adapt a recipe for images to text if an option or a setting asks for a model of tokens."""
     pairs = [setting.partition("=") for setting in settings or ()]
     asked = [value.strip("\"' ") for name, _, value in pairs if name.strip() == "model"] or [model or ""]
     return on_text(config, asked[-1]) if asked[-1] and wants_text(config, asked[-1]) else config
@@ -185,7 +185,7 @@ def _short_settings(options: Train, config: RunConfig) -> Iterator[str]:
 
 def _batch_setting(batch: int, workers: int | None, config: RunConfig) -> str:
     """Divide a global batch: among the workers that were asked for, else into local batches of the recipe's size."""
-    share, what = (config.workers.local_batch, "local batch") if workers is None else (workers, "workers")
+    share, what = (config.workers.local_batch, "local batch") if workers is None else (workers, "number of workers")
     require(share > 0, f"--workers is {workers}, but it must be greater than 0.")
     if batch < 1 or batch % share:
         nearest = max(1, round(batch / share)) * share
@@ -213,7 +213,7 @@ def _check_profile(options: Train, config: RunConfig) -> None:
 
 
 def _facts(options: Train, config: RunConfig) -> dict[str, Any]:
-    """What the records tell of the run besides its configuration."""
+    """What the records say about the run besides its configuration."""
     from bigstep import recipes
 
     published = recipes.describe(config.recipe).published if recipes.exists(config.recipe) else None
@@ -226,7 +226,7 @@ def _facts(options: Train, config: RunConfig) -> dict[str, Any]:
 
 
 def new_folder(options: Train, name: str) -> Path:
-    """Return the folder of a run that begins: the one given, else a new one under runs/, by --name or this name."""
+    """Return the folder of a new run: that of --out, else a new one under runs/, called by --name or by `name`."""
     if options.out is not None:
         if options.out.exists() and not options.out.is_dir():
             raise ConfigError(f"--out {options.out} is a file; name a folder.")
@@ -243,7 +243,7 @@ def new_folder(options: Train, name: str) -> Path:
 
 
 def folder_name(text: str) -> str:
-    """Return a name that is one folder, whatever the text.
+    """Return a name for a single folder, made from any text.
 
     >>> folder_name("sony-mini"), folder_name("../../etc/run"), folder_name("my run/2")
     ('sony-mini', 'etc-run', 'my-run-2')
@@ -252,7 +252,7 @@ def folder_name(text: str) -> str:
 
 
 def _existing_folder(options: Train, launched: bool) -> Path | None:
-    """Return the folder of the run to go on with; None where a scheduler's first start is to begin it."""
+    """Return the folder of the run to resume; None if a scheduler's first start is to begin it."""
     if options.out is not None:
         if launched or (options.out / "run.json").exists() or any(options.out.glob("checkpoints/*.ckpt")):
             return options.out
@@ -265,19 +265,21 @@ def _existing_folder(options: Train, launched: bool) -> Path | None:
     if not found:
         if launched:
             return None
-        raise ConfigError(f"--resume finds no unfinished run{f' of {name}' if name else ''} under {RUNS}/; see --out.")
+        raise ConfigError(
+            f"--resume finds no unfinished run{f' of {name}' if name else ''} under {RUNS}/; name it with --out."
+        )
     listed = ", ".join(map(str, found[:3])) + (", …" if len(found) > 3 else "")
     raise ConfigError(f"--resume finds {len(found)} unfinished runs ({listed}); say which with --out.")
 
 
 def _unfinished(name: str) -> list[Path]:
-    """Folders of this name, or this name and a number, that hold a run without a result; of any for an empty name."""
+    """Folders of unfinished runs with this name, or this name and a number; for an empty name, of all."""
     found, broken = [], None
     for path in sorted(RUNS.glob("*/run.json")):
         if not name or re.fullmatch(rf"{re.escape(name)}(-\d+)?", path.parent.name):
             try:
                 found += [] if read_run(path.parent).result else [path.parent]
-            except DataError as error:  # of another run, perhaps
+            except DataError as error:  # perhaps of another run
                 broken = error
     if broken and not found:
         raise broken
@@ -285,14 +287,14 @@ def _unfinished(name: str) -> list[Path]:
 
 
 def finished_result(job: Job) -> dict[str, Any] | None:
-    """Return the result of a run that there is nothing left to do for; one that --steps ended may go on."""
+    """Return the result of a run with nothing left to do, else None; a run that --steps ended may go on."""
     if not (job.folder / "run.json").exists():
         return None
     run = read_run(job.folder)
     enough = job.steps is not None and run.result.get("steps", 0) >= job.steps
     if not run.result or not (enough or run.complete):
         return None
-    # with other settings it is refused, as a run under way is
+    # with other settings, resuming it is refused later, as for an unfinished run
     return run.result if same_experiment(config_from_mapping(run.config), job.config) else None
 
 
@@ -326,8 +328,8 @@ def require_capacity(procs: int, job: Job) -> None:
 
 
 def _free_bytes() -> float:
-    """Memory that programs can still have, by the system and by this container."""
-    free = 1e15  # where nobody says
+    """Bytes of memory still free, by the system and by the limit of this container."""
+    free = 1e15  # if the system does not say
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         free = next(1_024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))

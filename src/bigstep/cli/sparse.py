@@ -25,7 +25,7 @@ SETTINGS: dict[str, Callable[[str], Any]] = {
 
 
 def is_sparse_file(data: str | None, recipe: str | None) -> bool:
-    """Whether --data names a LIBSVM file; one that is called .txt is text to other recipes.
+    """Whether --data names a LIBSVM file; to recipes other than hogwild and locked a .txt file is text.
 
     >>> is_sparse_file("news20.svm.gz", None), is_sparse_file("news20.txt", "hogwild"), is_sparse_file("my.txt", "sony")
     (True, True, False)
@@ -35,10 +35,10 @@ def is_sparse_file(data: str | None, recipe: str | None) -> bool:
 
 
 def train_sparse_file(options: Train) -> None:
-    """Train a sparse classifier, show its epochs and what it reports, and keep it in a run folder."""
+    """Train a sparse classifier, show its epochs and its report, and save it in a run folder."""
     data, recipe, epochs = str(options.data), options.recipe or "plain", options.epochs
     if recipe not in ("hogwild", "locked"):
-        raise ConfigError(f"{data:.200} is a LIBSVM file, which hogwild and locked train on, and {recipe} does not.")
+        raise ConfigError(f"{data:.200} is a LIBSVM file, on which {recipe} cannot train; use hogwild or locked.")
     if epochs is not None and not (1 <= epochs <= 1e6 and epochs == int(epochs)):
         raise ConfigError(f"--epochs is {epochs:g}, but a sparse problem takes whole epochs, 1 to 1,000,000.")
     _refuse_others(options)
@@ -79,7 +79,7 @@ def _show_result(facts: dict[str, Any]) -> None:
     width = min(100, shutil.get_terminal_size().columns)
     print(f"{facts['examples']:,} examples x {facts['features']:,} features: accuracy {100 * accuracy:.2f} % {where}")
     print(f"{report['examples_per_s']:,.0f} examples/s with {threads}, mode {report['mode']}")
-    print(f"{report['conflicts']:,} of {report['watched']:,} watched updates met another")
+    print(f"{report['conflicts']:,} of {report['watched']:,} watched updates overlapped with another")
     print(textwrap.fill(report["prediction"], width))
     print(f"Model: {facts['model']} (bigstep.sparse.load reads it)")
 
@@ -87,13 +87,13 @@ def _show_result(facts: dict[str, Any]) -> None:
 _USED = {"recipe", "data", "epochs", "seed", "settings", "report", "as_json", "out", "name", "tag"}
 _INSTEAD = {
     "procs": "it runs in threads, so write --set n_threads=2",
-    "resume": "start it anew, with another --out",
+    "resume": "start a new run, with another --out",
     "tensorboard": "its epochs are in metrics.jsonl, which bigstep report shows",
 }
 
 
 def _refuse_others(options: Train) -> None:
-    """Name the first option that means nothing to a sparse linear model, rather than pass over it."""
+    """Refuse the first option that means nothing to a sparse linear model, instead of ignoring it."""
     for field in dataclasses.fields(options):
         if field.name not in _USED and getattr(options, field.name) != field.default:
             instead = _INSTEAD.get(field.name, "leave it out")

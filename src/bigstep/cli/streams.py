@@ -1,4 +1,4 @@
-"""The three streams of the program: opened where they were closed, and readable where the locale has few characters."""
+"""The three standard streams: opened if they were closed, and readable if the locale has few characters."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ _PLAIN = str.maketrans(
     }
 )
 _UPPER, _LOWER = 0x01 | 0x02 | 0x08 | 0x10, 0x04 | 0x20 | 0x40 | 0x80
-"""The dots of a braille character, of which charts are made, in the upper and in the lower half of its place."""
+"""Bits of the dots in the upper and in the lower half of a braille character; charts are drawn with them."""
 
 
 def fill_streams() -> None:
-    """Open what was closed before the start: else the first file of a run would get the number of standard output.
+    """Open the streams that are closed: else the first file that a run opens would get the descriptor of stdout.
 
-    What a stream cannot encode is printed as a plain character that says the same, else escaped: a locale may know
-    ASCII only, and a name of a file may be no UTF-8.
+    A character that a stream cannot encode is replaced by a plain one of the same meaning, or escaped: the locale may
+    be ASCII only, and the name of a file may be invalid UTF-8.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
-            opened = os.open(os.devnull, os.O_RDWR)  # not within the assert, which python -O leaves out
+            opened = os.open(os.devnull, os.O_RDWR)  # outside the assert, which python -O removes
             assert opened == number, "the lowest number is free"
             setattr(sys, name, open(number, "w" if number else "r"))  # noqa: SIM115 - open as long as the process
     codecs.register_error("bigstep.plain", _in_plain_characters)
@@ -57,7 +57,7 @@ def fill_streams() -> None:
 
 
 def folded_for(stream: TextIO, sentence: str) -> str:
-    """Return a sentence broken between words where a person reads it on a terminal, which would break within them."""
+    """Wrap a sentence between words if the stream is a terminal, which would break it within words."""
     if not stream.isatty():
         return sentence
     width = shutil.get_terminal_size().columns
@@ -65,9 +65,9 @@ def folded_for(stream: TextIO, sentence: str) -> str:
 
 
 def show_for_now(line: str) -> None:
-    """Show a line on the terminal until the next output, which takes its place; nothing is shown elsewhere.
+    """Show a line on the terminal until the next output, which overwrites it; if stderr is no terminal, show nothing.
 
-    The cursor stays at its beginning, and what is left of it when the program ends is wiped away.
+    The cursor stays at the start of the line, and what is left of it is erased when the program ends.
     """
     if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         return
@@ -79,7 +79,7 @@ def show_for_now(line: str) -> None:
 
 
 def _wipe() -> None:
-    with contextlib.suppress(OSError, ValueError):  # nobody reads any more
+    with contextlib.suppress(OSError, ValueError):  # the stream is closed
         if sys.stderr.isatty():
             sys.stderr.write("\x1b[K")
             sys.stderr.flush()

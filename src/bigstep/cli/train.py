@@ -1,4 +1,4 @@
-"""`bigstep train`: what can be typed, and the way from there to ranks that train."""
+"""`bigstep train`: its options, and the way from them to ranks that train."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Train:
     bigstep train                             # a tuned baseline on embedded data
     bigstep train sony --procs 2              # Sony's recipe, two processes
     bigstep train lars --batch 2048 --seed 1  # a larger batch
-    bigstep train --config runs/sony-mini     # a run again, from its folder
+    bigstep train --config runs/sony-mini     # an earlier run again, from its folder
     bigstep train hogwild --data FILE.svm     # a sparse linear model, in threads
     torchrun --nproc-per-node 8 -m bigstep train fair --preset paper --data DIR
     """
@@ -34,12 +34,12 @@ class Train:
     lr: Annotated[float | None, typer.Option(help="Base learning rate (lr.base).")] = None
     batch: Annotated[int | None, typer.Option(help="Global batch: workers x local batch.")] = None
     workers: Annotated[int | None, typer.Option(help="Logical workers (workers.count).")] = None
-    epochs: Annotated[float | None, typer.Option(help="Passes over the training set; schedules follow.")] = None
-    seed: Annotated[int | None, typer.Option(help="Decides weights, order and augmentation.")] = None
+    epochs: Annotated[float | None, typer.Option(help="Passes over the training set; schedules stretch to fit.")] = None
+    seed: Annotated[int | None, typer.Option(help="Seed of weights, sample order and augmentation.")] = None
     model: Annotated[str | None, typer.Option(help="small, resnet50, …, or package.module:function.")] = None
-    data: Annotated[str | None, typer.Option(help="A data set by name (cifar10, …) or the folder of one.")] = None
+    data: Annotated[str | None, typer.Option(help="A data set by name (cifar10, …), or its file or folder.")] = None
     procs: Annotated[int, typer.Option(min=1, help="Ranks to start on this machine; they share the workers.")] = 1
-    name: Annotated[str | None, typer.Option(help="What reports call the run, and its folder under runs/.")] = None
+    name: Annotated[str | None, typer.Option(help="Name of the run in reports and of its folder in runs/.")] = None
     tag: Annotated[list[str] | None, typer.Option(metavar="WORD", help="A tag for the run; may be repeated.")] = None
     preset: Annotated[str, typer.Option(help="mini (embedded data, a minute), paper (ImageNet), or another.")] = "mini"
     config: ConfigFile = None
@@ -51,13 +51,13 @@ class Train:
     finish_on_one: Annotated[
         float | None, typer.Option(metavar="EPOCHS", help="Run the last epochs in small batches on one worker.")
     ] = None
-    exact: Annotated[bool, typer.Option("--exact", help="The same bits on any number of ranks.")] = False
+    exact: Annotated[bool, typer.Option("--exact", help="Compute the same bits on any number of ranks.")] = False
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, or shared: several ranks on one GPU.")] = "auto"
     elastic: Annotated[
         bool, typer.Option("--elastic", help="With --procs: continue with the remaining ranks when one is lost.")
     ] = False
     timeout: Annotated[
-        float, typer.Option(help="Seconds that ranks wait for another before they name it and stop.")
+        float, typer.Option(help="Seconds that ranks wait for a missing one before they name it and stop.")
     ] = 600
     profile: Annotated[
         int | None,
@@ -82,7 +82,7 @@ class Train:
 
 
 def train(options: Train) -> None:
-    """Resolve what was typed, once; then train here, or start ranks that do."""
+    """Resolve the options, once; then train here, or start ranks that do."""
     from bigstep.cli.resolve import finished_result, job_of, require_capacity
     from bigstep.cli.sparse import is_sparse_file, train_sparse_file
     from bigstep.engine import launch
@@ -100,9 +100,9 @@ def train(options: Train) -> None:
         return
     job = job_of(options, launched=place is not None)
     if job.resume and (result := finished_result(job)) is not None:
-        sweep()  # nothing is started here that would do it
+        sweep()  # a run that starts does this itself
         if place is not None and place.rank:
-            return  # the first rank tells
+            return  # the first rank reports it
         typer.echo(f"The run in {job.folder} is already finished; nothing was changed.", err=True)
         if options.as_json:
             print_json(result)

@@ -1,4 +1,4 @@
-"""The part of a configuration that says which data are trained on."""
+"""The part of a configuration that names the training data and what is done with them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bigstep.validate import Count, Fraction, NotNegative, Range, WholeNotNegati
 
 __all__ = ["DataConfig", "Resize"]
 
-Share = Annotated[float, Range(lambda value: 0 < value <= 1, "lie above 0 and at most at 1")]
+Share = Annotated[float, Range(lambda value: 0 < value <= 1, "be above 0 and at most 1")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,28 +37,28 @@ class DataConfig:
     name: str = "embedded"
     """A name that `bigstep data` knows (embedded, cifar10, folder, shakespeare, …), or package.module:function."""
     path: str = ""
-    """Where the files lie; empty means the cache folder (and a download where the set allows it)."""
+    """Where the files lie; empty means the cache folder (and a download if the set allows it)."""
     image_size: WholeNotNegative = 0
     """Side of the images in pixels; 0 keeps the size of the set."""
     augment: Literal["none", "flip", "crop_flip", "crop_alternate", "resized_crop"] = "none"
-    """Augmentation of training images, tied to (seed, epoch, sample), never to a rank."""
+    """Augmentation of training images, decided by (seed, epoch, sample), never by the rank."""
     shift: WholeNotNegative = 4
-    """The largest shift of crop_flip and crop_alternate (which mirrors an image every other epoch), in pixels."""
+    """Largest shift of crop_flip and crop_alternate in pixels; crop_alternate mirrors an image every other epoch."""
     sizes: tuple[Resize, ...] = ()
     """Progressive resizing, as a list of {epoch, image_size, min_scale}; empty for a constant size."""
     rectangular: bool = False
-    """Evaluate folders on whole images in batches of like aspect ratio instead of square centre crops."""
+    """Evaluate folders on whole images in batches of similar aspect ratio instead of square centre crops."""
     drop_last: bool = False
-    """Leave out the incomplete last batch of each epoch; else it counts as much as its samples, by the linear rule."""
+    """Leave out the incomplete last batch of each epoch; otherwise its step counts in proportion to its samples."""
     holdout: Fraction = 0.0
     """Fraction of the training set kept out of training and used for evaluation instead of the test set."""
     loaders: WholeNotNegative = 2
-    """Processes that decode images of a folder, for each rank (threads that read, where the GPU decodes); sets held in
+    """Processes per rank that decode the images of a folder, or threads that read them if the GPU decodes; sets held in
     memory need none."""
     decoder: str = "auto"
-    """Who decodes image files: {decoders}; which part of an image is shown does not depend on it."""
+    """What decodes image files: {decoders}; which part of an image is cropped does not depend on it."""
     length: Count = 128
-    """Tokens of a sequence of text."""
+    """Tokens in a sequence of text."""
     vocabulary: str = "bytes"
     """How text is divided into tokens: bytes, chars, words or words:SIZE, tiktoken:NAME, tokenizers:PATH."""
 

@@ -1,4 +1,4 @@
-"""Questions about configurations that have one answer each: other epochs, another batch, the same experiment?"""
+"""Operations on configurations, each in one place: other epochs, another batch, exact sums, the same experiment?"""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ T = TypeVar("T", WorkersConfig, Stage)
 
 FREE = ("data.path", "data.loaders", "data.decoder", "exchange.grid", "checkpoint", "kernels")
 """Settings that decide where and how fast a run computes, but not its path; a resumed run may change them, and must
-where they fit one number of ranks."""
+change those that fit another number of ranks than it has."""
 
 
 def stretch(config: RunConfig, epochs: float) -> RunConfig:
-    """Return `config` for another number of epochs, with all that counts in epochs or steps in proportion.
+    """Return `config` for another number of epochs, with the stages of the run in proportion.
 
     Schedule, batch plan, image sizes, the optimizer's transition, the exchange's dense steps, the islands' beginning
-    and Downpour's warm start keep their places in the run: a shorter one still warms up, and ends.
+    and Downpour's warm start keep their places in the run: a shorter one still warms up, and its schedule still ends.
 
     >>> base = {"workers": {"count": 8, "local_batch": 32}, "epochs": 8, "lr": {"base": 0.1}}
     >>> base["asynchronous"] = {"method": "downpour", "warm_start": 2}
@@ -58,7 +58,7 @@ def stretch(config: RunConfig, epochs: float) -> RunConfig:
 def scale_workers(config: RunConfig, *, count: float = 1, local_batch: float = 1, least: int = 1) -> RunConfig:
     """Return `config` with workers and local batches of all stages multiplied; no stage has fewer workers than `least`.
 
-    Islands stay, and share the workers of every stage evenly.
+    The number of islands stays; they share the workers of every stage evenly.
 
     >>> base = {"workers": {"count": 8, "local_batch": 32}, "epochs": 8, "lr": {"base": 0.1}}
     >>> grown = config_from_mapping({**base, "plan": [{"epoch": 4, "count": 8, "local_batch": 64}]})
@@ -78,7 +78,7 @@ def scale_workers(config: RunConfig, *, count: float = 1, local_batch: float = 1
 
 
 def follow_workers(plan: Sequence[Stage], before: WorkersConfig, after: WorkersConfig) -> tuple[Stage, ...]:
-    """Return the stages of a plan in the proportion in which the workers of the first stage have changed."""
+    """Return the stages of a plan, scaled as the workers of the first stage were."""
     return tuple(
         replace(
             stage,
@@ -90,16 +90,16 @@ def follow_workers(plan: Sequence[Stage], before: WorkersConfig, after: WorkersC
 
 
 def scale_batch(config: RunConfig, batch: int, *, of_largest: bool = False) -> RunConfig:
-    """Return `config` with another global batch, and its rate following by the rule of its optimizer.
+    """Return `config` with another global batch, which its rate follows by the rule of its optimizer.
 
     The local batch stays, since it decides the batch-norm statistics; workers are added. A rate that does not follow
-    the batch by itself is made to: linearly for SGD (Goyal et al. 2017), by the square root where the length of a step
-    does not depend on the gradient's. At the run's own batch nothing changes.
+    the batch yet is made to: linearly for SGD (Goyal et al. 2017), by the square root where the length of a step does
+    not depend on that of the gradient. At the run's own batch nothing changes.
 
     Args:
         config: A run.
         batch: The batch of its first stage, or with `of_largest` of its largest.
-        of_largest: Which of the stages `batch` is meant for.
+        of_largest: Whether `batch` is that of the largest stage rather than of the first.
 
     >>> base = {"workers": {"count": 8, "local_batch": 32}, "epochs": 8, "lr": {"base": 3, "scaling": "none"}}
     >>> lars = scale_batch(config_from_mapping({**base, "optimizer": {"name": "lars"}}), 1024)
@@ -116,10 +116,10 @@ def scale_batch(config: RunConfig, batch: int, *, of_largest: bool = False) -> R
 def finish_on_one(config: RunConfig, epochs: float) -> RunConfig:
     """Return `config` with its last `epochs` in small batches on one worker: parallel for speed, then precise.
 
-    A last stage with one worker of `workers.local_batch` samples is added to the plan. Its rate follows the batch as
-    the recipe's rule says: rate = b / B of what the schedule gives where the rate grows with the batch or not at all
-    (Goyal's linear rule, read backwards), sqrt(b / B) under scaling=sqrt; B is the batch of the stage before, b the
-    new one. With lr.follow_plan that happens anyway, and the stage leaves the rate alone.
+    A last stage with one worker of `workers.local_batch` samples is added to the plan. Its rate follows the batch by
+    the recipe's rule: with B the batch of the stage before and b the new one, the rate is b / B times what the schedule
+    gives (Goyal's linear rule, read backwards; also if the rate does not scale with the batch), or sqrt(b / B) times
+    under scaling=sqrt. With lr.follow_plan that happens anyway, and the stage leaves the rate alone.
 
     >>> base = {"workers": {"count": 8, "local_batch": 32}, "epochs": 4, "lr": {"base": 0.1}}
     >>> finish_on_one(config_from_mapping(base), 1).plan
@@ -151,9 +151,9 @@ def finish_on_one(config: RunConfig, epochs: float) -> RunConfig:
 
 
 def make_exact(config: RunConfig) -> RunConfig:
-    """Return `config` with sums that have the same bits on any number of ranks, or say why it cannot be.
+    """Return `config` with sums that have the same bits on any number of ranks, or say why that is impossible.
 
-    A recipe's half-precision exchange gives way; a codec that is an algorithm of its own does not.
+    A half-precision exchange is replaced; one whose codec carries what it loses, an algorithm of its own, is refused.
 
     >>> base = {"workers": {"count": 8, "local_batch": 32}, "epochs": 8, "lr": {"base": 0.1}}
     >>> exact = make_exact(config_from_mapping(base))
@@ -162,8 +162,8 @@ def make_exact(config: RunConfig) -> RunConfig:
     """
     codec = config.exchange.codec
     require(
-        CODECS[codec].loses != "carried",  # a half type only saves bytes; these are another algorithm
-        f"--exact sums gradients without a loss, but exchange.codec={codec} carries what it loses: leave one out.",
+        CODECS[codec].loses != "carried",  # half precision only saves bytes; these codecs are another algorithm
+        f"--exact sums gradients without loss, but exchange.codec={codec} carries what it loses: leave one out.",
     )
     return replace(
         config,
@@ -174,7 +174,7 @@ def make_exact(config: RunConfig) -> RunConfig:
 
 
 def same_experiment(one: RunConfig, other: RunConfig) -> bool:
-    """Whether two configurations lead to the same run; where files lie and how fast it computes do not matter.
+    """Whether two configurations lead to the same run, wherever its files lie and however fast it computes.
 
     >>> base = {"workers": {"count": 8, "local_batch": 32}, "epochs": 8, "lr": {"base": 0.1}}
     >>> configs = [config_from_mapping({**base, **more}) for more in ({}, {"data": {"path": "elsewhere"}}, {"seed": 1})]
@@ -185,11 +185,11 @@ def same_experiment(one: RunConfig, other: RunConfig) -> bool:
 
 
 def find_change(before: Mapping[str, Any], config: RunConfig) -> str | None:
-    """Say which setting first differs from those a run was started with, as a piece of a sentence; None if none does.
+    """Name the first setting that differs from those a run was started with, as part of a sentence; None if none does.
 
     A setting that did not exist then has its default; one that no longer exists is a difference.
     """
-    with contextlib.suppress(ConfigError):  # one that no longer exists is named below
+    with contextlib.suppress(ConfigError):  # a setting that no longer exists is named below
         before = config_to_mapping(config_from_mapping(before))
     old, new = dict(flatten(before)), dict(flatten(config_to_mapping(config)))
     for path in filter(decides_path, [*old, *(path for path in new if path not in old)]):
@@ -209,7 +209,7 @@ def decides_path(path: str) -> bool:
 
 
 def flatten(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Walk through a nested mapping as dotted names.
+    """Yield the values of a nested mapping with their dotted names.
 
     >>> dict(flatten({"a": {"b": 1, "c": [1, 2]}}))
     {'a.b': 1, 'a.c': [1, 2]}

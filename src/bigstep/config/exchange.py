@@ -1,4 +1,4 @@
-"""The part of a configuration that says how gradients travel; `bigstep.config` exports it with the rest."""
+"""The part of a configuration that says how gradients travel between ranks."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class ExchangeConfig:
     codec: str = "none"
     """How a gradient is written on the wire, one of {codecs}."""
     grid: Literal["auto"] | Grid = "auto"
-    """The torus as [X, Y]; auto takes it from nodes and ranks."""
+    """The torus as [X, Y]; auto derives it from nodes and ranks."""
     bucket_mb: Literal["auto"] | Positive = 4.0
     """Gradients are grouped until a group holds this many megabytes; auto tries sizes in the first steps."""
     warmup_steps: WholeNotNegative = 0
-    """Dense steps before the first quantised one."""
+    """Uncompressed steps at the start, for codecs that carry what they lose."""
     double_buffer: bool = False
     """Apply each gradient one step late: it travels while the next step is computed."""
     error_feedback: bool = True
@@ -41,7 +41,7 @@ class ExchangeConfig:
     keep: Kept = 64
     """How many of 4,096 values are sent (topk)."""
     decay: Decay = 0.95
-    """What is carried is multiplied by this in each step (topk)."""
+    """Factor on what is carried over, in each step (topk)."""
 
     def __post_init__(self) -> None:
         check_ranges(self, "exchange")

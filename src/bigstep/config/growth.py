@@ -11,12 +11,12 @@ __all__ = ["GrowthConfig"]
 
 @dataclass(frozen=True, kw_only=True)
 class GrowthConfig:
-    """How `plan: auto` lets the batch grow; without it nothing here is used."""
+    """How `plan: auto` lets the batch grow; any other plan ignores these settings."""
 
     most: Count = 16
     """The largest batch, as a multiple of the first; the batch grows by doubling the workers, and never shrinks."""
     scales: Positive = 1.0
-    """The batch is doubled while twice of it is at most this many gradient noise scales."""
+    """The batch is doubled as long as the doubled batch is at most this many gradient noise scales."""
     every: Positive = 1.0
     """Epochs between two decisions, each of which doubles the batch at most once."""
     measured: Count = 5

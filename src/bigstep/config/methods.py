@@ -15,12 +15,12 @@ __all__ = ["AsynchronousConfig", "IslandsConfig", "OuterConfig"]
 
 @dataclass(frozen=True, kw_only=True)
 class OuterConfig:
-    """What is done with the mean of what the islands have moved: the outer gradient."""
+    """How the outer gradient is applied: the mean of the islands' movements since they last met."""
 
     name: Literal["average", "sgd", "nesterov"] = "average"
-    """average (all islands take the mean), sgd or nesterov (DiLoCo) with a momentum of their own."""
+    """average (all islands take the mean of their weights), or sgd or nesterov (DiLoCo) with their own momentum."""
     lr: Positive = 1.0
-    """Rate of the outer step; 1 goes all the way to the mean."""
+    """Learning rate of the outer step; 1 goes all the way to the mean."""
     momentum: Fraction = 0.0
     """How much of the outer velocity is kept from meeting to meeting (sgd, nesterov)."""
 
@@ -42,27 +42,27 @@ class IslandsConfig:
     every: Count = 1
     """Steps between two meetings: H."""
     outer: OuterConfig = field(default_factory=OuterConfig)
-    """The outer optimizer, which applies the mean of what the islands have moved."""
+    """The outer optimizer, which applies the mean of the islands' movements."""
     fragments: Count = 1
     """Parts of the network that meet in turn, each every `every` steps."""
     overlap: WholeNotNegative = 0
-    """Steps that a meeting may travel while the islands compute on."""
+    """Steps that the islands go on computing while the data of a meeting travel."""
     codec: str = "none"
-    """How what an island has moved is written on the wire, one of {codecs}."""
+    """How the movement of an island is written on the wire, one of {codecs}."""
     begin: NotNegative = 0.0
     """The epoch until which all workers are one island (post-local SGD)."""
     drop: Fraction = 0.0
-    """Share of meetings that an island misses, to see what a bad network costs."""
+    """Fraction of its meetings that an island misses, to simulate a bad network."""
     wait: NotNegative = 60.0
-    """Seconds that the islands of an elastic run have to stay where they are when a rank is lost; later ones count as
-    lost too, and with 0 all go back to the last meeting."""
+    """Seconds that the other islands of an elastic run have to save where they stand when a rank is lost; slower ones
+    count as lost too, and with 0 all go back to the last meeting."""
 
     def __post_init__(self) -> None:
         check_ranges(self, "islands")
         require_name(self.codec, CODECS, "islands.codec")
         require(
             not CODECS[self.codec].own_rounds,
-            f"islands.codec is {self.codec}, which brings all-reduces of its own: choose another for meetings.",
+            f"islands.codec is {self.codec}, which brings its own all-reduces: choose another codec for meetings.",
         )
         require(
             self.overlap < self.every or not self.meets,
@@ -78,12 +78,12 @@ class IslandsConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class AsynchronousConfig:
-    """Updates that wait for nobody: processes that share the weights, or replicas around a parameter server."""
+    """Updates without common steps: processes that share the weights, or replicas around a parameter server."""
 
     method: str = "none"
     """none (all workers take a step together), or one of {asynchronous}."""
     replicas: Count = 2
-    """Processes that compute gradients, each of one worker's share at a time."""
+    """Processes that compute gradients, each on one worker's share at a time."""
     shards: Count = 1
     """Server processes that the weights are spread over (downpour)."""
     push_every: Count = 1
@@ -95,7 +95,7 @@ class AsynchronousConfig:
     warm_start: NotNegative = 0.0
     """Epochs with one replica before the others take part (downpour)."""
     max_staleness: WholeNotNegative = 0
-    """Refuse a push that more than this many updates overtook; 0 refuses none (downpour)."""
+    """Refuse a push whose weights are more than this many updates old; 0 refuses none (downpour)."""
 
     def __post_init__(self) -> None:
         check_ranges(self, "asynchronous")

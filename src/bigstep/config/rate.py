@@ -1,4 +1,4 @@
-"""The part of a configuration that says how large a step is at an epoch."""
+"""The part of a configuration that gives the learning rate at each epoch."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ __all__ = ["LrConfig", "Piece", "RateGroup"]
 class Piece:
     """One piece of a schedule; values are multiples of the scaled learning rate.
 
-    Epochs are fractions of the data seen, so a schedule in tokens needs nothing else: a warm-up over the first 10 of
-    500 million tokens ends at epoch 0.02.
+    Epochs count passes over the data and may be fractions, so they express a schedule in tokens too: a warm-up over
+    the first 10 of 500 million tokens ends at epoch 0.02.
     """
 
     shape: str
@@ -31,13 +31,13 @@ class Piece:
     power: Positive = 2.0
     """Exponent of a polynomial."""
     at: tuple[float, ...] = ()
-    """Epochs of the changes of step and table."""
+    """Epochs at which step and table change the rate."""
     factor: NotNegative = 0.1
-    """What step multiplies by at each epoch of `at`."""
+    """What step multiplies the rate by at each epoch of `at`."""
     values: Annotated[
         tuple[float, ...], Range(lambda values: min(values, default=0) >= 0, "hold no negative number")
     ] = ()
-    """The values of a table: one more than epochs in `at`."""
+    """The values of a table: one more than there are epochs in `at`."""
 
     def __post_init__(self) -> None:
         require_name(self.shape, SHAPES, "lr.schedule.shape")
@@ -52,10 +52,10 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True)
 class RateGroup:
-    """Parameters that take a multiple of the rate."""
+    """Parameters whose rate is a multiple of the common one."""
 
     names: str
-    """Pattern of the parameters' names, as `*embedding*`."""
+    """Pattern of the parameters' names, such as `*embedding*`."""
     factor: Positive
     """What their rate is multiplied by."""
 
@@ -70,13 +70,13 @@ class LrConfig:
     base: Positive
     """The rate at base_batch."""
     scaling: Literal["linear", "sqrt", "none"] = "linear"
-    """How the rate grows with the global batch: linear, with its square root, or not at all."""
+    """How the rate grows with the global batch: linearly, with its square root, or not at all."""
     base_batch: Count = 256
     """The batch that `base` is meant for."""
     saturation: WholeNotNegative = 0
     """The batch beyond which the rate no longer grows; 0 for none."""
     beyond: Annotated[float, Range(lambda power: abs(power) <= 4, "be -4 to 4")] = 0.0
-    """Power of the batch by which the rate changes beyond `saturation` instead: -0.33 halves it at eight times."""
+    """Power of the batch with which the rate changes beyond `saturation`: -0.33 halves it at eight times that batch."""
     warmup_batch: WholeNotNegative = 0
     """Beyond this batch a first warm-up lasts batch / warmup_batch times as long, up to half the schedule; 0: never."""
     schedule: tuple[Piece, ...] = ()
@@ -84,7 +84,7 @@ class LrConfig:
     follow_plan: bool = False
     """Scale the rate again when the batch plan changes the batch; otherwise growth replaces decay."""
     groups: tuple[RateGroup, ...] = ()
-    """Parameters with a rate of their own, as a list of {names, factor}; the first pattern that fits decides."""
+    """Parameters with a rate of their own, as a list of {names, factor}; the first pattern that matches decides."""
 
     def __post_init__(self) -> None:
         check_ranges(self, "lr")

@@ -32,17 +32,17 @@ OPENING = """\
 # Configuration: names and fields
 
 Generated from the tables and the schema by `python -m bigstep.config.reference > docs/configuration.md`; a test fails
-if it is not up to date. A recipe is a complete configuration: `bigstep recipes sony --yaml` prints one with these
-sentences as comments, `--config FILE` reads it back, and `--set lr.base=0.2` changes one field. `--config` takes the
-folder of an earlier run too, to start the same run again.
+if it is out of date. A recipe is a complete configuration: `bigstep recipes sony --yaml` prints one with these
+sentences as comments, `--config FILE` reads it back, and `--set lr.base=0.2` changes one field. `--config` also takes
+the folder of an earlier run, to start the same run again.
 
-`--epochs` stretches a run: schedule, batch plan, image sizes, the transition of the RMSprop warm-up, dense first steps,
-the beginning of islands and Downpour's warm start keep their places in it. A resumed run may change `data.path`,
-`data.loaders`, `data.decoder`, `exchange.grid`, `checkpoint` and `kernels`, which do not decide its path (another
-decoder changes the last bit of some pixels); everything else must be as it was.
+`--epochs` stretches a run: schedule, batch plan, image sizes, the transition of the RMSprop warm-up, the uncompressed
+first steps, the beginning of islands and Downpour's warm start keep their places in it. A resumed run may change
+`data.path`, `data.loaders`, `data.decoder`, `exchange.grid`, `checkpoint` and `kernels`, which do not decide its path
+(another decoder changes the last bit of some pixels); everything else must be as it was.
 
-An epoch is a fraction of the data seen, so schedules in tokens need nothing of their own: a warm-up over the first 10
-of 500 million tokens ends at epoch 0.02.
+Epochs count passes over the training set and may be fractions, so they express schedules in tokens too: a warm-up over
+the first 10 of 500 million tokens ends at epoch 0.02.
 
 A model, data set, update rule or loss of your own is named `package.module:name`; installed packages may add names to
 these tables ([extending.md](extending.md)).
@@ -61,7 +61,7 @@ KINDS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "islands, asynchronous.method": ("Methods: ways of taking a step", METHODS),
     "precision": ("Precisions", PRECISIONS),
 }
-"""Which field each table belongs to."""
+"""Each table, by the field that takes its names."""
 LISTED = {
     "plan": Stage, "lr.schedule": Piece, "lr.groups": RateGroup, "data.sizes": Resize, "islands.outer": OuterConfig,
 }  # fmt: skip
@@ -81,7 +81,7 @@ def _names() -> Iterator[str]:
 
 
 def _about(entry: Any) -> str:
-    """What an entry says of itself, and what it goes with."""
+    """The sentence of an entry, and what it goes with."""
     words = [str(entry.about).rstrip(".")]
     if methods := getattr(entry, "methods", None):
         words.append(f"with {', '.join(methods)}")

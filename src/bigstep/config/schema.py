@@ -54,7 +54,7 @@ class Stage:
     local_batch: Count
     """Samples of one worker from then on."""
     rate: Positive = 1.0
-    """What the learning rate is multiplied by in this stage, after everything else that decides it."""
+    """Factor on the learning rate in this stage, applied after everything else."""
 
     def __post_init__(self) -> None:
         check_ranges(self, "plan")
@@ -62,7 +62,7 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True)
 class LossConfig:
-    """What is minimised: cross-entropy and its smoothing, or a user's own."""
+    """What is minimised: cross-entropy, which may be smoothed, or a loss of your own."""
 
     name: str = "cross_entropy"
     """cross_entropy, or package.module:function of (output, target) that returns the mean over the samples."""
@@ -88,7 +88,7 @@ class NormConfig:
     """Batch norm: which statistics an evaluation uses, and how the residual branches start."""
 
     statistics: Literal["moving", "last_batch"] = "moving"
-    """moving averages over steps, or those of the last full batch alone; both are averaged over all workers."""
+    """moving: averages over the steps; last_batch: those of the last full batch; both are averaged over all workers."""
     momentum: Fraction = 0.9
     """How much of a moving average is kept from step to step."""
     zero_gamma: bool = False
@@ -105,7 +105,7 @@ class CheckpointConfig:
     every: NotNegative = 1.0
     """Epochs between checkpoints; fractions are fine, 0 leaves it to `seconds`."""
     seconds: NotNegative = 60.0
-    """Seconds after which one is written in any case; 0 for never. The last step is always saved."""
+    """Seconds after which a checkpoint is written in any case; 0 for never. The last step is always saved."""
     keep: Count = 2
     """How many checkpoints stay on disk."""
     meetings: bool = False
@@ -132,7 +132,7 @@ class RunConfig:
     plan: Literal["auto"] | tuple[Stage, ...] = ()
     """Later stages of batch-size control: a list of {epoch, count, local_batch}, or auto, which follows the noise."""
     growth: GrowthConfig = field(default_factory=GrowthConfig)
-    """What `plan: auto` goes by: the batch follows the measured gradient noise scale."""
+    """How `plan: auto` lets the batch follow the measured gradient noise scale."""
     epochs: Positive
     """Passes over the training set."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
@@ -148,15 +148,15 @@ class RunConfig:
     islands: IslandsConfig = field(default_factory=IslandsConfig)
     """Islands that meet every so many steps; a count of 1 is ordinary training."""
     asynchronous: AsynchronousConfig = field(default_factory=AsynchronousConfig)
-    """Updates without waiting; method none is the synchronous run that the rest of this file describes."""
+    """Updates without common steps; with method none the run is synchronous, as the rest of this file describes."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     """Checkpoints."""
     evaluate_every: Positive = 1.0
     """Epochs between evaluations; the last epoch is always evaluated."""
     evaluate_views: Literal[1, 2, 6] = 1
-    """Beside one view of each test image: 2 adds its mirror image, 6 also shifts of both, as `accuracy_views`."""
+    """2: also report `accuracy_views`, over each test image and its mirror image; 6: over shifts of both as well."""
     measure_noise: bool = True
-    """Measure the gradient noise scale on the way; on one GPU a step in which it is measured runs without a graph."""
+    """Measure the gradient noise scale during the run; on one GPU a step that measures it runs without a graph."""
     nonfinite: Literal["stop", "skip"] = "stop"
     """What to do when a gradient is NaN or infinite: stop and name the layer, or skip the step and count it."""
     precision: str = "float32"
@@ -164,11 +164,11 @@ class RunConfig:
     compile: bool = False
     """Let torch compile the model: a minute at the start, for faster steps on a GPU."""
     kernels: Literal["auto", "graphs", "plain"] = "auto"
-    """On a GPU, auto: fused kernels and whole-step graphs; graphs: these for your own model too; plain: torch alone."""
+    """On a GPU, auto: fused kernels and whole-step graphs; graphs: graphs for your own model too; plain: only torch."""
     exact: bool = False
-    """The same bits on any number of ranks: sums of integers, one thread a forward; --exact sets all of it."""
+    """The same bits on any number of ranks: integer sums, one thread per forward; --exact sets all that this needs."""
     seed: Seed = 0
-    """Decides initial weights, sample order, augmentation and dropout."""
+    """Seed of initial weights, sample order, augmentation and dropout."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -182,7 +182,7 @@ class RunConfig:
         )
         require(
             not self.optimizer.before_exchange or not self.arithmetic.loss_scale,
-            "optimizer.adagrad=before scales gradients before fp16's loss scale is taken out of them: use "
+            "optimizer.adagrad=before scales gradients that still hold fp16's loss scale: use "
             "precision=bf16 or float32, or adagrad=after.",
         )
         self._require_islands()
@@ -215,10 +215,10 @@ class RunConfig:
         )
 
     def _require_exact(self) -> None:
-        """Refuse what depends on ranks or on time."""
+        """Refuse settings whose result depends on the ranks or on timing."""
         require(
             self.asynchronous.method == "none",
-            f"exact is true, but what a {self.asynchronous.method} run computes depends on who comes first: use "
+            f"exact is true, but what a {self.asynchronous.method} run computes depends on which process is first: use "
             "exact=false or asynchronous.method=none.",
         )
         codecs = {"exchange.codec": self.exchange.codec}
@@ -240,7 +240,7 @@ class RunConfig:
             require(not asked, f"exact is true, but with {name} a step depends on the ranks: leave one of them out.")
 
     def _require_measurable(self) -> None:
-        """Refuse a batch that is to follow the noise where the noise cannot be measured, or not on all ranks alike."""
+        """Refuse `plan: auto` where the noise scale cannot be measured, or not alike on all ranks."""
         hindering = {
             f"asynchronous.method={self.asynchronous.method}": self.asynchronous.method != "none",
             f"islands.count={self.islands.count}": self.islands.count > 1,
@@ -255,7 +255,7 @@ class RunConfig:
         for name, given in hindering.items():
             require(
                 not given,
-                f"plan is auto, but with {name} no step leaves two gradients to measure the noise with: list the "
+                f"plan is auto, but with {name} no step has the two gradients that measure the noise: list the "
                 "stages of the plan, or change that setting.",
             )
         require(
@@ -266,7 +266,7 @@ class RunConfig:
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """The later stages that are known beforehand; `plan: auto` has none."""
+        """The later stages, as far as they are known beforehand; `plan: auto` has none."""
         return () if self.plan == "auto" else self.plan
 
     @property
@@ -276,13 +276,13 @@ class RunConfig:
 
     @property
     def code(self) -> dict[str, str]:
-        """Values of the fields that may name somebody's code, by field (`bigstep.config.trust`)."""
+        """Values of the fields that may name user code, by field (`bigstep.config.trust`)."""
         values = (self.model, self.data.name, self.optimizer.name, self.loss.name)
         return dict(zip(CODE, values, strict=True))
 
     @property
     def arithmetic(self) -> Precision:
-        """Which types the run computes in and by what it scales its loss."""
+        """The types that the run computes in, and its loss scale."""
         return PRECISIONS[self.precision]
 
 

@@ -31,7 +31,7 @@ NAMES: dict[str, Iterable[str]] = {
     "decoders": DECODERS,
     "asynchronous": ASYNCHRONOUS,
 }
-"""What stands for `{optimizers}` and the like in a sentence."""
+"""What replaces `{optimizers}` and the like in a sentence."""
 
 
 def sentences_of(cls: type) -> dict[str, str]:
@@ -46,7 +46,7 @@ def sentences_of(cls: type) -> dict[str, str]:
         body = cast(ast.ClassDef, ast.parse(textwrap.dedent(inspect.getsource(parent))).body[0]).body
         for statement, follower in zip(body, body[1:], strict=False):
             if isinstance(statement, ast.AnnAssign) and isinstance(follower, ast.Expr):
-                # of one line, whatever it takes in the source: it is a comment of YAML and a cell of a table
+                # one line, however many it has in the source: it becomes a YAML comment and a table cell
                 sentence = " ".join(str(cast(ast.Constant, follower.value).value).split())
                 for table, names in NAMES.items():
                     sentence = sentence.replace(f"{{{table}}}", ", ".join(names))

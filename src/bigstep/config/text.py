@@ -1,4 +1,4 @@
-"""Configurations as text: mappings, YAML with the field's sentence as comment, and `a.b=c`.
+"""Configurations as text: mappings, YAML with each field's sentence as a comment, and `a.b=c`.
 
 An unknown field names its nearest neighbour; a value of the wrong kind names the field and what it takes.
 """
@@ -47,7 +47,7 @@ def apply_settings(config: RunConfig, settings: Iterable[str]) -> RunConfig:
     parsed = [_parse_setting(setting) for setting in settings]
     mapping = config_to_mapping(config)
     named = [str(value) for path, value in parsed if path == "optimizer.name"]
-    rule = config.optimizer.switch(named[-1]) if named else config.optimizer  # first: it decides which fields there are
+    rule = config.optimizer.switch(named[-1]) if named else config.optimizer  # first: it decides which fields exist
     mapping["optimizer"] = config_to_mapping(rule)
     for path, value in parsed:
         field = path.removeprefix("optimizer.")
@@ -87,7 +87,7 @@ def _set(mapping: dict[str, Any], path: str, value: Any) -> None:
 
 
 def _nearest_field(path: str, beside: list[str], mapping: dict[str, Any]) -> str:
-    """Offer the nearest of the fields beside it; a name alone may also be that of fields inside of parts."""
+    """Suggest the nearest field at the same level; a name without dots may also be that of a field in a section."""
     near = nearest(path, beside)
     if "." in path:
         return near
@@ -99,12 +99,12 @@ def _nearest_field(path: str, beside: list[str], mapping: dict[str, Any]) -> str
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """YAML's plain values without aliases, with which a few lines can stand for more than memory holds."""
+    """Reads plain YAML values, but no aliases, with which a few lines can expand to more than memory holds."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
             mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]  # the stubs lack it
-            raise yaml.composer.ComposerError(None, None, "aliases (*name) are not used here; write it out", mark)
+            raise yaml.composer.ComposerError(None, None, "aliases (*name) are not allowed; write the value out", mark)
         return super().compose_node(parent, index)
 
 

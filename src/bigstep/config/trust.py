@@ -1,7 +1,7 @@
-"""Code that a file names: `package.module:function` runs, so whoever starts a run from a file must say so.
+"""Code that a file names: `package.module:function` will be run, so the user must have allowed it.
 
-What is typed on the command line is trusted; what stands in a configuration, a suite or the folder of a run is a
-stranger's until `--trust` or BIGSTEP_TRUST=1. Functions of Python itself (os:system) are never taken.
+What is typed on the command line is trusted; what stands in a configuration, a suite or the folder of a run is not,
+without `--trust` or BIGSTEP_TRUST=1. Functions of Python itself (os:system) are never accepted.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from bigstep.errors import require
 __all__ = ["CODE", "VARIABLE", "names_code", "require_own", "require_trust"]
 
 VARIABLE = "BIGSTEP_TRUST"
-"""Set to 1 by whoever trusts the files that are read."""
+"""Environment variable; 1 means that all files may name code."""
 CODE = ("model", "data.name", "optimizer.name", "loss.name")
 """Fields of a configuration that may name code."""
 _LIBRARIES = ("timm", "hf")
-"""What may stand before a colon and is no module of a user's."""
+"""Prefixes that stand for a library, not for a user's module."""
 
 
 def names_code(name: str) -> bool:
-    """Whether a name stands for a function of somebody's own.
+    """Whether a name stands for user code.
 
     >>> names_code("small"), names_code("timm:vit_tiny"), names_code("mine.models:network")
     (False, False, True)
@@ -32,7 +32,7 @@ def names_code(name: str) -> bool:
 
 
 def require_own(name: str, field: str) -> None:
-    """Refuse functions of Python itself: they build nothing, and some do harm."""
+    """Refuse functions of Python itself: none of them builds a part of a run, and some do harm."""
     package = name.partition(":")[0].partition(".")[0]
     require(
         not names_code(name) or package not in sys.stdlib_module_names,
@@ -41,11 +41,11 @@ def require_own(name: str, field: str) -> None:
 
 
 def require_trust(names: Iterable[str], origin: object, *, trusted: bool = False) -> None:
-    """Refuse to run code that a file names, unless somebody has said that it may.
+    """Refuse to run code that a file names, unless the user has allowed it.
 
     Args:
-        names: Of models, data sets, update rules, losses and recipes, as the file has them.
-        origin: The file or folder, for the sentence.
+        names: Models, data sets, update rules, losses and recipes, as the file names them.
+        origin: The file or folder, for the message.
         trusted: Whether --trust was given.
     """
     code = sorted(filter(names_code, names))

@@ -1,4 +1,4 @@
-"""Published systems as complete configurations, one a file, each opening with its evidence.
+"""Published systems as complete configurations, one per file, each opening with its evidence.
 
 Importing this package loads no recipe and no torch; `load` imports the one that is asked for.
 """
@@ -37,7 +37,7 @@ SYNCHRONOUS = ("plain", "fair", "lars", "pfn", "sony", "fujitsu", "tencent", "go
 """Recipes whose workers all wait for one another."""
 
 HUGE = ("muon", "leap")
-"""Recipes for huge batches, with orthogonalised steps; they have no `paper`, since no ImageNet run is published."""
+"""Recipes for huge batches, with orthogonalised steps; none has a preset `paper`: no ImageNet run is published."""
 
 SEQUENCE = ("adamw", "lamb")
 """Synchronous recipes for text; their presets are `mini` and `books`."""
@@ -46,7 +46,7 @@ ISLANDS = ("localsgd", "postlocal", "diloco", "streaming")
 """Recipes whose islands keep weights of their own between meetings: two on images (`mini`, `cifar10`), two on text."""
 
 ASYNCHRONOUS = ("locked", "hogwild", "downpour")
-"""Recipes whose replicas do not; they have no preset `paper`, since their papers train other things."""
+"""Recipes without common steps; they have no preset `paper`, since their papers train other things."""
 
 NAMES = SYNCHRONOUS + HUGE + SEQUENCE + ISLANDS + ASYNCHRONOUS
 """The recipes, in the order in which they are presented."""
@@ -54,7 +54,7 @@ NAMES = SYNCHRONOUS + HUGE + SEQUENCE + ISLANDS + ASYNCHRONOUS
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What there is to know about a recipe before running it."""
+    """What a reader should know about a recipe before running it."""
 
     name: str
     """The name that `bigstep train` takes."""
@@ -100,12 +100,12 @@ def known() -> tuple[str, ...]:
 
 
 def read(mapping: Any, origin: object, *, trusted: bool = False) -> RunConfig:
-    """Return the configuration that a file holds; where its recipe is a function, the file changes what that returns.
+    """Return the configuration that a file holds; if its recipe is a function, the file changes what that returns.
 
     Args:
         mapping: What the file holds.
         origin: The file, for messages.
-        trusted: Whether somebody has said that code which it names may run.
+        trusted: Whether the user has allowed code that it names to run.
 
     >>> read({"workers": {"count": 8, "local_batch": 32}, "epochs": 2, "lr": {"base": 0.1}}, "run.yaml").batch
     256
@@ -114,14 +114,14 @@ def read(mapping: Any, origin: object, *, trusted: bool = False) -> RunConfig:
     if isinstance(name, str) and names_code(name):
         require_trust([name], origin, trusted=trusted)
         base, rule = _own(name), mapping.get("optimizer")
-        if isinstance(rule, Mapping) and "name" in rule:  # it decides which settings there are
+        if isinstance(rule, Mapping) and "name" in rule:  # it decides which settings exist
             base = replace(base, optimizer=base.optimizer.switch(str(rule["name"])))
         mapping = _changed(config_to_mapping(base), mapping)
     return config_from_mapping(mapping)
 
 
 def _changed(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested mappings with the fields of others put into them."""
+    """Return nested mappings with some of their fields replaced."""
     both = {
         name: _changed(base[name], value)
         if isinstance(value, Mapping) and isinstance(base.get(name), Mapping)
@@ -140,7 +140,7 @@ def _own(name: str) -> RunConfig:
 
 
 def describe(name: str) -> Recipe:
-    """Return what there is to know about a recipe.
+    """Return the description of a recipe.
 
     >>> describe("pfn").published.batch
     '32,768'

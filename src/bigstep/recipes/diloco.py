@@ -1,4 +1,4 @@
-"""DiLoCo: islands take H steps of AdamW; what they moved is a gradient for an outer Nesterov step.
+"""DiLoCo: islands take H steps of AdamW; the mean of their movements is the gradient of an outer Nesterov step.
 
 Evidence
     Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023 (arXiv 2311.08105).
@@ -14,7 +14,7 @@ Evidence
 
     Charles et al., "Communication-Efficient Language Model Training Scales Reliably and Robustly", 2025 (arXiv
     2503.09799), H = 30: a small model loses more with more islands (35 million weights: 3.485 data parallel, 3.508,
-    3.554 and 3.621 with 2, 4 and 8), a large one hardly (2.4 billion: 2.326; 2.323, 2.332, 2.351).
+    3.554 and 3.621 with 2, 4 and 8), a large one hardly loses (2.4 billion: 2.326; 2.323, 2.332, 2.351).
 
 Launch
     bigstep train diloco
@@ -30,15 +30,15 @@ Known
     schedule counts all inner steps. Betas, decay and clipping are those of `adamw`.
 
 Chosen
-    H = 30 on books, as in the scaling laws, and 20 in mini: runs of hundreds of steps need meetings that a run of
-    88,000 does not. Both begin with a synchronous quarter. Half an epoch in mini, which keeps it under two minutes on
-    two cores.
+    H = 30 on books, as in the scaling laws, and 20 in mini: a run of hundreds of steps needs more frequent meetings
+    than one of 88,000. Both are synchronous for the first quarter. mini is half an epoch, which keeps it under two
+    minutes on two cores.
     mini: an outer momentum of 0.5. A GPT of 120,000 weights, four islands from the start, H = 20, 100 steps, judged on
     the last tenth of the training text, one seed: 3.99 bits per byte with 0.9, 3.77 with 0.5. A run of twenty meetings
-    has no time for a momentum that averages over ten. books: not searched.
+    is too short for a momentum that averages over ten. books: not searched.
 
 Differs
-    The synchronous beginning stands for the pre-trained weights from which the paper's replicas start. Islands share
+    The synchronous beginning stands in for the pre-trained weights from which the paper's replicas start. Islands share
     one text and one order of samples; each takes its own part of every batch.
 """
 

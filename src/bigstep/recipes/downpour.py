@@ -3,9 +3,9 @@
 Evidence
     Dean et al., "Large Scale Distributed Deep Networks", NIPS 2012, section 4.1; read in full text.
 
-    To 16 % accuracy on a speech network of 42 M parameters, from one warm start, slowest to fastest (hours are in a
-    figure only): SGD with one replica < Downpour with 20 replicas < 20 replicas and AdaGrad < Sandblaster L-BFGS with
-    2,000 < Downpour with 200 replicas and AdaGrad. ImageNet of 21,000 classes, 1.7 G parameters: over 15 %.
+    Time to 16 % accuracy on a speech network of 42 M parameters, from one warm start, slowest to fastest (the hours are
+    only in a figure): SGD with one replica < Downpour with 20 replicas < 20 replicas and AdaGrad < Sandblaster L-BFGS
+    with 2,000 < Downpour with 200 replicas and AdaGrad. ImageNet of 21,000 classes, 1.7 G parameters: over 15 %.
 
 Launch
     bigstep train downpour
@@ -17,17 +17,17 @@ Batch
 Known
     n_push = n_fetch = 1 in the experiments; AdaGrad on the shard, rate_i = gamma / sqrt(sum of squares of all pushed
     gradients of weight i), gamma about ten times the best fixed rate; a warm start with one replica before the others
-    begin; nothing is synchronised between replicas nor between shards.
+    begin; nothing is synchronised between replicas or between shards.
 
 Chosen
-    mini: two shards, three replicas, one epoch of warm start, gamma 0.02 with a line to zero. There is no preset
-    `paper`: neither the speech corpus nor the 21,000-class network of locally connected layers is at hand, and the
-    paper gives no rates.
+    mini: two shards, three replicas, one epoch of warm start, gamma 0.02 that falls linearly to zero. There is no
+    preset `paper`: neither the speech corpus nor the 21,000-class network of locally connected layers is at hand, and
+    the paper gives no rates.
 
 Differs
-    Shares are drawn from one counter, so no data belongs to a replica and none is lost with it beyond its current
-    step. Weight decay and eps are AdaGrad's as torch has it. Batch norm, which the paper does not have, uses each
-    share's own statistics; the moving averages live on the shards beside the weights.
+    Shares are drawn from one counter, so no data belongs to a replica and none is lost with it beyond its current step.
+    Weight decay and eps are those of torch's AdaGrad. Batch norm, which the paper does not have, uses each share's own
+    statistics; the moving averages live on the shards beside the weights.
 """
 
 from __future__ import annotations

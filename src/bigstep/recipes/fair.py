@@ -11,7 +11,7 @@ Evidence
     | 4k    | 1.6  | 23.56 +- 0.12     | 32k   | 12.8 | 27.55 +- 0.28     |
 
     At 8k: no warm-up 24.84, constant warm-up 25.88, gradual 23.74; gamma 1 24.11, gamma 0 23.74. 256 P100 take about
-    one hour, 0.256 s a step, some 90 % of the throughput of 8 GPUs times 32.
+    one hour, 0.256 s a step: some 90 % of 32 times the throughput of 8 GPUs.
 
 Launch
     bigstep train fair
@@ -20,26 +20,26 @@ Launch
 Batch
     paper: 256 workers x 32 = 8,192; rate 0.1 * 8192 / 256 = 3.2; 156.4 steps an epoch, 14,075 in all; the warm-up
     from 0.1 to 3.2 takes 782 steps.
-    mini: 32 workers x 32 = 1,024; rate times 4.
-    cifar10: 16 workers x 32 = 512; --set workers.count=N takes any batch, the rate by its square
-    root up to 2,048 and no further.
+    mini: 32 workers x 32 = 1,024; four times the base rate.
+    cifar10: 16 workers x 32 = 512; --set workers.count=N takes any batch; the rate grows with its square root up to
+    2,048.
 
 Known
-    All of the above; Nesterov momentum 0.9; weight decay 1e-4, none on gamma and beta; n = 32 a worker always, since it
-    decides the batch-norm statistics; moving averages 0.9, never across workers; halving/doubling between servers, in
-    fp32, overlapped with backward.
+    All of the above; Nesterov momentum 0.9; weight decay 1e-4, none on gamma and beta; always n = 32 per worker, since
+    it decides the batch-norm statistics; moving averages with 0.9, never across workers; halving/doubling between
+    servers, in fp32, overlapped with backward.
 
 Chosen
     mini: warm-up and drops at the same fractions of the run (5, 30, 60, 80 of 90 become 1, 7, 13, 18 of 20).
     Searched: 18 settings with three seeds each, judged on 2,000 of 12,000 training images: rate 0.05 to
     0.7 x weight decay 1e-4, 5e-4, 2e-3. Best: 0.1 and 2e-3, 88.0 %.
     cifar10: three rates at a batch of 2,048 and of 16,384, one seed, judged on 5,000 of 50,000 training images. Best:
-    0.8 at 2,048 (91.6 %) and 0.4 at 16,384 (52.2 %); so the rate stays from 2,048 on.
+    0.8 at 2,048 (91.6 %) and 0.4 at 16,384 (52.2 %); so the rate stays constant from 2,048 on.
 
 Differs
     The paper sums inside a server with NCCL before halving/doubling between servers; here halving/doubling runs over
-    all ranks. Accuracies of this package are those of the last evaluation; the paper's, the median of the last five
-    epochs, stands beside them as accuracy_last5.
+    all ranks. Accuracies of this package are those of the last evaluation; the paper's measure, the median of the last
+    five epochs, is reported beside them as accuracy_last5.
 """
 
 from __future__ import annotations

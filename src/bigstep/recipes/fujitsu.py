@@ -16,32 +16,32 @@ Launch
 Batch
     paper: 2048 workers x 40 = 81,920; 15.6 steps an epoch, 1,408 in 90 epochs.
     mini: 32 workers x 40 = 1,280; 10 steps an epoch.
-    cifar10: 16 workers x 32 = 512; --set workers.count=N takes any batch, the rate by its square
-    root up to 2,048 and no further.
+    cifar10: 16 workers x 32 = 512; --set workers.count=N takes any batch; the rate grows with its square root up to
+    2,048.
 
 Known
-    LARS on momentum SGD, warm-up, label smoothing; every process builds the weights from the same seed, no broadcast;
-    all norms of LARS in one kernel; gradients in static groups of several megabytes, sent during backward; each process
-    keeps its own batch-norm averages, whose momentum was retuned for so few steps; mixed precision.
+    LARS on momentum SGD, warm-up, label smoothing; every process builds the weights from the same seed, without a
+    broadcast; all norms of LARS in one kernel; gradients in static groups of several megabytes, sent during backward;
+    each process keeps its own batch-norm averages, whose momentum was retuned for so few steps; mixed precision.
 
 Chosen (the paper tried steps, polynomials and lines, and the constants of the winner were not found)
     90 epochs. Peak 41 after 16 epochs, power 2, coefficient 0.001: the settings of Google's public LARS code for
-    batches above 32,768, with its weight decay of 1e-4. Smoothing 0.1. Averages with 0.9, which still follow within
-    1,400 steps. Groups of 8 MB, 4 MB on the wire in fp16; the paper does not name its collective: the
-    torus that was published for the same machine (a plain ring over 2,048 would take 10 times the step, says the
+    batches above 32,768, with its weight decay of 1e-4. Smoothing 0.1. Moving averages with 0.9, which still keep up in
+    1,400 steps. Groups of 8 MB, 4 MB on the wire in fp16. The paper does not name its collective; this is the torus
+    that was published for the same machine (with a plain ring over 2,048 a step would take 10 times as long, says the
     planner).
-    mini: a straight line in place of the polynomial, another of the tried shapes.
+    mini: a straight line in place of the polynomial, another of the shapes that the paper tried.
     Searched: 18 settings with three seeds each, judged on 2,000 of 12,000 training images: rate 0.5 to
     16 x coefficient 0.001, 0.005, 0.02. Best: 1 and 0.02, 89.1 %.
-    cifar10: three rates at a batch of 2,048 and of 16,384, one seed, judged on 5,000 of 50,000 training images. Best:
-    6 at both, 94.1 and 75.4 %, the largest that was tried; so the rate stays from 2,048 on. A saturation at 8,192, two
-    epochs of warm-up and a weight decay of 1e-4 gave less at 14,720.
-    With --epochs 50 and workers.count=64 it has 94.35 % of the test images after 13.4 s of training on an H200 (20
-    seeds, docs/large-batches.md).
+    cifar10: three rates at a batch of 2,048 and of 16,384, one seed, judged on 5,000 of 50,000 training images. Best: 6
+    at both, 94.1 and 75.4 %, the largest that was tried; so the rate stays constant from 2,048 on. A saturation at
+    8,192, two epochs of warm-up and a weight decay of 1e-4 gave less at 14,720. With --epochs 50 and workers.count=64
+    it classifies 94.35 % of the test images correctly after 13.4 s of training on an H200 (20 seeds,
+    docs/large-batches.md).
 
 Differs
-    Local averages are averaged over workers before an evaluation, so that all ranks report one figure.
-    1.73 M images/s over 74.7 s would be 100.9 epochs; time and throughput are not derived from each other here.
+    The workers' averages are themselves averaged before an evaluation, so that all ranks report one figure. 1.73 M
+    images/s over 74.7 s would be 100.9 epochs; time and throughput are not derived from each other here.
 """
 
 from __future__ import annotations

@@ -21,19 +21,19 @@ Batch
     mini: updates of 32 samples; 375 shares an epoch of 12,000 images, drawn by two processes.
 
 Known
-    Sample, read, gradient, update; no locks. The proof needs sparse gradients, so that updates rarely meet (rho and
-    Delta small). Experiments go through the data without replacement, and shrink the step by 0.9 an epoch.
+    Sample, read, gradient, update; no locks. The proof needs sparse gradients, so that updates rarely collide (small
+    rho and Delta). The experiments draw the data without replacement, and multiply the step by 0.9 each epoch.
 
 Chosen
     mini: momentum SGD with the rate of `plain` for 32 samples (0.2 for 256, scaled by the batch), its weight decay, and
-    a line to zero; the velocity is each process's own, as in PyTorch's example. There is no preset `paper`: the paper
-    trains no networks; its sparse problems run with --data FILE.svm, in threads, with `bigstep.sparse`.
+    linear decay to zero; each process has its own velocity, as in PyTorch's example. There is no preset `paper`: the
+    paper trains no networks; its sparse problems run with --data FILE.svm, in threads, with `bigstep.sparse`.
 
 Differs
-    A network's gradient is dense: every update meets every other, and what keeps it working is that few processes are
-    a few updates apart. The run counts both: the staleness of each update, and the writes that overlapped.
-    Tensors are added without atomic operations. Batch norm uses each share's own statistics; the moving averages are
-    shared like weights.
+    A network's gradient is dense: every update collides with every other, and it works only because few processes run,
+    a few updates apart. The run counts both: the staleness of each update, and the writes that overlapped. Tensors are
+    added without atomic operations. Batch norm uses each share's own statistics; the moving averages are shared like
+    weights.
 """
 
 from __future__ import annotations

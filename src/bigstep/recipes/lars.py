@@ -16,8 +16,8 @@ Launch
 Batch
     paper: 2048 workers x 16 = 32,768; 39.1 steps an epoch, 3,519 in 90 epochs.
     mini: 32 workers x 32 = 1,024.
-    cifar10: 16 workers x 32 = 512; --set workers.count=N takes any batch, the rate by its square
-    root up to 2,048 and no further.
+    cifar10: 16 workers x 32 = 512; --set workers.count=N takes any batch; the rate grows with its square root up to
+    2,048.
 
 Known
     The rule, trust coefficient 0.001, momentum 0.9, polynomial decay of power 2, warm-up.
@@ -25,18 +25,17 @@ Known
 Chosen
     Peak 34 after 12 epochs of warm-up: the papers' own rates for ResNet-50 were not found; these are the published
     settings of Google's LARS code for the same batch, with the same coefficient and power. Weight decay 1e-4 goes with
-    them. The rate is given as it is, not scaled: it belongs to this batch alone. Halving and doubling in groups of
-    16 MB: of the collectives here the planner finds it the fastest for 2,048 workers (the paper names none).
+    them. The rate is not scaled: it belongs to this batch alone. Halving/doubling in groups of 16 MB: of the
+    collectives here, the planner finds it the fastest for 2,048 workers (the paper names none).
     mini: searched 18 settings with three seeds each, judged on 2,000 of 12,000 training images: rate 0.5 to 16
     x coefficient 0.001, 0.005, 0.02. Best: 8 and 0.005, 89.9 %.
-    cifar10: three rates at a batch of 2,048 and of 16,384, one seed, judged on 5,000 of 50,000 training images. Best:
-    6 at both, 94.5 and 75.2 %, the largest that was tried; so the rate stays from 2,048 on.
+    cifar10: three rates at a batch of 2,048 and of 16,384, one seed, judged on 5,000 of 50,000 training images. Best: 6
+    at both, 94.5 and 75.2 %, the largest that was tried; so the rate stays constant from 2,048 on.
 
 Differs
-    Biases and norm parameters are neither adapted nor decayed, as in every later system; the paper does not say so.
-    Its accuracy table for each batch was not found, so nothing is asserted about it.
-    In a public study (Nado et al. 2021, arXiv 2102.06356) carefully tuned Nesterov SGD equals LARS at this batch: keep
-    `plain` beside it.
+    Biases and norm parameters are neither adapted nor decayed, as in every later system; the paper does not say so. The
+    paper's table of accuracies by batch was not found, so nothing is claimed about it. In a public study (Nado et al.
+    2021, arXiv 2102.06356) carefully tuned Nesterov SGD equals LARS at this batch: keep `plain` beside it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""leap: few long steps. bigstep's own recipe for batches far beyond the critical one.
+"""leap: few, long steps; bigstep's own recipe for batches far beyond the critical one.
 
 Evidence
-    None outside of this project: nobody has published large-batch vision with Muon. What it is made of has evidence:
+    None outside this project: no large-batch vision with Muon is published. Its pieces have evidence:
 
     | piece                                   | from                                       |
     |-----------------------------------------|--------------------------------------------|
@@ -22,25 +22,26 @@ Batch
     shakespeare: 16 workers x 4 sequences of 64 bytes for 0.8 epochs, 128 sequences for 0.7, 256 for 0.5.
 
 Known
-    At equal epochs it is steps that a huge batch lacks, so each must get far: an orthogonalised step moves every
-    direction of a layer alike, and its length does not depend on the gradient's. Growth puts the small batches where
-    the noise scale is small.
+    With equal epochs a huge batch takes few steps, so each must go far: an orthogonalised step moves every direction of
+    a layer alike, and its length does not depend on that of the gradient. Growth puts the small batches where the noise
+    scale is small.
 
 Chosen
-    Workers are added and local batches stay at 32, so that batch norm sees the same groups in every stage. Filters
-    brought to the norm sqrt(outputs), SGD for norms, biases and the head. A short warm-up and a line to 0.
-    The rate follows the square root of the first batch up to 2,048, as in the other recipes.
-    mini: rates 0.05, 0.1, 0.2 and 0.4, one seed, 3,000 images to train on and 9,000 to judge, 256 to 1,024 in a step,
-    10 epochs: 83.3, 85.4, 86.2 and 86.0 %. So 0.2. Momentum was not searched there.
+    Workers are added and local batches stay at 32, so that batch norm sees the same groups in every stage. Filters are
+    brought to the norm sqrt(outputs); SGD for norms, biases and the head. A short warm-up, then linear decay to 0. The
+    rate follows the square root of the first batch up to 2,048, as in the other recipes.
+    mini: rates 0.05, 0.1, 0.2 and 0.4, one seed, 3,000 images to train on and 9,000 to judge on, 256 to 1,024 in a
+    step, 10 epochs: 83.3, 85.4, 86.2 and 86.0 %. So 0.2. Momentum was not searched there.
     cifar10: at 14,720 of 45,000 images, 5,000 held out, one seed: rates 0.12, 0.24 and 0.48 gave 94.0, 94.1 and 93.7 %,
     momentum 0.9 in place of 0.8 gave 94.4; momentum 0.6, growth at 18 and 26, a rest twice as fast and smoothing 0.2
     gave no more. So 0.24 and 0.9 for every batch.
     shakespeare: rates 0.01, 0.02, 0.04 and 0.08, half an epoch, one seed, 64 to 256 sequences a step: 3.48, 3.35, 3.27
-    and 3.38 bits a byte of held-out text. The preset runs four times as long and keeps 0.02; no more was searched.
+    and 3.38 bits per byte of held-out text. The preset runs four times as long and keeps 0.02; nothing else was
+    searched.
 
 Differs
     From `muon`: the batch grows, and mini has the statistics of the last batch, as both have in cifar10. From `sony`:
-    Muon in place of LARS, workers in place of local batches, a line in place of the polynomial.
+    Muon in place of LARS, growing workers in place of local batches, a line in place of the polynomial.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Local SGD: islands take steps of their own with momentum SGD, and every H steps all take the mean of their weights.
 
 Evidence
-    Stich, "Local SGD Converges Fast and Communicates Little", 2018 (arXiv 1805.09767): for convex losses the rate of
-    mini-batch SGD, with fewer exchanges. Lin et al., "Don't Use Large Mini-Batches, Use Local SGD", 2018 (arXiv
-    1808.07217): the same for networks on images.
+    Stich, "Local SGD Converges Fast and Communicates Little", 2018 (arXiv 1805.09767): for convex losses it converges
+    as fast as mini-batch SGD, with fewer exchanges. Lin et al., "Don't Use Large Mini-Batches, Use Local SGD", 2018
+    (arXiv 1808.07217): the same for networks on images.
 
     | what                                             | standing                                              |
     |--------------------------------------------------|-------------------------------------------------------|
@@ -17,7 +17,7 @@ Launch
 
 Batch
     mini: 32 workers x 32 = 1,024 on 4 islands of 8 workers; 12 steps an epoch, a meeting every 4.
-    cifar10: 16 workers x 32 = 512 on 8 islands; --set workers.count=N takes any batch, the rate as in `plain`.
+    cifar10: 16 workers x 32 = 512 on 8 islands; --set workers.count=N takes any batch; the rate as in `plain`.
 
 Known
     Weights are averaged; momentum is not, and stays with its island (Lin et al.). The rate is that of the whole
@@ -25,11 +25,12 @@ Known
 
 Chosen
     Four islands and H = 4 in mini, eight and H = 4 on CIFAR-10, where a batch of 16,384 leaves three steps an epoch.
-    Rates, decay and schedule are those of `plain`, so that a comparison shows the islands alone; not searched.
+    Rates, decay and schedule are those of `plain`, so that a comparison shows the effect of the islands alone; not
+    searched.
 
 Differs
-    Every island has batch-norm statistics of its own, whose mean an evaluation takes. Islands count by the samples
-    they have seen, which differ in the last batch of an epoch only.
+    Every island has batch-norm statistics of its own; an evaluation uses their mean. Islands are weighted by the
+    samples that they have seen, which differ only in the last batch of an epoch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Locked SGD: processes take turns on shared weights; what Hogwild! is compared to.
+"""Locked SGD: processes take turns on shared weights; the baseline of Hogwild!.
 
 Evidence
     Langford, Smola, Zinkevich, "Slow Learners are Fast", 2009, and the baselines of Niu, Recht, Re, Wright, "Hogwild!",
@@ -19,17 +19,17 @@ Batch
     mini: updates of 32 samples; 375 shares an epoch of 12,000 images, taken by two processes.
 
 Known
-    Take the lock, read, compute the gradient, update, release: nothing is ever stale, and the result is that of a
-    serial run on the same order, bit for bit, whatever the number of processes.
+    Take the lock, read, compute the gradient, update, release: nothing is ever stale, and with any number of processes
+    the result is that of a serial run in the same order, bit for bit.
 
 Chosen
     mini: momentum SGD with the rate of `plain` for 32 samples (0.2 for 256, scaled by the batch), its weight decay, and
-    a line to zero. There is no preset `paper`: the paper trains no networks. Its sparse problems run with
+    linear decay to zero. There is no preset `paper`: the paper trains no networks. Its sparse problems run with
     `bigstep train locked --data FILE.svm`.
 
 Differs
-    An update is the gradient of 32 samples, not of one. The lock is held through the gradient as well, so more
-    processes bring no speed; that is the point of the comparison.
+    An update is the gradient of 32 samples, not of one. The lock is held while the gradient is computed too, so more
+    processes are not faster; that is the point of the comparison.
 """
 
 from __future__ import annotations

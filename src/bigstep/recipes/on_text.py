@@ -1,4 +1,4 @@
-"""A recipe for images as it runs on text: what stays, what has no meaning there, and a sentence that says so."""
+"""A recipe for images as it runs on text: what stays, what does not apply, and a sentence that says so."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bigstep.tables.models import find_model
 __all__ = ["on_text", "said_of_text", "wants_text"]
 
 IMAGES_OF_A_SEQUENCE = 8
-"""A sequence of 64 bytes stands for so many images in a batch, so that a run takes as long as those on text do."""
+"""A sequence of 64 bytes replaces so many images of a batch, so that a run takes as long as the recipes for text."""
 
 
 def wants_text(config: RunConfig, model: str) -> bool:
@@ -31,8 +31,8 @@ def wants_text(config: RunConfig, model: str) -> bool:
 def on_text(config: RunConfig, model: str) -> RunConfig:
     """Return a run on images as one on the text that ships.
 
-    Rule, shape of the schedule, plan of batches, smoothing, precision, exchange and islands stay, and so does the rate
-    of a full batch: nothing was searched for text. Batches shrink to sequences, epochs to those of the text's presets.
+    Rule, shape of the schedule, batch plan, smoothing, precision, exchange and islands stay, and so does the rate of a
+    full batch: nothing was searched for text. Batches shrink to sequences, epochs to those of the presets for text.
 
     >>> from bigstep.recipes import load
     >>> config = on_text(load("sony"), "gpt-mini")
@@ -41,7 +41,7 @@ def on_text(config: RunConfig, model: str) -> RunConfig:
     """
     share, rate, text = 1 / IMAGES_OF_A_SEQUENCE, config.lr, SHAKESPEARE
     shrunk = scale_workers(stretch(config, text.epochs), local_batch=share)
-    ratio = shrunk.batch / config.batch  # a share of a worker is rounded
+    ratio = shrunk.batch / config.batch  # local batches are rounded
     kept = config.data
     return replace(
         shrunk,
@@ -58,7 +58,7 @@ def on_text(config: RunConfig, model: str) -> RunConfig:
 
 
 def said_of_text(images: RunConfig, config: RunConfig) -> str:
-    """Say what `config` does on text, which was made of a recipe for images and of what else was asked for.
+    """Say what `config` does on text; it was made from the recipe `images` and the other options.
 
     >>> from bigstep.recipes import load
     >>> said_of_text(load("sony"), on_text(load("sony"), "gpt-mini"))[:37]
@@ -72,6 +72,6 @@ def said_of_text(images: RunConfig, config: RunConfig) -> str:
         f"{config.recipe} on text: {config.model} on {config.data.name}, {config.workers.count} workers x "
         f"{config.workers.local_batch} sequences of {config.data.length} tokens, {config.epochs:g} passes. Rule "
         f"({config.optimizer.name}), schedule, plan and exchange are the recipe's for images, and so is the rate where "
-        f"none was set; {' and '.join([*lost, 'batch norm'])} have no place here. Nothing was tuned for text: the "
-        "baseline that was is adamw."
+        f"none was set; {' and '.join([*lost, 'batch norm'])} do not apply. Nothing was tuned for text: the "
+        "tuned baseline is adamw."
     )

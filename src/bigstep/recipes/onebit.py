@@ -24,30 +24,30 @@ Batch
     paper: 8 workers x 180 = 1,440; 889.7 steps an epoch. Double buffering exchanges each half of a minibatch by itself,
     so that two steps are one minibatch of 2,880, the smaller one of the abstract.
     mini: 32 workers x 32 = 1,024.
-    cifar10: 16 workers x 32 = 512; --set workers.count=N takes any batch, the rate by its square
-    root up to 2,048 and no further.
+    cifar10: 16 workers x 32 = 512; --set workers.count=N takes any batch; the rate grows with its square root up to
+    2,048.
 
 Known
-    Threshold 0; the two values of a column are the means of what they replace; what is lost is carried into the next
-    step; each node owns a slice, sums it, applies AdaGrad to the aggregate and then momentum, quantises again with a
-    residual of its own; the first 24 of 309 hours go unquantised; double buffering. AdaGrad on each node's own
+    Threshold 0; the two values of a column are the means of those that they replace; what is lost is carried into the
+    next step; each node owns a slice, sums it, applies AdaGrad to the aggregate and then momentum, quantises again with
+    a residual of its own; the first 24 of 309 hours are not quantised; double buffering. AdaGrad on each node's own
     gradient, before it is quantised, trains to a lower frame accuracy (57.4 against 59.1 %).
 
 Chosen
     The corpus is not public, so the paper preset keeps the exchange, the batch and the order of operations and trains
-    ResNet-50 on ImageNet for 90 epochs. 24 / 309 of a pass are 69 dense steps. Momentum 0.9 and the rate of AdaGrad,
-    0.002 with square-root decay of its own and a line to zero, are conventions.
-    mini: two dense epochs (24 steps), no double buffering.
-    Searched on one rank, so without codes, judged on 2,000 of 12,000 training images. With weight decay 2e-3: rate
-    0.006 75.8 %, 0.02 86.8 %, 0.06 88.6 %, 0.1 88.1 %; with 5e-4: 0.02 85.4 %, 0.06 87.1 % (one seed each).
+    ResNet-50 on ImageNet for 90 epochs. 24 / 309 of a pass are 69 dense steps. Momentum 0.9 and AdaGrad's rate, 0.002
+    with its inherent square-root decay and a line to zero, are conventions.
+    mini: two dense epochs (24 steps), no double buffering. Searched on one rank, so without quantisation, judged on
+    2,000 of 12,000 training images. With weight decay 2e-3: rate 0.006 75.8 %, 0.02 86.8 %, 0.06 88.6 %, 0.1 88.1 %;
+    with 5e-4: 0.02 85.4 %, 0.06 87.1 % (one seed each).
     cifar10: three rates at a batch of 2,048 and of 16,384, one seed, judged on 5,000 of 50,000 training images. Best:
-    0.03 at both, 91.1 and 49.7 %, the smallest that was tried; so the rate stays from 2,048 on.
+    0.03 at both, 91.1 and 49.7 %, the smallest that was tried; so the rate stays constant from 2,048 on.
 
 Differs
-    The printed recursion of the residual leaves the old residual out; the carried form is used, as in the authors'
-    CNTK. Every rank applies AdaGrad and momentum to the whole mean, after the second quantisation; mini has no
-    momentum. Codes are per rank: with one rank nothing is quantised, and the path depends on the number of ranks, which
-    the program says. Word error rates and hours cannot be reproduced here.
+    The paper's printed recursion omits the old residual; here it is carried along, as in the authors' CNTK. Every rank
+    applies AdaGrad and momentum to the whole mean, after the second quantisation; mini has no momentum. Codes are per
+    rank: with one rank nothing is quantised, and the path depends on the number of ranks, as the program says. Word
+    error rates and hours cannot be reproduced here.
 """
 
 from __future__ import annotations

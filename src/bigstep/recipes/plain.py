@@ -1,4 +1,4 @@
-"""Momentum SGD, tuned as hard as the others: the line that every other recipe has to beat.
+"""Momentum SGD, tuned as hard as the others: the baseline that every other recipe has to beat.
 
 Evidence
     He, Zhang, Ren, Sun, "Deep Residual Learning for Image Recognition", 2015, and the same network and batch as the
@@ -16,8 +16,8 @@ Launch
 Batch
     paper: 8 workers x 32 = 256; 5,004.6 steps an epoch, 450,410 in 90 epochs.
     mini: 32 workers x 32 = 1,024; 12 steps an epoch on 12,000 images.
-    cifar10: 16 workers x 32 = 512; --set workers.count=N takes any batch, the rate by its square root up to
-    2,048 and by its cube root from there; beyond 8,192 the warm-up of five epochs grows with the batch.
+    cifar10: 16 workers x 32 = 512; --set workers.count=N takes any batch; the rate grows with its square root up to
+    2,048 and with its cube root from there; beyond 8,192 the warm-up of five epochs grows with the batch.
 
 Known
     Rate 0.1, divided by 10 at epochs 30, 60 and 80; Nesterov momentum 0.9; weight decay 1e-4, none on batch norm; He
@@ -28,14 +28,14 @@ Chosen
     flips.
     Searched: 18 settings with three seeds each, judged on 2,000 of 12,000 training images: rate 0.05 to
     0.7 x weight decay 1e-4, 5e-4, 2e-3. Best: 0.2 and 2e-3, 89.5 %.
-    cifar10: rates at a batch of 2,048, one seed, judged on 5,000 of 50,000 training images: 0.8, 1.6 and 3.2 had 92.7,
-    94.0 and 93.7 %. At 14,720 a warm-up of 2, 5 and 10 epochs: 72.1, 73.1 and 76.0 %; a weight decay of 1e-4 beside the
-    last: 75.4 %. Then rates from 0.4 to 6.4: 70.4, 74.3, 76.1, 76.2 (3.2) and 69.8 %; the cube root leads from 1.6 at
+    cifar10: rates at a batch of 2,048, one seed, judged on 5,000 of 50,000 training images: 0.8, 1.6 and 3.2 gave 92.7,
+    94.0 and 93.7 %. At 14,720 a warm-up of 2, 5 and 10 epochs: 72.1, 73.1 and 76.0 %; the last with a weight decay of
+    1e-4: 75.4 %. Then rates from 0.4 to 6.4: 70.4, 74.3, 76.1, 76.2 (3.2) and 69.8 %; the cube root leads from 1.6 at
     2,048 to 3.2 at 16,384.
 
 Differs
-    paper: in nothing that is known; the data pipeline's resampling is Pillow's.
-    The time of 29 hours belongs to 8 P100 and to Caffe; no time of this package stands beside it.
+    paper: no known difference; the data pipeline resamples with Pillow. The time of 29 hours belongs to 8 P100 and to
+    Caffe; no time of this package is compared with it.
 """
 
 from __future__ import annotations

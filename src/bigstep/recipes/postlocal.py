@@ -2,7 +2,7 @@
 
 Evidence
     Lin et al., "Don't Use Large Mini-Batches, Use Local SGD", 2018 (arXiv 1808.07217): large batches generalise worse;
-    islands in the last phase bring back noise, and with it accuracy.
+    islands in the last phase bring back the noise, and with it the accuracy.
 
     | what                                                          | standing                                     |
     |---------------------------------------------------------------|----------------------------------------------|
@@ -18,14 +18,14 @@ Batch
     cifar10: 16 workers x 32 = 512, 8 islands from epoch 15 of 30 on; --set workers.count=N takes any batch.
 
 Known
-    Synchronous up to the first decay of the rate; then averaging every H steps, momentum left to each island.
+    Synchronous up to the first decay of the rate; then averaging every H steps; each island keeps its own momentum.
 
 Chosen
-    A rate in steps, divided by 10 after half and three quarters of the run, so that there is a first decay; warm-up,
+    A rate that falls in steps, by 10 after half and three quarters of the run, so that there is a first decay; warm-up,
     peak rate and weight decay are those of `plain`. Islands as in `localsgd`. Not searched.
 
 Differs
-    Islands begin with the momentum and the batch-norm statistics that the synchronous part has left, a copy each.
+    Each island begins with a copy of the momentum and the batch-norm statistics of the synchronous part.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def cifar10() -> RunConfig:
 
 
 def _after_the_first_decay(config: RunConfig, islands: IslandsConfig) -> RunConfig:
-    """Let the rate fall after half and three quarters of a run, and islands begin when it first does."""
+    """Let the rate fall after half and three quarters of a run, and islands begin at the first fall."""
     epochs = config.epochs
     falls = Piece(shape="step", until=epochs, at=(epochs / 2, epochs * 3 / 4), factor=0.1)
     warmup = config.lr.schedule[0]

@@ -1,7 +1,7 @@
-"""What the presets of the recipes share, so that a recipe says only what it does differently.
+"""What the presets of the recipes share, so that a recipe states only what it does differently.
 
 `replace(IMAGENET, ...)` is how a preset `paper` begins, `EMBEDDED` a preset `mini`, `CIFAR10` a preset `cifar10`;
-optimizer, rate and exchange are each recipe's own. Where a paper does not speak of batch norm, it is Goyal's.
+optimizer, rate and exchange are each recipe's own. If a paper does not speak of batch norm, Goyal's is taken.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ CIFAR10 = RunConfig(
     norm=GOYAL,
     precision="fp16",
 )
-"""CIFAR-10 on one GPU at any batch: `--set workers.count=N` adds workers, and rates follow the batch up to 2,048."""
+"""CIFAR-10 on one GPU at any batch: `--set workers.count=N` adds workers; rates follow the batch up to 2,048."""
 
 
 SHAKESPEARE = RunConfig(
@@ -73,4 +73,4 @@ BOOKS = RunConfig(
     ),
     precision="bf16",
 )
-"""A GPT of 10 million weights on a text of one's own, as bytes, on one GPU: one pass over it."""
+"""A GPT of 10 million weights on your own text, as bytes, on one GPU: one pass over it."""

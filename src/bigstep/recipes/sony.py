@@ -2,7 +2,7 @@
 
 Evidence
     Mikami, Suganuma, U-chupala, Tanaka, Kageyama, "Massively Distributed SGD: ImageNet/ResNet-50 Training in a Flash",
-    arXiv 1811.05233, v1 of November 2018 and v2 of March 2019; abstracts, NVIDIA's and the press's reports were read,
+    arXiv 1811.05233, v1 of November 2018 and v2 of March 2019; abstracts and reports by NVIDIA and the press were read,
     the paper itself was not.
 
     | version | batch            | processors | time  | top-1   | standing                                     |
@@ -27,25 +27,25 @@ Known
     LARS; five epochs of warm-up at the small batch; growth of the batch in place of decay; label smoothing in v2; fp16
     forward, backward and exchange; 2D-torus all-reduce; batch norm without moving averages.
 
-Chosen (the paper's constants were not seen; these are recollections or conventions, and none is asserted as published)
+Chosen (the paper's constants were not seen; these are recollections or conventions, and none is claimed as published)
     Trust coefficient 0.01, eps 1e-6, peak rate 29, polynomial decay of power 2, weight decay 5e-5, smoothing 0.1; the
     first growth of v1 at epoch 30. One exchange after the backward pass, as the planner assumes for the published
-    rates; the grid is taken from nodes and ranks: 64 x 54 under the launch line above, whose step the planner predicts
-    within 1 % of that of the paper's 72 x 48.
+    rates; the grid is derived from nodes and ranks: 64 x 54 with the launch line above, whose step takes, as the
+    planner predicts, within 1 % of that of the paper's 72 x 48.
     mini: growth at epoch 7, the same fraction.
     Searched: 18 settings with three seeds each, judged on 2,000 of 12,000 training images: rate 0.5 to
     16 x coefficient 0.001, 0.005, 0.02. Best: 8 and 0.005, 89.2 %.
-    cifar10: three rates at a batch of 2,048 and of 16,384, one seed, judged on 5,000 of 50,000 training images. Best:
-    3 at 2,048 (94.5 %) and 6 at 16,384 (91.4 %); so the rate follows the square root of the first
-    batch up to 2,048. There the number of workers grew, a third of the run each; that local batches grow instead, as in
-    the paper, was measured afterwards: 92.5 against 93.0 % at 14,720 (one seed). Growth at epochs 14 and 24 instead of
-    10 and 20 gave 93.2 against 92.3 % there (two seeds); 16 and 26, and a linear decay, gave no more.
-    On the test images: 94.2 % at 512, 92.4 % at 16,384 (docs/large-batches.md).
+    cifar10: three rates at a batch of 2,048 and of 16,384, one seed, judged on 5,000 of 50,000 training images. Best: 3
+    at 2,048 (94.5 %) and 6 at 16,384 (91.4 %); so the rate follows the square root of the first batch up to 2,048. In
+    that search the number of workers grew, a third of the run each; growing local batches, as in the paper, were
+    measured afterwards: 92.5 against 93.0 % at 14,720 (one seed). Growth at epochs 14 and 24 instead of 10 and 20 gave
+    93.2 against 92.3 % there (two seeds); 16 and 26, and a linear decay, gave no more. On the test images: 94.2 % at
+    512, 92.4 % at 16,384 (docs/large-batches.md).
 
 Differs
     v1 also changed how many GPUs took part; here the local batch grows. Augmentation is crop and flip, without the
-    rotation, distortion and colour changes of Sony's library. Published throughput times published time is not 90
-    epochs: the wall times hold more than steps, so neither is used to check the other.
+    rotation, distortion and colour changes of Sony's library. The published throughput times the published time is not
+    90 epochs: the wall times include more than steps, so neither is used to check the other.
 """
 
 from __future__ import annotations

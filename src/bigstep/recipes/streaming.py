@@ -8,7 +8,7 @@ Evidence
     |--------------------|---------------|------------------|---------------------------|
     | loss               | 2.67          | 2.66             | its table                 |
     | bytes sent         | 441 TB        | 1.10 TB          | its table                 |
-    | hours at 1 Gbit/s  | 109           | 0.88             | simulated, of its own     |
+    | hours at 1 Gbit/s  | 109           | 0.88             | its own simulation        |
 
 Launch
     bigstep train streaming
@@ -19,16 +19,16 @@ Batch
     As in `diloco`: 16 sequences in mini and 64 on books, on 4 islands.
 
 Known
-    Fragments that meet every H steps, each at another time; a mean that arrives some steps late, of which an island
-    takes half (alpha = 0.5); four bits a value; inner and outer optimizer as in DiLoCo.
+    Fragments that meet every H steps, each at another time; a mean that arrives some steps late and with which an
+    island mixes its weights half and half (alpha = 0.5); four bits a value; inner and outer optimizer as in DiLoCo.
 
 Chosen
     Three fragments and two steps of travel in mini, where a step is short; three and five on books, two blocks each.
 
 Differs
-    A fragment is a run of neighbouring parameters of about a third of the weights; the paper prefers layers in
-    strides. The four bits are integers with a scale for each block, and what they lose is kept for the next meeting;
-    the paper's are small floats, and what they lose is lost.
+    A fragment is a sequence of neighbouring parameters with about a third of the weights; the paper prefers layers
+    taken in strides. The four bits are integers with a scale for each block, and what they lose is kept for the next
+    meeting; the paper's are small floats, and what they lose is lost.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ Batch
     paper: 2048 workers x 32 = 65,536; 19.5 steps an epoch, 1,759 in 90 epochs.
     paper_alexnet: 1024 workers x 64 = 65,536.
     mini: 32 workers x 32 = 1,024.
-    cifar10: 16 workers x 32 = 512; --set workers.count=N takes any batch, the rate by its square
-    root up to 2,048 and no further.
+    cifar10: 16 workers x 32 = 512; --set workers.count=N takes any batch; the rate grows with its square root up to
+    2,048.
 
 Known
     fp16 forward and backward, LARS in fp32 on master weights, loss scaling; no decay of biases, gamma and beta; a batch
@@ -29,16 +29,16 @@ Known
 
 Chosen
     Peak 41 after 16 epochs, power 2, coefficient 0.001, weight decay 1e-4: Google's public LARS settings for such
-    batches, since the paper's were not found. AlexNet keeps them but for the weight decay of 5e-4 that is customary
+    batches, since the paper's were not found. AlexNet keeps them, except for the weight decay of 5e-4 that is customary
     there; this preset has not been tuned. Groups of 4 MB.
     mini: searched 18 settings with three seeds each, judged on 2,000 of 12,000 training images: rate 0.5 to 16
     x coefficient 0.001, 0.005, 0.02. Best: 4 and 0.02, 89.7 %.
-    cifar10: three rates at a batch of 2,048 and of 16,384, one seed, judged on 5,000 of 50,000 training images. Best:
-    6 at both, 94.5 and 75.2 %, the largest that was tried; so the rate stays from 2,048 on.
+    cifar10: three rates at a batch of 2,048 and of 16,384, one seed, judged on 5,000 of 50,000 training images. Best: 6
+    at both, 94.5 and 75.2 %, the largest that was tried; so the rate stays constant from 2,048 on.
 
 Differs
-    The hybrid chooses by a threshold of ours (64 KiB for each rank), since the paper's was not found. The presets for
-    ResNet-50 name its hierarchical half: no group of 4 MB reaches the ring on so many workers. In paper_alexnet the
+    The hybrid chooses by a threshold of ours (64 KiB per rank), since the paper's was not found. The presets for
+    ResNet-50 use only its hierarchical half: no group of 4 MB reaches the ring on so many workers. In paper_alexnet the
     first linear layer does, 75 MB in fp16.
 """
 

@@ -1,8 +1,8 @@
 """What exists, by name: optimizers, shapes of schedules, models, methods, collectives, codecs, data sets.
 
-One module a kind, each with a frozen entry and one dict from name to entry. An entry says what its name means, what it
-goes with and where its code is; the code itself is imported by `load` only when it is used, so that checks, planner and
-help need no torch. To add one is one file with the code and one entry here.
+One module per kind, each with a frozen entry and one dict from name to entry. An entry says what its name means, what
+it goes with and where its code is; the code itself is imported by `load` only when it is used, so that checks, planner
+and help need no torch. To add one takes a file with the code and an entry here.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def load_own(path: str, field: str) -> Any:
 
     Args:
         path: An import path with a colon before the name.
-        field: Who names it, for messages.
+        field: The field that names it, for messages.
 
     >>> load_own("bigstep.schedules:join", "loss.name").__name__
     'join'
@@ -65,7 +65,7 @@ def load_own(path: str, field: str) -> Any:
             raise ConfigError(
                 f"{field}: {path}: there is no module {error.name!r}; install it or run from the folder that holds it."
             ) from None
-        raise  # a module that the user's own file imports is missing: that traceback is theirs to read
+        raise  # a module that the user's own file imports is missing: show that traceback
     found = getattr(module, name, None)
     if not callable(found):
         public = [each for each, value in vars(module).items() if callable(value) and not each.startswith("_")]

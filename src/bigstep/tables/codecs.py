@@ -1,4 +1,4 @@
-"""Codecs by name: how gradients are written on the wire, what that takes and loses, and which collective carries it."""
+"""Codecs by name: how gradients are written on the wire, what that costs and loses, and which collectives carry it."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ __all__ = [
 Shape = Sequence[int]
 Settings = Mapping[str, float]
 
-# A block shares two reconstruction values (8 bytes). From 448 values up a block takes at most 1/28 of float32, and
-# 4096 values with their residuals still lie in a core's first- and second-level cache for the second pass over them.
+# A block shares two reconstruction values (8 bytes). A block of 448 values or more takes at most 1/28 of float32, and
+# 4096 values with their residuals stay in a core's first- and second-level cache for the second pass over them.
 ONEBIT_MIN_BLOCK = 512
 ONEBIT_MAX_BLOCK = 4096
-# 1024 values share a scale of 4 bytes: 0.8 % of what int4 takes, while the largest of them is 3.3 times the rms
+# 1024 values share a scale of 4 bytes, 0.8 % of the bytes of int4; the largest of so many is 3.3 times their rms
 INTEGER_BLOCK = 1024
 CHUNK = 4096
 """Values among which top-k chooses, as SparseLoCo does; an index takes two bytes."""
@@ -36,7 +36,7 @@ _POWERSGD_MIN_RATE = 2
 
 @dataclass(frozen=True)
 class Cut:
-    """How the flat values of a parameter fall into blocks: a pattern, repeated, and a shorter last block."""
+    """How the flat values of a parameter are cut into blocks: a repeated pattern, then a shorter last block."""
 
     pattern: tuple[int, ...]
     repeats: int
@@ -44,20 +44,20 @@ class Cut:
 
     @property
     def lengths(self) -> list[int]:
-        """Of all blocks, in order."""
+        """The lengths of all blocks, in order."""
         return list(self.pattern) * self.repeats + ([self.tail] if self.tail else [])
 
 
 @dataclass(frozen=True)
 class BlockCode:
-    """A code that is written block by block and cannot be added: a head of whole float32, then a body of bytes."""
+    """A code that is written block by block and cannot be summed: a head of whole float32, then a body of bytes."""
 
     cut: Callable[[Shape], Cut]
-    """How a parameter of this shape falls into blocks."""
+    """How a parameter of this shape is cut into blocks."""
     head_bytes: int
-    """For each block."""
+    """Bytes of the head of each block."""
     body_bytes: Callable[[int, Settings], int]
-    """For a block of so many values."""
+    """Bytes of the body of a block with so many values."""
 
     def encoded(self, shape: Shape, settings: Settings) -> int:
         """Bytes of a whole parameter."""
@@ -78,23 +78,23 @@ class CodecEntry:
     loses: Literal["nothing", "rounding", "carried"]
     """What a step loses: nothing, rounding errors, or what is carried to the next step."""
     digits: int = 0
-    """Binary digits that rounding leaves of a value."""
+    """Significant bits of a value that rounding leaves."""
     bytes_per_value: float | Callable[[Shape, Settings], int] | None = None
-    """Of a code that can be summed, or a function of a parameter's shape; None where `blocks` says it."""
+    """For a code that can be summed; or a function of a parameter's shape that gives its bytes; else None."""
     blocks: BlockCode | None = None
-    """Of a code that cannot be summed."""
+    """The blocks of a code that cannot be summed."""
     own_rounds: bool = False
-    """Brings its own all-reduces, which take a ring's rounds."""
+    """Whether it brings its own all-reduces, which take a ring's rounds."""
     agree_from: int = 0
-    """So many ranks or more first agree on powers of two, by a small all-reduce that a plan leaves out; 0 for never."""
+    """This many ranks or more first agree on powers of two, by a small all-reduce that a plan omits; 0 for never."""
     orderless: bool = False
     """Whether a sum of codes has the same bits in any order, and hence on any number of ranks."""
     settings: Settings = field(default_factory=dict)
     """Its own settings and their defaults; fields of the configuration's exchange have the same names."""
     encode_traffic: float = 0.0
-    """Bytes of memory that each value costs to encode."""
+    """Bytes of memory traffic that encoding a value takes."""
     decode_traffic: float = 0.0
-    """Bytes of memory that each value costs to decode."""
+    """Bytes of memory traffic that decoding a value takes."""
     offered: bool = False
     """Whether a plan considers it unasked: its effect on training is known, and no other costs the same."""
 
@@ -122,8 +122,8 @@ def encoded_bytes(codec: str, shapes: Iterable[Shape], **settings: float) -> int
         **settings: Of the codec (`rank` for powersgd), where they differ from its defaults.
 
     Returns:
-        The sum over all parameters. 1-bit: one bit a value, each block filled up to whole bytes, plus two float32
-        for each block. powersgd: both factors of a matrix, or the tensor itself where those save less than half.
+        The sum over all parameters. 1-bit: one bit per value, each block padded to whole bytes, plus two float32
+        per block. powersgd: both factors of a matrix, or the tensor itself where those save less than half.
 
     >>> encoded_bytes("none", [(1000, 2048)]), encoded_bytes("onebit", [(1000, 2048)])
     (8192000, 264000)
@@ -134,7 +134,7 @@ def encoded_bytes(codec: str, shapes: Iterable[Shape], **settings: float) -> int
 
 
 def fill_settings(given: Settings) -> dict[str, float]:
-    """All settings of all codecs, those that are not given at their defaults.
+    """All settings of all codecs, with defaults for those that are not given.
 
     >>> fill_settings({"rank": 4})["rank"], fill_settings({})["rank"]
     (4, 2)
@@ -158,12 +158,12 @@ def collectives_for(codec: str) -> tuple[str, ...]:
 
 
 def check_pair(collective: str, codec: str, *, double_buffer: bool = False, planned: bool = False) -> None:
-    """Refuse what cannot work together; the only place that knows these rules.
+    """Refuse a collective and a codec that do not go together; the only place that knows these rules.
 
     Args:
         collective: How gradients are summed.
         codec: How they are written.
-        double_buffer: Whether each gradient comes back one backward late.
+        double_buffer: Whether each gradient arrives one backward late.
         planned: Whether collectives that only a plan knows are allowed too.
     """
     find(COLLECTIVES if planned else RUNNABLE, "collective", collective)
@@ -235,7 +235,7 @@ def _powersgd_bytes(shape: Shape, settings: Settings) -> int:
     return 4 * (factors if factors * _POWERSGD_MIN_RATE < values else values)
 
 
-# Traffic of memory, in bytes a value: half precision reads 4 and writes 2; 1-bit reads gradient and residual and writes
+# Memory traffic in bytes per value: half precision reads 4 and writes 2; 1-bit reads gradient and residual and writes
 # residual and a bit (12.1), then unpacks and adds at the owner (8.1) and at the receiver (4.1); PowerSGD reads the
 # matrix three times; top-k reads the values again to choose among them.
 CODECS = {
@@ -247,7 +247,7 @@ CODECS = {
         offered=True,
     ),
     "fp16": CodecEntry(
-        "half precision; many ranks agree on a scale",
+        "half precision; many ranks agree on a scale first",
         home="bigstep.exchange.codecs.dense:Half",
         loses="rounding",
         digits=11,
@@ -277,7 +277,7 @@ CODECS = {
         decode_traffic=12.0,
     ),
     "onebit": CodecEntry(
-        "the sign of each value and two means a block",
+        "the sign of each value and two means per block",
         home="bigstep.exchange.codecs.onebit:OneBit",
         loses="carried",
         blocks=BlockCode(_cut_rows, 8, lambda length, _: -(-length // 8)),
@@ -286,7 +286,7 @@ CODECS = {
         offered=True,
     ),
     "int8": CodecEntry(
-        "a byte a value and a scale for each 1,024",
+        "a byte per value and a scale for each 1,024",
         home="bigstep.exchange.codecs.integers:Int8",
         loses="carried",
         blocks=BlockCode(_cut_evenly(INTEGER_BLOCK), 4, lambda length, _: length),
@@ -294,7 +294,7 @@ CODECS = {
         decode_traffic=14.0,
     ),
     "int4": CodecEntry(
-        "half a byte a value and a scale for each 1,024",
+        "half a byte per value and a scale for each 1,024",
         home="bigstep.exchange.codecs.integers:Int4",
         loses="carried",
         blocks=BlockCode(_cut_evenly(INTEGER_BLOCK), 4, lambda length, _: -(-length // 2)),
@@ -302,7 +302,7 @@ CODECS = {
         decode_traffic=13.0,
     ),
     "topk": CodecEntry(
-        "the largest of each 4,096 values with their places; what is carried decays",
+        "the largest of each 4,096 values with their positions; what is carried over decays",
         home="bigstep.exchange.codecs.topk:TopK",
         loses="carried",
         blocks=BlockCode(_cut_evenly(CHUNK), 0, lambda length, settings: 4 * count_largest(length, settings)),

@@ -1,6 +1,6 @@
-"""Collectives by name: what each does, and the bytes and rounds that it takes.
+"""Collectives by name: what each does, and how many bytes and rounds it takes.
 
-`bigstep.exchange` is held to these figures by its tests, and the planner builds on them. Everything counts what one
+`bigstep.exchange` is held to these figures by its tests, and the planner builds on them. All figures are what one
 rank sends; a round is a message that cannot start before the one ahead of it has arrived (the alpha term of a cost
 model).
 """
@@ -21,7 +21,7 @@ __all__ = [
 ]  # fmt: skip
 
 RING_ROUND_BYTES = 65_536
-"""What a round of a ring must move to be worth its latency: `hybrid` takes a ring for messages that do.
+"""Bytes that a round of a ring must move to be worth its latency: from there on `hybrid` takes the ring.
 
 On the clusters that the planner ships the two costs cross at 32 to 128 KiB, whatever the number of devices.
 """
@@ -62,13 +62,13 @@ class CollectiveEntry:
     traffic: Callable[[float, int, Layout], Traffic]
     """Of one rank, from the encoded bytes, the number of ranks (at least 2) and their layout."""
     price: str
-    """Where the planner places that traffic on the links of a cluster."""
+    """The planner's function that puts this traffic on the links of a cluster."""
     home: str = ""
-    """Where its code is; empty for what only a plan knows, since the backend would do it by itself."""
+    """Where its code is; empty for one that only a plan knows, since the backend would do it by itself."""
     sums: bool = True
     """Whether values are added on their way; otherwise codes travel whole, to an owner of each block."""
     joins: tuple[str, ...] = ()
-    """Others among which it chooses; their costs are its own."""
+    """The collectives among which it chooses; its cost is that of the chosen one."""
 
 
 def collective_traffic(
@@ -228,7 +228,7 @@ COLLECTIVES = {
         home="bigstep.exchange.collectives.halving:Halving",
     ),
     "hybrid": CollectiveEntry(
-        "hierarchical for small messages, ring for those of at least 64 KiB a rank",
+        "hierarchical for small messages, ring for those of at least 64 KiB per rank",
         traffic=_hybrid,
         price="bigstep.plan.cost:price_hybrid",
         home="bigstep.exchange.collectives.hybrid:Hybrid",
@@ -242,7 +242,7 @@ COLLECTIVES = {
         sums=False,
     ),
     "switch": CollectiveEntry(
-        "the switches of the network add, where they can",
+        "the network's switches compute the sum, if they can",
         traffic=_switch,
         price="bigstep.plan.cost:price_switch",
     ),

@@ -12,20 +12,20 @@ __all__ = ["DATASETS", "DataSet"]
 
 @dataclass(frozen=True, kw_only=True)
 class DataSet:
-    """A data set, or a kind of files that a person brings."""
+    """A data set, or a kind of files that users bring."""
 
     about: str
     """What it is."""
     input: Literal["images", "tokens"]
-    """What a model has to take."""
+    """What a model for it must take."""
     size: str
-    """Training and test samples, and what one is like."""
+    """How many training and test samples there are, and what they are."""
     home: str
     """The function that opens it: (Wanted) -> DataPair."""
     needs_path: bool = False
-    """Whether it is nothing without a path."""
+    """Whether it needs a path."""
     packer: str = ""
-    """The function that packs it: (Wanted, Packing) -> what was packed; empty where that would gain nothing."""
+    """The function that packs it: (Wanted, Packing) -> what was packed; empty if packing would gain nothing."""
 
 
 DATASETS: dict[str, DataSet] = {
@@ -70,7 +70,7 @@ DATASETS: dict[str, DataSet] = {
         packer="bigstep.data.pack:pack_folder",
     ),
     "packed": DataSet(
-        about="Images that `bigstep data pack` has packed: tar files of WebDataset with an index.",
+        about="Images packed by `bigstep data pack`: WebDataset tar files with an index.",
         input="images",
         size="as many images and classes as it holds",
         home="bigstep.data.sources.packed:open_packed",

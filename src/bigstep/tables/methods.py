@@ -9,7 +9,7 @@ __all__ = ["ASYNCHRONOUS", "METHODS", "Method"]
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """What there is to know of a method besides the optimizers that go with it, which `tables.optimizers` lists."""
+    """What is known about a method besides the optimizers that go with it, which `tables.optimizers` lists."""
 
     about: str
     """One sentence, for help and documents."""
@@ -18,12 +18,12 @@ class Method:
     same_path: bool = True
     """Whether the same run takes the same path on any number of ranks."""
     resumes: bool = True
-    """Whether a run can be broken off and resumed."""
+    """Whether a run can be interrupted and resumed."""
 
 
 METHODS: dict[str, Method] = {
     "synchronous": Method(about="all workers' gradients are averaged in every step"),
-    "islands": Method(about="workers live on islands with weights of their own, which meet every H steps"),
+    "islands": Method(about="workers live on islands with weights of their own; the islands meet every H steps"),
     "locked": Method(
         about="processes of one machine update shared weights, one at a time", waits=False, same_path=False,
         resumes=False,

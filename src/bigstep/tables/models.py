@@ -15,14 +15,14 @@ Input = Literal["images", "tokens", "any"]
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """One network, or one place to take networks from."""
+    """One network, or one library or module to take networks from."""
 
     about: str
     """One sentence, for help and documents."""
     home: str
-    """Where the function is that builds it: from the shape of the data, and for a form from the name too."""
+    """Where the function is that builds it, from the shape of the data and, for a form, from the name too."""
     input: Input = "images"
-    """What it takes; `any` leaves that to the network itself."""
+    """What it takes; `any` leaves that to the network."""
 
 
 MODELS: dict[str, Model] = {
@@ -53,7 +53,7 @@ MODELS: dict[str, Model] = {
         }.items()
     },
     "lstm": Model(about="a recurrent network for text", home="bigstep.models.lstm:lstm", input="tokens"),
-    "lstm-mini": Model(about="the same for two CPU cores", home="bigstep.models.lstm:lstm_mini", input="tokens"),
+    "lstm-mini": Model(about="a smaller lstm for two CPU cores", home="bigstep.models.lstm:lstm_mini", input="tokens"),
 }
 
 MODELS = Table("models", Model, MODELS)
@@ -67,11 +67,11 @@ FORMS: dict[str, Model] = {
     ),
     "package.module:function": Model(about="your own", home="bigstep.models.imported:model_from_path", input="any"),
 }
-"""Names with a colon: what stands before it says where the network comes from."""
+"""Names with a colon: the part before it says where the network comes from."""
 
 
 def find_model(name: str) -> Model:
-    """Return the entry of a name, of one of `FORMS` where it has a colon.
+    """Return the entry of a name; for a name with a colon, that of its form.
 
     >>> find_model("resnet50").input, find_model("timm:vit_tiny").home
     ('images', 'bigstep.models.imported:model_from_timm')

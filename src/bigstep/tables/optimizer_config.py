@@ -1,4 +1,4 @@
-"""What every update rule has: an entry of the table, and settings that know which rule they are for.
+"""What every update rule has: an entry in the table, and settings that know which rule they are for.
 
 The rules themselves are in `bigstep.tables.optimizers`, whose settings are classes below `OptimizerConfig`.
 """
@@ -27,20 +27,20 @@ trust_coefficient=0.01, eps=1e-09)
     """
 
     name: str = "sgd"
-    """One of {optimizers}, or package.module:Class; it decides which settings there are, and no others are taken."""
+    """One of {optimizers}, or package.module:Class; it decides which settings there are; others are refused."""
     weight_decay: NotNegative = 0.0
     """Decay of the weights; biases and norm parameters get none unless decay_all is set."""
     decay_all: bool = False
     """Decay biases and norm parameters too."""
     clip: NotNegative = 0.0
-    """Scale a gradient down whose norm over all parameters is larger than this; 0 for none."""
+    """Scale the gradient down if its norm over all parameters is larger than this; 0 for none."""
 
-    if TYPE_CHECKING:  # beside the name any rule's settings may be given
+    if TYPE_CHECKING:  # besides the name, the settings of any rule may be given
 
         def __init__(self, *, name: str = "sgd", **settings: Any) -> None: ...
 
     def __new__(cls, **settings: Any) -> Self:
-        """Make room for the settings that `name` asks for; pickle and copy give none."""
+        """Create an instance of the settings class that `name` asks for; pickle and copy give no settings."""
         return super().__new__(cls.choose(settings)[0])
 
     def __post_init__(self) -> None:
@@ -55,7 +55,7 @@ trust_coefficient=0.01, eps=1e-09)
 
     @classmethod
     def choose(cls, settings: Mapping[str, Any]) -> tuple[type[Self], Mapping[str, Any]]:
-        """Return the class for some settings, and those of them that are not another rule's.
+        """Return the class for some settings, without the settings that belong to other rules.
 
         Files of version 0.1 hold the settings of all rules together.
         """
@@ -65,7 +65,7 @@ trust_coefficient=0.01, eps=1e-09)
         require(isinstance(name, str), f"optimizer.name takes text, but got {name!r:.60}.")
         require_name(name, rules(), "optimizer.name")
         chosen: Any = rules()[name].settings
-        own = ":" in name  # nothing of it can be another rule's
+        own = ":" in name  # none of its settings can be another rule's
         kept = {key: value for key, value in settings.items() if own or name in rules_with(key) or not rules_with(key)}
         return chosen, kept
 
@@ -85,7 +85,7 @@ adagrad='none', eps=1e-09)
 
     @property
     def entry(self) -> Optimizer:
-        """What the table says of this rule."""
+        """What the table says about this rule."""
         return rules()[self.name]
 
     @property
@@ -95,7 +95,7 @@ adagrad='none', eps=1e-09)
 
     @property
     def before_exchange(self) -> str:
-        """Where the class is that scales each rank's own gradient before ranks exchange theirs; mostly empty."""
+        """Where the class is that scales each rank's own gradient before the exchange; usually empty."""
         return ""
 
     def arguments_before(self) -> dict[str, Any]:
@@ -104,12 +104,12 @@ adagrad='none', eps=1e-09)
 
     @property
     def batch_rule(self) -> Literal["linear", "sqrt"]:
-        """How the rate follows the batch where nothing else says so."""
+        """How the rate follows the batch unless something else decides it."""
         return self.entry.batch_rule
 
     @property
     def shares_update(self) -> bool:
-        """Whether ranks divide the work of an update: the rule then has a `process_group` to be set."""
+        """Whether ranks divide the work of an update; if so, the optimizer has a `process_group` to set."""
         return False
 
     def stretch(self, ratio: float) -> OptimizerConfig:
@@ -125,7 +125,7 @@ adagrad='none', eps=1e-09)
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """What there is to know of an update rule."""
+    """What is known about an update rule."""
 
     about: str
     """One sentence, for help and documents."""
@@ -134,7 +134,7 @@ class Optimizer:
     settings: type[OptimizerConfig]
     """Its settings."""
     batch_rule: Literal["linear", "sqrt"]
-    """How its rate follows the batch: linearly where a step grows with the gradient, else by the square root."""
+    """How its rate follows the batch: linearly if a step grows with the gradient, else by the square root."""
     methods: tuple[str, ...] = ("synchronous", "islands")
     """The methods that it goes with."""
     fused: bool = False
@@ -142,13 +142,13 @@ class Optimizer:
     state_bytes: int
     """Bytes that it keeps for each parameter, in float32."""
     traffic: float | None = None
-    """Bytes a parameter that an update moves through a device's memory; None where arithmetic counts for more."""
+    """Bytes per parameter that an update moves through device memory; None if arithmetic takes longer than that."""
     changing: str = ""
-    """Where the function is that says what besides the rate changes: (settings, epoch, lr) -> values of the groups."""
+    """Where the function is that gives what changes besides the rate: (settings, epoch, lr) -> values of the groups."""
 
 
 def rules() -> Mapping[str, Optimizer]:
-    """Return the table, which is made of classes below `OptimizerConfig`: it is loaded when it is first asked for."""
+    """Return the table; it is imported late, since it is made of subclasses of `OptimizerConfig`."""
     table: Mapping[str, Optimizer] = load("bigstep.tables.optimizers:OPTIMIZERS")
     return table
 

@@ -1,7 +1,7 @@
 """Update rules by name, each with a small dataclass of its settings.
 
 A field of a settings class is an argument of the rule's constructor, unless `arguments` says otherwise; learning rate
-and parameter groups come from whoever builds it: `load(rule.home)(groups, lr=1.0, **rule.arguments())`.
+and parameter groups come from the caller that builds it: `load(rule.home)(groups, lr=1.0, **rule.arguments())`.
 """
 
 from __future__ import annotations
@@ -50,25 +50,25 @@ class _Adam(OptimizerConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class SgdSettings(_Momentum):
-    """Momentum SGD, with AdaGrad in front of it where that is wanted."""
+    """Momentum SGD, optionally with AdaGrad in front of it."""
 
     adagrad: Literal["none", "before", "after"] = "none"
-    """AdaGrad in front of sgd: each rank scales its gradient before the exchange, or the mean is scaled after it."""
+    """AdaGrad in front of sgd: before the exchange, on each rank's own gradient, or after it, on the mean."""
     eps: NotNegative = 1e-9
     """Added to AdaGrad's denominators."""
 
     @property
     def home(self) -> str:
-        """AdaGrad on the mean is part of the step."""
+        """AdaGrad after the exchange is part of the step, so it has another class."""
         return "bigstep.optim.adagrad:AdaGradSGD" if self.adagrad == "after" else self.entry.home
 
     @property
     def before_exchange(self) -> str:
-        """AdaGrad on each rank's own gradient is not."""
+        """AdaGrad before the exchange is apart from the step."""
         return "bigstep.optim.adagrad:RankAdaGrad" if self.adagrad == "before" else ""
 
     def arguments_before(self) -> dict[str, Any]:
-        """Each rank keeps sums of its own."""
+        """Only eps: each rank keeps sums of its own."""
         return {"eps": self.eps}
 
     @property
@@ -118,7 +118,7 @@ class RMSpropWarmupSettings(OptimizerConfig):
         return dataclasses.replace(self, blend_center=self.blend_center * ratio, blend_period=self.blend_period * ratio)
 
     def arguments(self, *, on_gpu: bool = False) -> dict[str, Any]:
-        """The blend changes from step to step."""
+        """All but the blend, which changes from step to step."""
         given = super().arguments(on_gpu=on_gpu)
         return {key: value for key, value in given.items() if not key.startswith("blend_")}
 
@@ -134,12 +134,12 @@ class AdagradSettings(OptimizerConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class AdamWSettings(_Adam):
-    """Adam with decay apart from the gradient."""
+    """Adam with decoupled weight decay."""
 
     name: str = "adamw"
 
     def arguments(self, *, on_gpu: bool = False) -> dict[str, Any]:
-        """Take torch's kernel on a CPU too, where its other forms go tensor by tensor."""
+        """Use torch's fused kernel on a CPU too, where its other forms go tensor by tensor."""
         return {**super().arguments(on_gpu=on_gpu), "fused": True}
 
 
@@ -168,19 +168,19 @@ class MuonSettings(_Momentum):
     rest_lr: Positive = 1.0
     """Rate of the rest, as a multiple of the rate of the matrices."""
     betas: Betas = (0.9, 0.95)
-    """Averages of the rest under adamw."""
+    """How much of the averages of the rest is kept from step to step (adamw)."""
     eps: Positive = 1e-8
-    """Added to denominators of the rest under adamw."""
+    """Added to the denominators of the rest (adamw)."""
     share: bool = True
-    """Each rank orthogonalises its share of the matrices and gets the others' (not with exact); false: all do all."""
+    """Each rank orthogonalises a share of the matrices and gets the rest (not with exact); false: each does all."""
 
     @property
     def shares_update(self) -> bool:
-        """Orthogonalising is work that is worth dividing."""
+        """Orthogonalising takes enough work to be worth dividing."""
         return self.share
 
     def arguments(self, *, on_gpu: bool = False) -> dict[str, Any]:
-        """Who shares the work is known when a step is taken."""
+        """All but `share`: which ranks divide the work is set when a step is taken."""
         given = super().arguments(on_gpu=on_gpu)
         return {key: value for key, value in given.items() if key != "share"}
 
@@ -203,7 +203,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
         home="bigstep.optim.lars:LARS",
         settings=LarsSettings,
         batch_rule="sqrt",
-        methods=("synchronous", "islands", "locked", "hogwild"),  # a shard of a server sees no whole layers
+        methods=("synchronous", "islands", "locked", "hogwild"),  # a shard of a parameter server sees no whole layers
         state_bytes=4,
         traffic=28.0,  # weights and gradients are read once more for the norms
     ),
@@ -226,7 +226,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
         traffic=20.0,
     ),
     "adamw": Optimizer(
-        about="Adam with decay apart from the gradient (Loshchilov, Hutter 2017)",
+        about="Adam with decoupled weight decay (Loshchilov, Hutter 2017)",
         home="torch.optim:AdamW",
         settings=AdamWSettings,
         batch_rule="sqrt",

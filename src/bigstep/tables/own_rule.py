@@ -1,4 +1,4 @@
-"""An update rule of a user's own, named by its place: `optimizer: {name: package.module:Class, settings: {…}}`."""
+"""A user's own update rule, named by its import path: `optimizer: {name: package.module:Class, settings: {…}}`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["FORM", "OWN", "OwnSettings", "own_rule"]
 
 @dataclass(frozen=True, kw_only=True)
 class OwnSettings(OptimizerConfig):
-    """Settings of a rule of which only its place is known.
+    """Settings of a rule of which only the import path is known.
 
     >>> OwnSettings(name="torch.optim:RAdam", settings={"betas": (0.9, 0.99)}).arguments()
     {'betas': [0.9, 0.99]}
     """
 
     settings: dict = field(default_factory=dict)  # type: ignore[type-arg]  # whatever its constructor takes
-    """Arguments of its constructor by name, beside parameters and rate; plain values."""
+    """Arguments of its constructor by name, besides parameters and rate; plain values."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -42,7 +42,7 @@ class OwnSettings(OptimizerConfig):
 class _Frozen(dict[str, Any]):
     """Plain values that a frozen dataclass can be hashed with."""
 
-    def __hash__(self) -> int:  # type: ignore[override]  # nobody changes it
+    def __hash__(self) -> int:  # type: ignore[override]  # it is never changed
         return hash(json.dumps(self, sort_keys=True))
 
 
@@ -55,7 +55,7 @@ OWN = Optimizer(
     methods=("synchronous",),
     state_bytes=8,
 )
-"""What is taken to be true of such a rule."""
+"""What is assumed of such a rule."""
 
 
 def own_rule(name: str) -> Optimizer:

@@ -1,8 +1,8 @@
 """What installed packages add to the tables, through entry points of Python's packaging.
 
 A package that declares, say, `[project.entry-points."bigstep.optimizers"]` with `lion = "my_package.entries:LION"` adds
-the name `lion`. Its entry is loaded when the name is first asked for and not known here, so that a start costs nothing;
-a name of bigstep's own is never replaced. Whoever installs a package trusts it: such names need no --trust.
+the name `lion`. Its entry is loaded only when the name is first asked for and not known here, so that starting costs
+nothing; a name of bigstep's own is never replaced. Installing a package means trusting it: such names need no --trust.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ Entry = TypeVar("Entry")
 
 @functools.cache
 def brought(group: str) -> dict[str, EntryPoint]:
-    """Return what installed packages bring of a kind, by name and unloaded."""
-    from importlib.metadata import entry_points  # takes longer than most commands, and few ask for it
+    """Return the entry points of a kind that installed packages bring, by name, not yet loaded."""
+    from importlib.metadata import entry_points  # takes longer than most commands, and few need it
 
     assert group in GROUPS
     return {point.name: point for point in entry_points(group=f"bigstep.{group}")}
 
 
 def load_brought(group: str, name: str, kind: type) -> Any:
-    """Load one of them, or say whose it is and why it is of no use."""
+    """Load one of them, or say which package it belongs to and why it cannot be used."""
     point = brought(group)[name]
     owner = point.dist.name if point.dist is not None else point.module
     try:
@@ -42,13 +42,13 @@ def load_brought(group: str, name: str, kind: type) -> Any:
     except Exception as error:  # somebody else's module can raise anything
         reason = (str(error).splitlines() or [""])[0]
         raise ConfigError(
-            f"{name!r} of the package {owner} cannot be loaded ({type(error).__name__}: {reason:.120}): mend or "
+            f"{name!r} of the package {owner} cannot be loaded ({type(error).__name__}: {reason:.120}): repair or "
             "uninstall that package."
         ) from None
     if not isinstance(entry, kind):
         raise ConfigError(
             f"{name!r} of the package {owner} is a {type(entry).__name__}, but bigstep.{group} takes {kind.__name__}: "
-            "mend or uninstall that package."
+            "repair or uninstall that package."
         )
     return entry
 
@@ -62,7 +62,7 @@ class Table(dict[str, Entry]):
     """
 
     def __init__(self, group: str, kind: type[Entry], entries: dict[str, Entry], own: str = "") -> None:
-        """`own` is where the function is that gives the entry of a user's own `package.module:name`; empty: none."""
+        """`own` names the function that gives the entry of a user's own `package.module:name`; empty for none."""
         super().__init__(entries)
         self._group, self._kind, self._own = group, kind, own
 

@@ -20,7 +20,7 @@ class Precision:
     products: str = "float32"
     """Type of the products of forward and backward; where it is not that of the weights, autocast chooses them."""
     loss_scale: float = 0.0
-    """What the loss is first multiplied by, so that small gradients are not lost; 0 for no scaling."""
+    """Factor on the loss at first, so that small gradients do not underflow; 0 for no scaling."""
     growth_interval: int = 2000
     """Steps without overflow after which the scale is doubled; an overflow halves it and drops the step."""
     needs_gpu: bool = False

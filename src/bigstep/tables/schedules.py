@@ -22,7 +22,7 @@ class Shape:
     home: str
     """Where the function is that gives the schedule."""
     takes: Mapping[str, str]
-    """Its arguments, and which field of a piece each of them is; `begin` is where the piece before it ended."""
+    """Its arguments, each with the field of a piece that gives it; `begin` is where the piece before it ended."""
 
 
 _CURVE = {"start": "start", "end": "end", "begin": "begin", "until": "until"}

@@ -16,14 +16,14 @@ class VocabularyKind:
     home: str
     """The function that makes it: (what follows the colon, training text, test text) -> Vocabulary."""
     after: str = ""
-    """What may follow a colon."""
+    """What may follow the colon."""
     required: bool = False
-    """Whether it must."""
+    """Whether something must follow it."""
 
 
 VOCABULARIES: dict[str, VocabularyKind] = {
     "bytes": VocabularyKind(
-        about="The 256 bytes: any file at all.",
+        about="The 256 bytes: works for any file.",
         home="bigstep.data.vocabulary:make_bytes",
     ),
     "chars": VocabularyKind(
@@ -32,7 +32,7 @@ VOCABULARIES: dict[str, VocabularyKind] = {
     ),
     "words": VocabularyKind(
         about="The most frequent words of the training text, 8,192 tokens in all unless a number says otherwise; "
-        "what is rarer is spelled in bytes.",
+        "rarer words are spelled in bytes.",
         home="bigstep.data.vocabulary:make_words",
         after="SIZE",
     ),
