@@ -103,6 +103,44 @@ def test_a_file_named_by_its_full_path_is_kept(project: Path, act: str) -> None:
     assert "it was about to change a file of yours" in result.trouble
 
 
+TREE = """
+import os, shutil
+folder = {!r}
+open(os.path.join(folder, "new.txt"), "w").close()  # the folder looks new from now on
+{}
+"""
+
+
+@pytest.mark.parametrize("act", ["shutil.rmtree(folder)", "os.rename(folder, folder + '2')"])
+def test_a_folder_that_got_a_new_file_keeps_its_old_ones(project: Path, act: str) -> None:
+    precious = project / "elsewhere" / "deeper" / "weights.bin"
+    precious.parent.mkdir(parents=True)
+    precious.write_text("a month of work")
+    result = look_at(project, TREE.format(str(project / "elsewhere"), act))
+    assert precious.read_text() == "a month of work"
+    assert "it was about to change a file of yours" in result.trouble
+
+
+def test_a_folder_that_the_program_made_may_go_again(project: Path) -> None:
+    copied = project / "elsewhere" / "copied"
+    (project / "elsewhere").mkdir()
+    (project / "old.txt").write_text("its copy carries its old time of change")
+    os.utime(project / "old.txt", (1, 1))
+    program = f"import shutil\nshutil.copytree('.', {str(copied)!r})\nshutil.rmtree({str(copied)!r})\n"
+    assert "a file of yours" not in (look_at(project, program).trouble or "")
+    assert not copied.exists()
+
+
+def test_an_empty_lock_may_be_taken_and_a_full_one_may_not(project: Path) -> None:
+    (project / "elsewhere").mkdir()
+    empty, full = project / "elsewhere" / "data.lock", project / "elsewhere" / "poetry.lock"
+    empty.touch()
+    full.write_text("content-hash")
+    assert "a file of yours" not in (look_at(project, f"open({str(empty)!r}, 'w')\n").trouble or "")
+    assert "a file of yours" in look_at(project, f"open({str(full)!r}, 'w')\n").trouble
+    assert full.read_text() == "content-hash"
+
+
 def test_new_files_elsewhere_are_told(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(project / "tmp"))
     (project / "tmp").mkdir()

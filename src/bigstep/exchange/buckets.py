@@ -115,7 +115,7 @@ class BucketTuner:
         gc.collect()  # DDP is in reference cycles, and only when it is freed do its hooks leave the parameters
         if old() is not None:  # two at once would both exchange every gradient
             raise ConfigError(
-                "The DDP object that the tuner replaces is still held elsewhere: use tuner.ddp anew in each step, and keep "
-                "no reference to it."
+                "The DDP object that the tuner replaces is still held elsewhere: use tuner.ddp in each step, and "
+                "keep no reference to it."
             )
         self.ddp = self._make_ddp(size)

@@ -24,7 +24,7 @@ class World:
     """Rank, size, nodes and grid of the ranks that exchange gradients.
 
     Rank r is at x = r mod X, y = r div X in the X x Y grid. The automatic choice makes X the ranks of one node, or of
-    several whole ones where that takes fewer rounds. A node is `ranks_per_node` consecutive ranks, as torchrun numbers them.
+    several whole ones where that takes fewer rounds. A node is `ranks_per_node` consecutive ranks, in torchrun's order.
     """
 
     group: dist.ProcessGroup
