@@ -134,8 +134,8 @@ def _directions(
 ) -> list[Tensor]:
     """Update the averages with the gradients and return Adam's direction."""
     if averages[0].device.type == "cpu" and averages[0].dtype in (torch.float32, torch.float64):
-        # on a CPU, torch's list operations go tensor by tensor; its fused AdamW passes over memory once, and its step of
-        # rate -1 from 0 is the direction
+        # on a CPU, torch's list operations go tensor by tensor; its fused AdamW passes over memory once, and one step
+        # of it from 0 with rate -1 is the direction
         updates = [torch.zeros_like(average) for average in averages]
         grads = [
             grad if grad.stride() == average.stride() else torch.empty_like(average).copy_(grad)  # it ignores strides
@@ -147,7 +147,7 @@ def _directions(
     torch._foreach_lerp_(averages, grads, 1 - betas[0])
     torch._foreach_mul_(squares, betas[1])
     torch._foreach_addcmul_(squares, grads, grads, value=1 - betas[1])
-    count = torch.stack(steps).double()  # beta^t is near 1 at first: in fp32 only four digits would be left
+    count = torch.stack(steps).double()  # beta^t is near 1 at first: in fp32 the difference would have four digits
     first, second = ((1 - beta**count).to(averages[0].dtype).unbind() for beta in betas)
     updates = list(torch._foreach_div(averages, first))
     roots = torch._foreach_sqrt(torch._foreach_div(squares, second))

@@ -157,7 +157,7 @@ def rmsprop_warmup(
 def _rms_share(blend: float | Tensor, rms_lr: float, lr: float | Tensor) -> float | Tensor:
     """a_RMS = (1 - blend) * rms_lr / lr; 0 at blend = 1, when lr may have decayed to 0."""
     if not isinstance(lr, Tensor) and lr == 0 and not isinstance(blend, Tensor):
-        raise ConfigError(f"RMSpropWarmup divides by lr, which is 0 at blend={blend:g}; keep it above 0 while blend < 1.")
+        raise ConfigError(f"RMSpropWarmup divides by lr, which is 0 at blend={blend:g}; keep it above 0 if blend < 1.")
     share = (1 - blend) * rms_lr / lr
     return torch.where(blend == 1, 0.0, share) if isinstance(blend, Tensor) else share
 
