@@ -148,8 +148,8 @@ def _warnings(
         )
     if lifetime_h:
         yield (
-            f"the headline and the tables of exchanges assume that no device is lost; the ways and all prices count on "
-            f"a mean lifetime of {lifetime_h:g} hours for each device"
+            f"the headline and the tables of exchanges assume that devices are never lost; the ways and prices count "
+            f"on a mean lifetime of {lifetime_h:g} hours for each device"
         )
     if law is None:
         yield (

@@ -247,6 +247,6 @@ def _speech_rows() -> tuple[Row, ...]:
 
 _TWO_GPUS = {False: 1.335, True: 1.499}
 """Speed-up of a model shared by two K20X, without and with double buffering: set by the rows of the largest batch.
-There the exchange takes less than 1 % of the time, so it cannot explain the difference between the paper's two series."""
+There the exchange takes less than 1 % of the time, so it cannot explain the gap between the paper's two series."""
 
 ROWS: tuple[Row, ...] = (*_IMAGENET, *_ladder(), *_speech_rows())

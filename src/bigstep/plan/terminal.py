@@ -50,7 +50,7 @@ def _render_plan(result: dict[str, Any], console: Console) -> None:
     console.print(crossover_sentence(result))
     _render_ways(result, console)
     if law := result["law"]:
-        none = "the same at all their batches"
+        none = "the same at every batch tried"
         size = f"critical batch {law['critical_batch']:,.0f}" if law["epochs_per_sample_of_batch"] else none
         console.print(f"Epochs: {law['source']}; {size}.")
     sure = result["sure"]
