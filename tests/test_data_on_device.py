@@ -164,7 +164,7 @@ def test_a_note_says_who_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("told", "words"),
-    [(None, "CUDA had started before with eight queues"), ("8", "CUDA_DEVICE_MAX_CONNECTIONS is 8"), ("32", "")],
+    [(None, "CUDA had already started with eight queues"), ("8", "CUDA_DEVICE_MAX_CONNECTIONS is 8"), ("32", "")],
 )
 def test_a_note_says_that_queues_are_few(told: str | None, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)

@@ -210,7 +210,7 @@ def test_the_page_tells_ways_and_prices_as_the_terminal_does(tmp_path: Path) -> 
     answer = cli_result(cluster="dgx_h100", gpus=64, price=2.5, lifetime_hours=100)
     write_page(answer, path, model="resnet50", cluster="dgx_h100")
     words = path.read_text()
-    assert f"Way to go: {answer['recommended']['method']}, since" in words
+    assert f"Recommended: {answer['recommended']['method']}, since" in words
     assert f"Cheapest: 1 device, {answer['cheapest']['price']:,.2f} in" in words
     for way in answer["ways"]:
         assert f"{way['method']} ({way['label']}): " in words

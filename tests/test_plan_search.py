@@ -45,7 +45,7 @@ def test_unequal_shares_and_losses_that_the_first_figure_leaves_out_are_told() -
     assert not cli_result(gpus=64, batch=6400)["warnings"]
     (told,) = cli_result(gpus=64, batch=6420)["warnings"]
     assert "unequal shares" in told
-    assert told.endswith("6,400 or 6,464 divides")
+    assert told.endswith("6,400 or 6,464 would divide evenly")
     lost = cli_result(cluster="dgx_h100", gpus=64, lifetime_hours=5)
     way = next(way for way in lost["ways"] if way["method"] == "synchronous")
     assert way["minutes"] > 1.2 * lost["best"]["minutes"], "else there were nothing to tell"

@@ -199,7 +199,7 @@ def test_the_command_takes_a_price_and_refuses_a_negative_one() -> None:
         app, ["plan", "--model", "gpt-124m", "--cluster", "dgx_h200", "--gpus", "64", "--price", "2.5"]
     )
     assert shown.exit_code == 0
-    for words in ("tokens/s", "Way to go: synchronous", "Islands: H = ", "outer rate", "Cheapest: "):
+    for words in ("tokens/s", "Recommended: synchronous", "Islands: H = ", "outer rate", "Cheapest: "):
         assert words in shown.output
     with pytest.raises(ConfigError, match="price is -1"):
         cli_result(price=-1)

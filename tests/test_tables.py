@@ -137,7 +137,7 @@ def test_rates_by_group_are_multiples_of_the_rate_for_the_parameters_that_a_patt
         id(param): (group.get("rate", 1.0), group["weight_decay"]) for group in groups for param in group["params"]
     }
     assert [found[id(param)] for param in model.parameters()] == [(0.5, 0.1), (2.0, 0.0), (1.0, 0.1), (1.0, 0.0)]
-    with pytest.raises(ConfigError, match="fits no parameter"):
+    with pytest.raises(ConfigError, match="matches no parameter"):
         parameter_groups(model, 0.1, {"1.scale": 2.0})
 
 

@@ -1,4 +1,4 @@
-"""Kernels behind plain functions; each has a plain-torch twin that is its specification.
+"""GPU kernels behind plain functions; each has a twin in plain torch that is its specification.
 
 Importing this package imports neither triton nor numba.
 """

@@ -1,4 +1,4 @@
-"""Whether a tensor can go through the Triton kernels, and if not, why; and where they are launched."""
+"""Whether Triton kernels can take a tensor, and if not, why; and the device they are launched on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 __all__ = ["on_device_of", "why_not_triton"]
 
 INTERPRET = False
-"""Take CPU tensors too; for tests under Triton's interpreter (TRITON_INTERPRET=1 before triton is imported)."""
+"""Accept CPU tensors too: for tests under Triton's interpreter (set TRITON_INTERPRET=1 before importing triton)."""
 
 
 @cache
@@ -35,7 +35,7 @@ def why_not_triton(tensor: Tensor) -> str | None:
 
 
 def on_device_of(tensor: Tensor) -> contextlib.AbstractContextManager[object]:
-    """Make a tensor's device the current one, since that is where Triton launches; threads begin with the first."""
+    """Make a tensor's device the current one: Triton launches there, and a new thread starts on device 0."""
     if not tensor.is_cuda or tensor.device.index == torch.cuda.current_device():
         return contextlib.nullcontext()
     return torch.cuda.device(tensor.device)

@@ -1,7 +1,7 @@
-"""Batch norm fused with what follows it: ReLU, a residual, another branch's batch norm, the stem's max-pool.
+"""Batch norm fused with the operations after it: ReLU, a residual, another branch's batch norm, the stem's max-pool.
 
-Each function runs Triton kernels on a CUDA device and its twin in plain torch elsewhere. Statistics are per group of
-consecutive samples: `groups=1` is ordinary batch norm, `groups=k` the batch norm of k workers in one call.
+Each function runs Triton kernels on a CUDA device and its twin in plain torch elsewhere. Each group of consecutive
+samples has its own statistics: `groups=1` is ordinary batch norm, `groups=k` the batch norm of k workers in one call.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Norm(NamedTuple):
 
 
 def why_not_fused(x: Tensor) -> str | None:
-    """Return None if the kernels take this input, else the reason in words.
+    """Return None if the kernels can take this input, else the reason in words.
 
     >>> why_not_fused(torch.zeros(1, 8, 2, 2))
     'the tensors are on cpu, not on a CUDA device'
@@ -64,7 +64,7 @@ def batch_norm_relu(
     eps: float = 1e-5,
     training: bool = True,
 ) -> Tensor:
-    """Batch norm, a residual and ReLU in one, with the statistics of each group of samples.
+    """Batch norm, a residual and ReLU in one, with separate statistics for each group of samples.
 
     ::
 
@@ -73,21 +73,21 @@ def batch_norm_relu(
         running <- (1 - momentum) * running + momentum * (mean over groups of mean_g; of the unbiased var_g)
 
     On a CUDA device it takes channels_last tensors of fp16, bf16 or fp32, reads x twice and writes y once; statistics
-    and sums are in fp32. The backward pass reads each tensor twice and keeps only x and, with a residual, one bit an
-    element.
+    and sums are in fp32. The backward pass reads each tensor twice; only x is kept for it and, with a residual, one bit
+    per element.
 
     Args:
         x: Samples x channels x height x width.
-        weight: One factor a channel.
-        bias: One summand a channel.
+        weight: One factor per channel.
+        bias: One summand per channel.
         running_mean: Buffer for evaluation, or None.
         running_var: Buffer for evaluation, or None.
-        residual: Added before the ReLU; of x's shape.
+        residual: Added before the ReLU; has the shape of x.
         relu: Whether negative values are set to zero.
-        groups: Equal shares of consecutive samples, each with its own statistics.
+        groups: Number of equal shares of consecutive samples, each with its own statistics.
         momentum: Weight of this batch in the buffers.
         eps: Added to the variance.
-        training: False uses the buffers instead of the batch.
+        training: False normalises with the buffers instead of the statistics of the batch.
 
     Returns:
         A tensor of x's shape and type.
@@ -100,7 +100,7 @@ def batch_norm_relu(
     Reference: Ioffe, Szegedy, Batch Normalization, 2015, Algorithm 1; statistics per worker as in Goyal et al.,
     Accurate, Large Minibatch SGD, 2017, section 2.3.
 
-    Differs from the paper: the running buffers take the mean over groups, which none of the papers' workers could see.
+    Differs from the papers: the running buffers average over all groups, which no worker in the papers could see.
     """
     norm = Norm(weight, bias, running_mean, running_var, groups, momentum, eps, training)
     return fused_norm(x, norm, residual=residual, relu=relu)[0]
@@ -116,15 +116,16 @@ def fused_norm(
     relu: bool = True,
     fork: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """`batch_norm_relu` with a second normalised branch and, on request, an output for each of two readers.
+    """`batch_norm_relu` with an optional second normalised branch and, on request, an output for each of two readers.
 
     ::
 
         y = max(norm(x) + residual + other_norm(other), 0)
 
-    With `fork=1` the two tensors returned are one memory with two gradients, which the backward pass adds while it
-    reads them; autograd alone would spend a pass over the tensor on their sum. With `fork=2` the second one holds only
-    every second line and column, for a reader of stride 2 (the shortcut of a first block), and so does its gradient.
+    With `fork=1` the two returned tensors share their memory but have separate gradients, which the backward pass adds
+    while it reads them; autograd would spend another pass over the tensor on the sum. With `fork=2` the second one
+    holds only every second line and column, for a reader of stride 2 (the shortcut of a first block); so does its
+    gradient.
 
     >>> x = torch.tensor([1.0, 3.0]).view(2, 1, 1, 1)
     >>> norm = Norm(torch.ones(1), torch.zeros(1), None, None, eps=0.0)
@@ -158,7 +159,7 @@ def _plain_sum(
 
 
 def fused_norm_pool(x: Tensor, norm: Norm, *, fork: int = 0) -> tuple[Tensor, Tensor]:
-    """Batch norm, ReLU and max-pool 3x3 of stride 2 and padding 1, in one; `fork` as in `fused_norm`.
+    """Batch norm, ReLU and a 3x3 max-pool of stride 2 and padding 1 in one; `fork` as in `fused_norm`.
 
     >>> x = torch.arange(16.0).view(1, 1, 4, 4)
     >>> norm = Norm(torch.ones(1), torch.zeros(1), None, None)
@@ -176,7 +177,7 @@ def fused_norm_pool(x: Tensor, norm: Norm, *, fork: int = 0) -> tuple[Tensor, Te
 
 
 def _plain(x: Tensor, norm: Norm) -> Tensor:
-    """The twin: z in fp32 while training, in x's type at evaluation."""
+    """The twin of the norm alone: z in fp32 (float64 for float64 input) in training, in x's type at evaluation."""
     if not norm.training:
         assert norm.running_mean is not None, "checked by _check"
         assert norm.running_var is not None, "checked by _check"

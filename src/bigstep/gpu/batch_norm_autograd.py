@@ -22,7 +22,7 @@ def _statistics(x: Tensor, norm: Norm) -> Tensor:
 
 
 def _gradients(gradients: tuple[Tensor | None, ...], shape: torch.Size) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients that are there, in channels_last, one of the output's shape first."""
+    """The gradients that are not None, in channels_last; the first one has the output's shape."""
     both = [g.contiguous(memory_format=torch.channels_last) for g in gradients if g is not None]
     if len(both) == 1 and both[0].shape != shape:  # only the subsampled output was used
         whole = torch.zeros(shape, dtype=both[0].dtype, device=both[0].device).to(memory_format=torch.channels_last)
@@ -55,7 +55,7 @@ class FusedNorm(torch.autograd.Function):
         if other is not None:
             assert other_norm is not None, "a second branch comes with its norm"
             other_stats = _statistics(other, other_norm)
-        # Without another summand the sign of the output follows from x; with one, a bit an element is kept.
+        # Without another summand the sign of the output can be recomputed from x; with one, a bit per element is kept.
         signs = relu and not (residual is None and other is None)
         y, bits, half = launch.normalize(x, stats, residual, other, other_stats, relu=relu, signs=signs, half=fork == 2)
         ctx.save_for_backward(x, stats, bits, other, other_stats, weight)
@@ -101,7 +101,7 @@ class FusedNormPool(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        """The sums need only the pooled tensors, since all other pixels have gradient zero; one pass writes dx."""
+        """The sums need only the pooled tensors, since all other pixels have zero gradient; one pass writes dx."""
         x, stats, winner, picked, weight = ctx.saved_tensors
         first, second = _gradients(gradients, picked.shape)
         if first is None:

@@ -1,7 +1,7 @@
 """Triton kernels of the backward pass of batch norm + ReLU (+ residual) on NHWC tensors.
 
 With z = x * scale + shift [+ residual] and dz = dy * (z > 0), a first pass sums dz and dz * (x - mean) and a second one
-writes dx = scale * dz + b * (x - mean) + c, where b and c hold the two sums of the channel.
+writes dx = scale * dz + b * (x - mean) + c, where b and c come from the channel's two sums.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -40,10 +40,10 @@ def backward_sums_kernel(
     OTHER: tl.constexpr,
     WRITE: tl.constexpr,
 ):
-    """Sums over rows of dz, dz * (x - mean) [and dz * (other - mean)], where dz = (dy [+ dy2]) * (y > 0).
+    """Sum over rows dz, dz * (x - mean) [and dz * (other - other_mean)], where dz = (dy [+ dy2]) * (y > 0).
 
-    MASK: 0 no ReLU, 1 recompute y > 0 from x, 2 read it from signs. PAIR: 0 no dy2, 1 of dy's shape, 2 only for even
-    lines and columns of a height x width image. partial is (2 or 3, groups, parts, channels).
+    MASK: 0 no ReLU, 1 recompute y > 0 from x, 2 read it from signs. PAIR: 0 no dy2, 1 dy2 has dy's shape, 2 dy2 holds
+    only the even lines and columns of a height x width image. partial is (2 or 3, groups, parts, channels).
     """
     blocks = tl.cdiv(channels, BC)
     part = tl.program_id(0) // blocks
@@ -118,9 +118,9 @@ def backward_coefficients_kernel(
     BP: tl.constexpr,
     BG: tl.constexpr,
 ):
-    """Gradients of weight and bias, and b, c of dx = scale * dz + b * (x - mean) + c for each group and channel.
+    """Store the gradients of weight and bias, and b, c of dx = scale * dz + b * (x - mean) + c by group and channel.
 
-    which: 1 takes the second sum of `partial`, 2 the third. coefficients is (2, groups, channels).
+    which: 1 uses the second sum of `partial`, 2 the third. coefficients is (2, groups, channels).
     """
     c = tl.program_id(0) * BC + tl.arange(0, BC)
     inside = c < channels
@@ -166,7 +166,7 @@ def backward_input_kernel(
     MASK: tl.constexpr,
     OTHER: tl.constexpr,
 ):
-    """Store dx = scale * dz + b * (x - mean) + c, masked by y > 0 from x where MASK == 1; so for other."""
+    """Store dx = scale * dz + b * (x - mean) + c, and likewise dother; MASK == 1 masks dz by y > 0 from x for dx."""
     blocks = tl.cdiv(channels, BC)
     tile = tl.program_id(0) // blocks
     c = (tl.program_id(0) % blocks) * BC + tl.arange(0, BC)

@@ -1,8 +1,8 @@
 """Triton kernels of the forward pass of batch norm + ReLU (+ residual) on NHWC tensors.
 
-A tensor is seen as `groups` x `rows` x `channels`, channels fastest. Sums run in fp32. Passes over a tensor alternate
-in direction (statistics from the last row to the first, normalisation from the first to the last), so that a pass
-begins with what the one before it left in the L2 cache.
+A tensor is seen as `groups` x `rows` x `channels`, channels varying fastest. Sums are in fp32. Passes over a tensor
+alternate in direction (statistics from the last row to the first, normalisation from the first to the last), so that a
+pass begins with the rows that the one before it left in the L2 cache.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -19,7 +19,7 @@ __all__ = ["merge_statistics_kernel", "normalize_kernel", "statistics_kernel"]
 
 @triton.jit
 def statistics_kernel(x, partial, rows, channels, parts, BM: tl.constexpr, BC: tl.constexpr, EVEN: tl.constexpr):
-    """Mean and centred sum of squares of each part of each group's rows: partial is (2, groups, parts, channels)."""
+    """Store mean and centred sum of squares of each part of a group's rows; partial is (2, groups, parts, channels)."""
     blocks = tl.cdiv(channels, BC)
     part = tl.program_id(0) // blocks
     c = (tl.program_id(0) % blocks) * BC + tl.arange(0, BC)
@@ -29,7 +29,7 @@ def statistics_kernel(x, partial, rows, channels, parts, BM: tl.constexpr, BC: t
     offsets = r[:, None] * channels + c[None, :]
     x += g.to(tl.int64) * rows * channels
     tiles = tl.cdiv(rows, BM)
-    # Sums are taken about one value of the channel: mean >> deviation then costs no digits.
+    # Sums are of differences from one value of the channel, which saves digits where mean >> deviation.
     pivot = tl.load(x + c, mask=inside, other=0.0).to(tl.float32)
     sum1 = tl.zeros((BM, BC), dtype=tl.float32)
     sum2 = tl.zeros((BM, BC), dtype=tl.float32)
@@ -72,7 +72,7 @@ def merge_statistics_kernel(
     BG: tl.constexpr,
     RUNNING: tl.constexpr,
 ):
-    """Merge the parts (Chan's rule); stats is (4, groups, channels): mean, 1/deviation, scale, shift."""
+    """Merge the parts by Chan's rule; stats is (4, groups, channels): mean, 1/deviation, scale, shift."""
     c = tl.program_id(0) * BC + tl.arange(0, BC)
     inside = c < channels
     p = tl.arange(0, BP)
@@ -135,7 +135,7 @@ def normalize_kernel(
 ):
     """Store y = relu(x * scale + shift [+ residual] [+ other * other_scale + other_shift]); signs: y > 0 as bits.
 
-    HALF also stores every second line and column of y in y2.
+    With HALF, every second line and column of y is also stored in y2.
     """
     blocks = tl.cdiv(channels, BC)
     tile = tl.program_id(0) // blocks
@@ -165,7 +165,7 @@ def normalize_kernel(
         packed_at = base // 8 + (r[:, None] * (channels // 8) + packed_c[None, :])
         tl.store(signs + packed_at, pack_bits(z > 0, BM, BC), mask=packed_ok)
     if RELU:
-        z = tl.maximum(z, 0.0, propagate_nan=tl.PropagateNan.ALL)  # a run whose loss stayed finite would not be told
+        z = tl.maximum(z, 0.0, propagate_nan=tl.PropagateNan.ALL)  # else NaN would become 0 and go unnoticed
     write(y + at, z, ok, EVEN)
     if HALF:
         half, there = half_row(g * rows + tile * BM + r, height, width)

@@ -1,4 +1,4 @@
-"""Starts the batch-norm kernels: block shapes, grids and the memory between passes."""
+"""Launches the batch-norm kernels: block shapes, grids and the memory between passes."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ __all__ = [
 ]
 
 MULTIPROCESSORS = 132
-"""Of an H100 or H200; only a hint for how many programs share a reduction."""
+"""Number on an H100 or H200; only a hint for how many programs share a reduction."""
 STREAM_ROWS, STREAM_CHANNELS, STREAM_WARPS = 32, 128, 4
-"""Tile and warps of a program of the passes that write a tensor; measured on an H200, as the rest of these."""
+"""Tile and warps of a program in the passes that write a tensor; like the values below, tuned on an H200."""
 SUM_TILE, SUM_CHANNELS, SUM_WARPS, SUM_WAVES = 4096, 64, 8, 4
-"""Elements, channels and warps of a program of the passes that reduce; how many of them a multiprocessor gets."""
+"""Elements, channels and warps of a program in the passes that reduce, and programs per multiprocessor."""
 POOL_PIXELS, POOL_WARPS = 8, 4
 UNPOOL_PIXELS, UNPOOL_WARPS = 16, 2
-"""Pixels of a line and warps of a program of the stem's pooling, forward and backward."""
+"""Pixels of a line and warps of a program in the stem's pooling, forward and backward."""
 
 
 class Shape(NamedTuple):
@@ -51,12 +51,12 @@ def shape_of(x: Tensor, groups: int) -> Shape:
 
 
 def _power_of_two(value: int) -> int:
-    """The smallest power of two that is not less."""
+    """The smallest power of two that is at least `value`."""
     return 1 << max(value - 1, 0).bit_length()
 
 
 def _tile(shape: Shape, most_channels: int, rows: int = 0, elements: int = 0) -> tuple[int, int, bool]:
-    """Rows and channels of a tile (its rows or its elements given); whether tiles cover the tensor without a rest."""
+    """Rows and channels of a tile, given its rows or its elements, and whether whole tiles cover the tensor exactly."""
     block_c = max(8, min(most_channels, _power_of_two(shape.channels)))
     block_m = max(1, min(rows or elements // block_c, _power_of_two(shape.rows)))
     return block_m, block_c, shape.rows % block_m == 0 and shape.channels % block_c == 0
@@ -67,7 +67,7 @@ def _blocks(total: int, size: int) -> int:
 
 
 def _parts(shape: Shape, block_m: int, block_c: int, waves: int) -> int:
-    """How many programs share the rows of a group and a block of channels: all of them run at once, or nearly."""
+    """Number of programs that share the rows of a group and a block of channels, so that all run at once, or nearly."""
     wanted = MULTIPROCESSORS * waves // (shape.groups * _blocks(shape.channels, block_c))
     return max(1, min(wanted, _blocks(shape.rows, block_m)))
 
@@ -88,7 +88,7 @@ def statistics(
     momentum: float,
     eps: float,
 ) -> Tensor:
-    """Mean, 1/deviation, scale and shift of each group and channel, (4, groups, channels); updates the buffers."""
+    """Update the buffers; return mean, 1/deviation, scale and shift by group and channel: (4, groups, channels)."""
     from bigstep.gpu import batch_norm_forward_triton as kernels
 
     shape = shape_of(x, groups)
@@ -132,7 +132,7 @@ def normalize(
     signs: bool,
     half: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """The output, its signs as bits and every second line and column of it, the latter two if asked for."""
+    """The output and, if asked for, its signs as bits and its every second line and column."""
     from bigstep.gpu import batch_norm_forward_triton as kernels
 
     shape = shape_of(x, stats.shape[1])
@@ -168,7 +168,7 @@ def normalize(
 
 
 class Sums(NamedTuple):
-    """What the first backward pass leaves: partial sums and, if it was written, the masked gradient."""
+    """The results of the first backward pass: partial sums and, if it was written, the masked gradient."""
 
     partial: Tensor
     dz: Tensor | None
@@ -186,7 +186,7 @@ def backward_sums(
     relu: bool,
     write: bool,
 ) -> Sums:
-    """First backward pass: one read of everything, the sums, and the masked (summed) gradient where it is needed."""
+    """First backward pass: read every tensor once; return the sums and, with `write`, the masked (summed) gradient."""
     from bigstep.gpu import batch_norm_backward_triton as kernels
 
     shape = shape_of(x, stats.shape[1])
@@ -224,7 +224,7 @@ def backward_sums(
 
 
 def coefficients(partial: Tensor, stats: Tensor, rows: int, which: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Coefficients of the second pass and the gradients of weight and bias, of `like`'s type."""
+    """The coefficients of the second pass, and the gradients of weight and bias in the type of `like`."""
     from bigstep.gpu import batch_norm_backward_triton as kernels
 
     _, groups, parts, channels = partial.shape
@@ -280,7 +280,7 @@ def backward_input(
 
 
 def add_plane(x: Tensor) -> Tensor:
-    """Images of three planes with a fourth one of zeros; both in channels_last."""
+    """Add a fourth plane of zeros to images of three planes; both in channels_last."""
     from bigstep.gpu import pool_triton as kernels
 
     n, _, h, w = x.shape

@@ -1,4 +1,4 @@
-"""Batch norm + ReLU (+ residual, + max-pool) in plain torch: the specification that the Triton kernels are held to."""
+"""Batch norm + ReLU (+ residual, + max-pool) in plain torch: the specification of the Triton kernels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def affine_by_group(x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: f
 
     ::
 
-        z = (x - mean_g) / sqrt(var_g + eps) * weight + bias        var_g biased, over the samples and pixels of group g
+        z = (x - mean_g) / sqrt(var_g + eps) * weight + bias       var_g: biased, over the samples and pixels of group g
 
     Statistics and z are computed in fp32 (in float64 for float64 input).
 

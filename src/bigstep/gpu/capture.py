@@ -1,4 +1,4 @@
-"""Graphs of operations: a CUDA graph on a GPU, and on a CPU a tape that behaves like one."""
+"""Graphs of operations: CUDA graphs on a GPU, and a tape that behaves like one on any device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Graph(Protocol):
-    """Operations that can be run again, from and into the memory that they were captured with."""
+    """Operations that can be run again, reading and writing the memory that they were captured with."""
 
     def replay(self) -> None:
         """Run them."""
@@ -31,7 +31,7 @@ class CudaGraphs:
         self.pool = torch.cuda.graph_pool_handle()
 
     def warm_up(self, run: Callable[[], None]) -> None:
-        """Run something on a stream of its own, as the first calls of libraries need it before a capture."""
+        """Run something on a side stream: libraries must have made their first calls before a capture."""
         stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # untyped in torch
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
@@ -39,12 +39,12 @@ class CudaGraphs:
         torch.cuda.current_stream(self.device).wait_stream(stream)
 
     def capture(self, run: Callable[[], T]) -> tuple[Graph, T]:
-        """Return the graph of what `run` launches, which nothing has run yet, and what `run` returned."""
+        """Return the graph of what `run` launches, none of which has been executed yet, and the result of `run`."""
         graph = torch.cuda.CUDAGraph()
-        # cuBLAS keeps a workspace for each stream. One from outside could be freed while the graph still writes to it
-        # (torch.compile's own graphs do that), so the graph takes a new one from its own pool and leaves it there.
+        # cuBLAS keeps a workspace for each stream. One allocated outside the graph could be freed while the graph still
+        # writes to it (torch.compile's own graphs do that), so each graph allocates one from its own pool.
         torch._C._cuda_clearCublasWorkspaces()
-        # other threads go on: those that pin memory, or let the device decode, must not spoil the capture
+        # "thread_local": other threads, which pin memory or let the device decode, must not invalidate the capture
         try:
             with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
                 result = run()
@@ -55,21 +55,21 @@ class CudaGraphs:
         return graph, result
 
     def _free_random_numbers(self) -> None:
-        """Let random numbers be drawn again: a capture that failed leaves their generator as if it were under way."""
+        """Make the generator usable again: a failed capture leaves it in its capturing state."""
         index = torch.cuda.current_device() if self.device.index is None else self.device.index
         generator = torch.cuda.default_generators[index]
         generator.graphsafe_set_state(generator.clone_state())
 
 
 class Tapes:
-    """Makes tapes, with the methods of `CudaGraphs`."""
+    """Makes tapes; has the methods of `CudaGraphs`."""
 
     def warm_up(self, run: Callable[[], None]) -> None:
         """Run something."""
         run()
 
     def capture(self, run: Callable[[], T]) -> tuple[Graph, T]:
-        """Return the tape of what `run` does, as if nothing had been done yet, and what `run` returned."""
+        """Return the tape of what `run` does, with its effects undone, and the result of `run`."""
         tape = Tape()
         with tape:
             result = run()
@@ -81,8 +81,8 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped in to
     """Records operations while they run, and runs them again as a CUDA graph would.
 
     What Python computed is fixed on the tape: numbers, shapes, branches. Tensors are read and written where they were.
-    A step that would read a value on the host cannot be captured by CUDA, and is refused here too. So what holds on a
-    tape, on any machine, holds for the graph, but for the order of kernels and their arithmetic.
+    CUDA cannot capture a step that reads a value on the host, so the tape refuses it too. A test with a tape, on any
+    machine, therefore also holds for the graph, except for the order of kernels and their arithmetic.
 
     >>> x, total = torch.tensor([1.0, 2.0]), torch.zeros(2)
     >>> factor = 10
@@ -117,7 +117,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped in to
 
     @torch.no_grad()
     def undo(self) -> None:
-        """Put back what the recorded operations wrote into tensors; call it once, after recording."""
+        """Restore the tensors that the recorded operations wrote to; call it once, after recording."""
         for tensor, before in reversed(self._before):
             tensor.copy_(before)
         self._before.clear()
@@ -127,7 +127,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped in to
         """Run the operations again."""
         for func, args, kwargs, results in self._calls:
             for place, value in zip(results, _tensors(func(*args, **kwargs)), strict=True):
-                if value.data_ptr() != place.data_ptr():  # not a view, nor written in place
+                if value.data_ptr() != place.data_ptr():  # neither a view nor written in place
                     place.copy_(value)
 
 
@@ -136,7 +136,7 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    """The tensors among its arguments that an operation says it writes to."""
+    """The arguments that, by its schema, an operation writes to."""
     named = zip(func._schema.arguments, args, strict=False)
     given = [*named, *((a, kwargs[a.name]) for a in func._schema.arguments if a.name in kwargs)]
     return [t for argument, value in given if argument.is_write for t in _tensors(value)]

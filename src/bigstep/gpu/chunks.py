@@ -13,12 +13,12 @@ from bigstep.gpu.tensor_lists import same_memory_order
 __all__ = ["Chunks", "on_device", "why_not_kernels"]
 
 CHUNK, WARPS = 2048, 8
-"""Elements and warps of a program: few enough elements a thread that its registers let four programs share a
+"""Elements and warps of a program: so few elements per thread that four programs fit the registers of a
 multiprocessor."""
 
 
 def why_not_kernels(params: Sequence[Tensor], *states: Sequence[Tensor]) -> str | None:
-    """Return None if the update kernels take these weights and states, else the reason in words.
+    """Return None if the update kernels can take these weights and states, else the reason in words.
 
     >>> why_not_kernels([torch.zeros(2)], [torch.zeros(2)])
     'the tensors are on cpu, not on a CUDA device'
@@ -32,28 +32,29 @@ def why_not_kernels(params: Sequence[Tensor], *states: Sequence[Tensor]) -> str 
             return f"the kernels update fp32 weights and states, not {param.dtype}"
         dense = param.is_contiguous() or (param.dim() == 4 and param.is_contiguous(memory_format=torch.channels_last))
         if not dense or not all(same_memory_order(param, tensor) for tensor in state):
-            return "a parameter has gaps in memory, or its state is laid out otherwise"
+            return "a parameter has gaps in memory, or its state is laid out differently"
     return None
 
 
 def on_device(values: object, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A tensor of host values on the device, without waiting for it."""
+    """Copy host values to a tensor on the device, without waiting for the copy."""
     pinned = device.type == "cuda"
     return torch.tensor(values, dtype=dtype, pin_memory=pinned).to(device, non_blocking=pinned)
 
 
 class Chunks:
-    """Tables on the device: where each tensor is, and which chunk of which tensor a program takes.
+    """Tables on the device: where each tensor is, and which chunk of which tensor each program works on.
 
-    `table` is (4 + states, tensors), of addresses but for row 3: weights, gradients, low-precision copies (0: none),
-    whether the gradient is in low precision, states. It has a column for each tensor, not for each chunk, so that it
-    stays in the caches: a table of chunks, read once by each program, made the LARS update twice as slow on an H200.
+    `table` is (4 + states, tensors). Its rows hold addresses, except row 3: weights, gradients, low-precision copies
+    (0: none), whether the gradient is in low precision, states. It has a column per tensor rather than per chunk, so
+    that it stays in the caches: a table of chunks, read once by each program, made the LARS update twice as slow on an
+    H200.
 
     Args:
         params: fp32 weights.
-        states: Lists of fp32 tensors beside them, such as velocities.
-        copies: For each weight its low-precision copy or None; all of one type.
-        narrow: The type of copies and of gradients that are not fp32.
+        states: Lists of fp32 tensors, one for each weight, such as velocities.
+        copies: For each weight its low-precision copy, or None; all of type `narrow`.
+        narrow: The type of the copies, and of gradients that are not fp32.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class Chunks:
         self.aligned = False
 
     def bind(self, gradients: Sequence[Tensor]) -> None:
-        """Write the addresses of these gradients into the table; nothing happens if they are already there."""
+        """Write the addresses of these gradients into the table, unless they are there already."""
         addresses = [gradient.data_ptr() for gradient in gradients]
         if addresses == self._bound:
             return
@@ -95,7 +96,7 @@ class Chunks:
             assert same_memory_order(param, gradient), "checked by the caller"
         weights, *states = self._addresses
         copies = [0 if copy is None else copy.data_ptr() for copy in self.copies]
-        # lets a kernel read 16 bytes at once, which it cannot infer from an address in memory
+        # allows 16-byte accesses: the compiler cannot tell the alignment of an address that is read from memory
         self.aligned = all(address % 16 == 0 for row in (*self._addresses, addresses, copies) for address in row)
         is_narrow = [int(gradient.dtype == self.narrow) for gradient in gradients]
         self.table.copy_(on_device([weights, addresses, copies, is_narrow, *states], torch.int64, self.device))
@@ -103,7 +104,7 @@ class Chunks:
 
     @property
     def kind(self) -> dict[str, object]:
-        """What the kernels are compiled for."""
+        """The compile-time arguments of the kernels."""
         import triton.language as tl
 
         narrow = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}[self.narrow]

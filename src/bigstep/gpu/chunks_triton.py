@@ -1,4 +1,4 @@
-"""What every Triton kernel over chunks of tensors begins and ends with; see `bigstep.gpu.chunks.Chunks`."""
+"""Loads, stores and sums shared by the Triton kernels over chunks of tensors; see `bigstep.gpu.chunks.Chunks`."""
 
 # mypy: disable-error-code="no-untyped-def"
 # Kernel arguments have no Python types: pointers and integers of the device.
@@ -14,14 +14,14 @@ __all__ = ["partial_sum", "pointer_of", "put", "put_copy", "take"]
 def pointer_of(table, row, tensor, tensors, TYPE: tl.constexpr, ALIGNED: tl.constexpr):
     """The address in row `row` of the table, as a pointer to TYPE."""
     pointer = tl.load(table + row * tensors + tensor).to(tl.pointer_type(TYPE))
-    if ALIGNED:  # lets the compiler use 16-byte accesses, which it cannot infer from an address in memory
+    if ALIGNED:  # allows 16-byte accesses: the compiler cannot tell this of an address read from memory
         pointer = tl.multiple_of(pointer, 16)
     return pointer
 
 
 @triton.jit
 def take(pointer, inside, FULL: tl.constexpr):
-    """Elements of a chunk in fp32. A mask would keep the compiler from 16-byte accesses, so full chunks go without."""
+    """Elements of a chunk in fp32; full chunks are read without a mask, which would prevent 16-byte accesses."""
     chunk = tl.load(pointer) if FULL else tl.load(pointer, mask=inside, other=0.0)
     return chunk.to(tl.float32)
 
@@ -46,7 +46,7 @@ def put_copy(
 
 @triton.jit
 def partial_sum(partial, begin, end, BLOCK: tl.constexpr):
-    """The sum of a tensor's chunks, from `begin` to `end`."""
+    """The sum of the partial sums of a tensor's chunks, `begin` to `end`."""
     total = tl.zeros((BLOCK,), dtype=tl.float32)
     for at in range(begin, end, BLOCK):
         chunk = at + tl.arange(0, BLOCK)

@@ -13,15 +13,15 @@ LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 
 
 class WeightCopies:
-    """Copies of the weights of convolutions and linear layers; made once, then rewritten by each update.
+    """Copies of the weights of convolutions and linear layers, made once and then rewritten by each update.
 
-    A weight that another module uses as well, such as an embedding tied to the last layer, has none: that module would
-    compute in low precision too, which autocast does not ask of it.
+    A weight that a module of another kind shares, such as an embedding tied to the last layer, has no copy: that module
+    would then compute in low precision too, unlike under autocast.
 
     Args:
-        model: Whose weights they are.
-        params: The weights that are trained.
-        dtype: Of the copies; none are made unless it is fp16 or bf16.
+        model: The model that holds the weights.
+        params: The trained weights.
+        dtype: The type of the copies; none are made unless it is fp16 or bf16.
 
     >>> model = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2))
     >>> copies = WeightCopies(model, list(model.parameters()), torch.bfloat16)
@@ -44,7 +44,7 @@ class WeightCopies:
         ]
         """The copy of each weight, or None."""
         self.leaves = [p if copy is None else copy for p, copy in zip(self.params, self.each, strict=True)]
-        """What the forward pass reads, of which it has gradients."""
+        """The tensors that the forward pass reads and that gradients are taken of: copies, and weights without one."""
         names = {id(p): name for name, p in model.named_parameters()}
         self.by_name = {names[id(p)]: c for p, c in zip(self.params, self.each, strict=True) if c is not None}
         self._versions: list[int] = []
@@ -59,10 +59,10 @@ class WeightCopies:
         self.note()
 
     def note(self) -> None:
-        """Take the copies for up to date: an update has rewritten them."""
+        """Mark the copies as up to date, after an update that rewrote them."""
         self._versions = [param._version for param in self.params]
 
     def rewrite_if_changed(self) -> None:
-        """Bring them up to date if torch has counted a change of the weights since."""
+        """Bring the copies up to date if torch's version counters show that a weight has changed since."""
         if self.by_name and self._versions != [param._version for param in self.params]:
             self.rewrite()

@@ -14,19 +14,19 @@ from bigstep.gpu.backend import on_device_of, why_not_triton
 __all__ = ["Parts", "crop_batch", "crop_weights"]
 
 BLOCK = 256
-"""Output pixels of one program at most, all in one row."""
+"""Most output pixels of one program, all in one row."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What is wanted of each image, on the CPU."""
+    """The part of each image to cut out, as tensors on the CPU."""
 
     boxes: Tensor
-    """float64 (N, 4): left, top, width and height in pixels; fractions are fine."""
+    """float64 (N, 4): left, top, width and height in pixels, which may be fractions."""
     bounds: Tensor
-    """int64 (N, 4): left, top, right and bottom of the pixels that may be looked at; a filter ends there."""
+    """int64 (N, 4): left, top, right and bottom of the pixels that may be read; the filter is cut off there."""
     mirrored: Tensor
-    """bool (N,): left for right."""
+    """bool (N,): whether to swap left and right."""
 
 
 def crop_batch(
@@ -36,18 +36,18 @@ def crop_batch(
     mean: tuple[float, ...] = (0.0, 0.0, 0.0),
     std: tuple[float, ...] = (1.0, 1.0, 1.0),
 ) -> Tensor:
-    """Fill `out` with what `parts` asks of each image, resized by the triangle filter, as (x / 255 - mean) / std.
+    """Fill `out` with the part of each image, resized by the triangle filter, as (x / 255 - mean) / std.
 
-    The filter is that of Pillow's and torch's antialiased bilinear resampling: it reaches over one output pixel to
-    either side, and over one input pixel where the image is enlarged. Sums are kept in float32, and nothing is rounded
-    to grey levels on the way.
+    The filter is that of Pillow's and torch's antialiased bilinear resampling: it extends one output pixel to either
+    side, or one input pixel where the image is enlarged. Sums are kept in float32; no intermediate value is rounded to
+    grey levels.
 
     Args:
-        images: uint8 of (3, height, width) each, with any strides, all on the device of `out`.
-        parts: boxes, bounds and mirrors, by image.
-        out: floating, (N, 3, height, width) with any strides.
-        mean: of each channel, images scaled to 0..1.
-        std: of each channel.
+        images: uint8 tensors of (3, height, width), with any strides, all on the device of `out`.
+        parts: Box, bounds and mirroring of each image.
+        out: A floating-point tensor of (N, 3, height, width), with any strides.
+        mean: The mean of each channel, for images scaled to 0..1.
+        std: The standard deviation of each channel, likewise.
 
     Returns:
         `out`.
@@ -78,9 +78,9 @@ def crop_batch(
 
 
 def _table(images: Sequence[Tensor], parts: Parts, device: torch.device) -> Tensor:
-    """Return what the kernel has to know of each image: int64 (N, 11), the last two of which are the box in float32.
+    """Return the kernel's table, int64 (N, 11): a row per image, the last two entries of which are the box as float32.
 
-    In one piece and from pinned memory: one copy, and the host need not wait for any other.
+    It is one pinned tensor, so that a single copy moves it and the host does not wait.
     """
     table = torch.empty((len(images), 11), dtype=torch.int64, pin_memory=device.type == "cuda")
     rows = table.numpy()
@@ -93,7 +93,7 @@ def _table(images: Sequence[Tensor], parts: Parts, device: torch.device) -> Tens
 
 
 def crop_weights(begin: float, length: float, count: int, low: int, high: int) -> Tensor:
-    """Return what each pixel in [low, high) gives to each of `count` places in [begin, begin + length): the definition.
+    """Return the weight of each pixel in [low, high) in each of `count` outputs that divide [begin, begin + length).
 
     w(i, x) = max(0, 1 - |x + 1/2 - c(i)| / r),  c(i) = begin + (i + 1/2) length / count,  r = max(length / count, 1),
     divided by their sum over x.
@@ -115,7 +115,7 @@ def crop_weights(begin: float, length: float, count: int, low: int, high: int) -
 def _twin(
     images: Sequence[Tensor], parts: Parts, out: Tensor, mean: tuple[float, ...], std: tuple[float, ...]
 ) -> Tensor:
-    """Do what the kernel does, image by image, in float64."""
+    """Compute what the kernel does in float64, image by image."""
     centre, deviation = (torch.tensor(values, dtype=torch.float64).view(3, 1, 1) for values in (mean, std))
     height, width = out.shape[2:]
     for index, image in enumerate(images):

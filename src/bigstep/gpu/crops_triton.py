@@ -1,10 +1,10 @@
-"""Triton kernel that cuts, resizes, mirrors and normalises images of many sizes, wherever each lies, in one launch."""
+"""Triton kernel that crops, resizes, mirrors and normalises a batch of differently sized images in one launch."""
 
 # mypy: disable-error-code="no-untyped-def"
 # Kernel arguments have no Python types: pointers and integers of the device.
 #
-# A row of the result needs a few rows of the image. So one program has one row: what is weighted down the image are
-# numbers, the same for all of its pixels, and only the weights across it are vectors, each computed once.
+# A row of the result needs only a few rows of the image, so each program computes one row of the result: its vertical
+# weights are scalars, the same for all of its pixels, and only its horizontal weights are vectors, each computed once.
 from __future__ import annotations
 
 import triton
@@ -15,7 +15,7 @@ __all__ = ["crop_kernel"]
 
 @triton.jit
 def _weight(distance, by_reach):
-    """The triangle filter: 1 at the centre, 0 at the distance 1 / by_reach and beyond."""
+    """The triangle filter: 1 at the centre, 0 from the distance 1 / by_reach on."""
     return tl.maximum(1.0 - tl.abs(distance) * by_reach, 0.0)
 
 
@@ -24,11 +24,11 @@ def crop_kernel(
     places, boxes, out, width, height, out_image, out_channel, out_row, out_column,
     scale0, scale1, scale2, shift0, shift1, shift2, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write a row of one image of the batch, or BLOCK pixels of it.
+    """Write one row of one image of the batch, or BLOCK pixels of it.
 
-    places: int64 (N, 11): address; bytes from a row, a column and a channel to the next; the first and the last but one
-    column, the first and the last but one row that may be looked at; whether to mirror; the box.
-    boxes: the same as float32 (N, 22), the last four of which are left, top, width and height.
+    places: int64 (N, 11): address; bytes from one row, column and channel to the next; the first column that may be
+    read and the end of those columns; the same for rows; whether to mirror; the box (two entries).
+    boxes: the same memory as float32 (N, 22), the last four of which are left, top, width and height.
     """
     row, image = tl.program_id(0), tl.program_id(1)
     column = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
@@ -41,7 +41,7 @@ def crop_kernel(
     x_low, x_high = tl.load(place + 4).to(tl.int32), tl.load(place + 5).to(tl.int32)
     y_low, y_high = tl.load(place + 6).to(tl.int32), tl.load(place + 7).to(tl.int32)
     from_column = tl.where(tl.load(place + 8) != 0, width - 1 - column, column)
-    # pixels of the image for one of the result; a filter reaches over one of either, whichever is larger
+    # image pixels per pixel of the result; the filter reaches one pixel of the image or the result, whichever is larger
     x_step, y_step = tl.load(box + 2) / width, tl.load(box + 3) / height
     x = tl.load(box) + (from_column.to(tl.float32) + 0.5) * x_step
     y = tl.load(box + 1) + (row.to(tl.float32) + 0.5) * y_step
@@ -67,7 +67,7 @@ def crop_kernel(
             green += weight * tl.load(from_row + by_channel + at, mask=seen, other=0).to(tl.float32)
             blue += weight * tl.load(from_row + 2 * by_channel + at, mask=seen, other=0).to(tl.float32)
             total += weight
-    total = tl.where(total > 0, total, 1.0)  # of places behind the last pixel
+    total = tl.where(total > 0, total, 1.0)  # lanes past the last pixel have no weights
     into = out + image.to(tl.int64) * out_image + row * out_row + column * out_column
     kind = out.dtype.element_ty
     tl.store(into, (red / total * scale0 + shift0).to(kind), mask=exists)

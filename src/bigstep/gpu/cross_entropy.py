@@ -1,10 +1,10 @@
-"""The cross-entropy of each row of logits and its gradient, without a float32 copy of them all.
+"""The cross-entropy of each row of logits and its gradient, without a float32 copy of all logits.
 
 With logits x, target t, V classes and smoothing s a row costs log sum exp(x) - (1 - s) x[t] - s mean(x), and its
 gradient is softmax(x) - (1 - s) [t] - s / V. On a CUDA device two kernels read the logits once each; elsewhere their
-twin widens some rows at a time. What waits for the backward pass is the logits themselves and one number a row.
+twin converts a few rows at a time to float32. Only the logits and one number per row are kept for the backward pass.
 
-Before the kernels are used on a device, `kernels_work` runs them there once on a few rows and holds them to torch.
+Before the kernels are used on a device, `kernels_work` runs them there once on a few rows and compares them with torch.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from bigstep.gpu.backend import on_device_of, why_not_triton
 __all__ = ["IGNORED", "is_counted", "kernels_work", "row_costs", "row_gradient"]
 
 IGNORED = -100
-"""The target that is not counted: the padding of a sequence."""
+"""The target that does not count, such as padding of a sequence."""
 CHUNK = 2**24
-"""Logits that the twin widens at a time: 64 MB in float32."""
+"""Logits that the twin converts at a time: 64 MB in float32."""
 BLOCK, PER_WARP = 4096, 512
-"""Logits of a row that a program holds at once, and those that a warp takes of them."""
+"""Logits of a row that a program holds at once, and how many of these each warp has."""
 _TRIED: dict[tuple[torch.device, torch.dtype, int, bool], bool] = {}
-"""Whether the kernels work, by what they are compiled for: device, precision, block, rows that begin at 16 bytes."""
+"""Whether the kernels work, by what they are compiled for: device, type, block, and whether V is a multiple of 16."""
 
 
 def is_counted(target: Tensor) -> Tensor:
-    """Say of each target whether it is counted; one without a sign is, since torch finds a byte of 156 equal to -100.
+    """Tell which targets count. Those of an unsigned type all do: torch would find a byte of 156 equal to -100.
 
     >>> is_counted(torch.tensor([3, IGNORED])).tolist(), is_counted(torch.tensor([3, 156], dtype=torch.uint8)).tolist()
     ([True, False], [True, True])
@@ -39,7 +39,7 @@ def is_counted(target: Tensor) -> Tensor:
 
 
 def kernels_work(rows: Tensor) -> bool:
-    """Whether the kernels can be used for such rows; they are tried once, and a failure is told once.
+    """Whether the kernels can be used for such rows; they are tried once, and a failure is reported once.
 
     >>> kernels_work(torch.zeros(2, 8))
     False
@@ -49,13 +49,13 @@ def kernels_work(rows: Tensor) -> bool:
     key = rows.device, rows.dtype, _block(rows.shape[1]), rows.shape[1] % 16 == 0
     if key not in _TRIED:
         if rows.is_cuda and torch.cuda.is_current_stream_capturing():
-            return False  # a trial looks at its result, which no capture allows
+            return False  # a trial reads its result on the host, which a capture forbids
         trouble = _try(rows)
         _TRIED[key] = trouble is None
         if trouble is not None:
             warnings.warn(
                 f"The kernels of the cross-entropy do not work on {rows.device} ({trouble:.300}); torch's own is used, "
-                "which takes a float32 copy of the logits.",
+                "which makes a float32 copy of the logits.",
                 stacklevel=3,
             )
     return _TRIED[key]
@@ -63,7 +63,7 @@ def kernels_work(rows: Tensor) -> bool:
 
 @torch.no_grad()
 def _try(like: Tensor) -> str | None:
-    """Run both kernels on three rows that draw no random number; return what is wrong with them."""
+    """Run both kernels on three fixed rows; return what is wrong with them, or None."""
     classes = like.shape[1]
     numbers = torch.arange(3 * classes, device=like.device, dtype=torch.int64)
     rows = ((numbers * 7919 % 1021).float() / 128 - 4).view(3, classes).to(like.dtype)
@@ -79,16 +79,16 @@ def _try(like: Tensor) -> str | None:
         exact = wide.softmax(1) - smooth - (1 - smoothing) * functional.one_hot(target.clamp(min=0), classes)
         exact *= 0.5 * (target != IGNORED).unsqueeze(1)
         off = float((costs.double() - expected).abs().max()), float((gradient.double() - exact).abs().max())
-    except Exception as error:  # whatever a compiler, driver or launcher raises
+    except Exception as error:  # compiler, driver and launcher raise all kinds
         return f"{type(error).__name__}: {error}".splitlines()[0]
-    # costs are near 10 and a unit of float32 there is 1e-6; a gradient is at most 0.5, rounded to the logits' precision
+    # costs are near 10, where float32 is spaced by 1e-6; a gradient is at most 0.5, rounded to the logits' precision
     if off[0] < 1e-3 and off[1] < torch.finfo(like.dtype).eps + 1e-5:
         return None
     return f"they are off by {off[0]:.2g} and {off[1]:.2g}"
 
 
 def row_costs(rows: Tensor, target: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-    """Return what each row costs and its log sum exp(x), in float32.
+    """Return the cost of each row and its log sum exp(x), in float32.
 
     >>> costs, _ = row_costs(torch.zeros(2, 8), torch.tensor([3, IGNORED]), 0.0)
     >>> costs.exp()
@@ -106,7 +106,7 @@ def row_costs(rows: Tensor, target: Tensor, smoothing: float) -> tuple[Tensor, T
                 SMOOTHED=smoothing > 0, IGNORED=IGNORED, B=block, num_warps=_warps(block),
             )  # fmt: skip
         return costs, spread
-    index = target.masked_fill(target == IGNORED, 0).unsqueeze(1)  # torch refuses any other number below 0
+    index = target.masked_fill(target == IGNORED, 0).unsqueeze(1)  # other negative targets still raise in torch
     for part in _chunks(rows):
         wide = rows[part].float()
         spread[part] = wide.logsumexp(1)
@@ -149,5 +149,5 @@ def _chunks(rows: Tensor) -> list[slice]:
 
 
 def _block(classes: int) -> int:
-    """The power of two that holds all classes, up to `BLOCK`."""
+    """The smallest power of two that holds all classes, from 16 to `BLOCK`."""
     return min(BLOCK, 1 << max(4, (classes - 1).bit_length()))

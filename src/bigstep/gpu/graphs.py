@@ -1,4 +1,4 @@
-"""A whole training step as one graph: forward, backward, loss scale, clipping and the update, without the host."""
+"""A whole training step as one graph: forward, backward, loss scale, clipping and update, without the host."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from bigstep.tables.precisions import PRECISIONS, find_precision
 __all__ = ["GraphedStep"]
 
 WARM_UP = 3
-"""Runs before a capture: libraries choose their algorithms, kernels are compiled."""
+"""Runs before a capture, in which libraries choose their algorithms and kernels are compiled."""
 
 
 @dataclass
@@ -40,30 +40,30 @@ class _Captured:
 
 
 class GraphedStep:
-    """Train with one graph launch a step: a graph for each shape of batch, made when the shape is first seen.
+    """Train with one graph launch per step: a graph for each shape of batch, captured when the shape is first seen.
 
-    Weights stay as they are; in fp16 and bf16, convolutions and linear layers compute with copies that the update
+    Weights keep their precision; in fp16 and bf16, convolutions and linear layers compute with copies that the update
     rewrites. With fp16 the loss is scaled; a step whose gradients are not finite changes nothing and halves the scale.
-    All of it is decided on the device.
+    All of this is decided on the device.
 
-    `step(inputs, targets)` takes a step. A batch in parts is a call of `add` for each part, without graphs, and one of
-    `update`. The rate, and whatever else an optimizer names as changing, may change between steps as usual, through
-    `optimizer.param_groups[i]["lr"]`. Other settings of an optimizer that is in the graph are fixed there, and so are
-    the groups of `set_groups` (another number makes another graph). A state dict may be loaded at any time: one of the
-    optimizer makes new graphs.
+    `step(inputs, targets)` takes a step. For a batch in parts, call `add` for each part, which uses no graph, and then
+    `update` once. The rate, and any other setting that the optimizer lists in `changing`, may change between steps as
+    usual, through `optimizer.param_groups[i]["lr"]`. Other settings of an optimizer that is in the graph are fixed when
+    it is captured, and so are the groups of `set_groups` (another number makes another graph). A state dict may be
+    loaded at any time; after one of the optimizer, graphs are captured anew.
 
     Args:
         model: In training mode; best after `bigstep.gpu.optimize`.
         loss: loss(outputs, targets) -> 0-dim tensor, a mean over what counts.
         optimizer: Those of `bigstep.optim` and torch's with `fused=True` become part of the graph; any other updates
-            after it, and fp16 then makes the host wait for each step.
+            after it, and with fp16 the host then waits for each step.
         precision: "fp16", "bf16", "float32" or "float64".
-        scale: The first loss scale of fp16, or one that is shared with others.
+        scale: The initial loss scale of fp16, or a `LossScale` to share with other steps.
         growth_interval: Good steps after which the scale is doubled.
-        clip: Largest norm of the whole gradient, after unscaling; a longer one is shortened to it.
+        clip: The norm to which a longer gradient of all weights is shortened, after unscaling.
         compiled: Let `torch.compile` fuse forward, loss and backward before they are captured.
         emulate: Run on any device, through a tape that behaves as a graph does: for tests, not for speed. Nothing is
-            compiled then, since a tape sees operations and not kernels.
+            compiled then, since a tape records operations rather than kernels.
 
     >>> model = nn.Linear(2, 1)
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -90,7 +90,7 @@ class GraphedStep:
         arithmetic = find_precision(precision)
         if clip is not None and not clip > 0:
             raise ConfigError(
-                f"GraphedStep was given clip={clip}, but it must be greater than 0; leave it out for none."
+                f"GraphedStep was given clip={clip}, but it must be greater than 0; leave it out for no clipping."
             )
         self.model, self.loss, self.optimizer, self.clip = model, loss, optimizer, clip
         self.dtype = getattr(torch, arithmetic.products)
@@ -102,7 +102,7 @@ class GraphedStep:
         self._graph_maker = Tapes() if emulate else CudaGraphs(self.device)
         self.copies = WeightCopies(model, self.params, self.dtype)
         wide = torch.float64 if self.params[0].dtype == torch.float64 else torch.float32
-        # torch's fused kernels and ours read fp32 rates on a GPU, whatever the weights are
+        # on a GPU, torch's fused kernels and ours read fp32 rates, whatever the precision of the weights
         self._settings = GroupSettings(optimizer, self.device, torch.float32 if self.device.type == "cuda" else wide)
         scaled = arithmetic.loss_scale > 0
         self.loss_scale = (
@@ -112,13 +112,13 @@ class GraphedStep:
         )
         self._factor = torch.ones((), dtype=wide, device=self.device)
         self._captured: dict[tuple[object, ...], _Captured] = {}
-        self._sums: list[Tensor] = []  # made once, so that the table of their addresses is written once
+        self._sums: list[Tensor] = []  # allocated once, so that the table of addresses is written once
         self._parts = 0
         self._update_of_sums: GraphUpdate | None = None
         self._hook = optimizer.register_load_state_dict_post_hook(self._forget_graphs)
 
     def __call__(self, inputs: Any, targets: Tensor) -> Tensor:
-        """Take one step and return its loss (on the device; reading it waits for the step).
+        """Take one step and return its loss, on the device: reading it waits for the step.
 
         Args:
             inputs: What the model takes: a tensor, or a dict, tuple or list of tensors.
@@ -132,7 +132,7 @@ class GraphedStep:
                 self._captured[key] = self._capture(inputs, targets)
             except torch.OutOfMemoryError:
                 raise
-            except RuntimeError as error:  # a model that asks the device for a value, say, cannot be captured
+            except RuntimeError as error:  # such as a model that reads a value on the host: no graph can hold that
                 reason = str(error).strip().splitlines()[0]
                 raise ConfigError(
                     f"This step cannot be one CUDA graph ({reason}); train with kernels=plain instead."
@@ -147,12 +147,12 @@ class GraphedStep:
         return captured.loss.clone()
 
     def add(self, inputs: Any, targets: Tensor, weight: float) -> Tensor:
-        """Add `weight` times the gradient of one part of a batch, and return the part's loss; `update` ends the step.
+        """Add `weight` times the gradient of one part of a batch and return the part's loss; `update` ends the step.
 
         Args:
-            inputs: Of this part.
-            targets: Of this part.
-            weight: Targets that count in this part / targets that count in the batch.
+            inputs: The inputs of this part.
+            targets: The targets of this part.
+            weight: Counted targets in this part / counted targets in the batch.
         """
         self._prepare()
         loss, gradients = self._forward_backward(map_tensors(self._static_copy, inputs), targets.to(self.device))
@@ -167,7 +167,7 @@ class GraphedStep:
 
     @property
     def gathered(self) -> list[Tensor]:
-        """What `add` has gathered: the gradients of the weights in their order, times `scale`."""
+        """The sums that `add` has gathered: the gradients of the weights, in their order, times `scale`."""
         return self._sums
 
     def update(self) -> None:
@@ -175,7 +175,7 @@ class GraphedStep:
         assert self._parts, "a batch in parts needs at least one"
         self._parts = 0
         self._prepare()
-        if self._update_of_sums is None:  # of its own: a table that graphs read must keep their gradients
+        if self._update_of_sums is None:  # not a graph's: its table keeps that graph's addresses
             self._update_of_sums = self._make_update()
         self._update_of_sums.bind(self._sums)
         self._apply(self._update_of_sums, self._sums)
@@ -183,7 +183,7 @@ class GraphedStep:
 
     @property
     def scale(self) -> Tensor:
-        """What the loss is multiplied by, on the device."""
+        """The factor that the loss is multiplied by, on the device."""
         return self.loss_scale.value
 
     @property
@@ -192,15 +192,15 @@ class GraphedStep:
         return self.loss_scale.skipped
 
     def scaler_state(self) -> dict[str, Any]:
-        """The loss scale, as `torch.amp.GradScaler` keeps it in checkpoints."""
+        """The loss scale, in the form of a `torch.amp.GradScaler` state."""
         return self.loss_scale.state_dict()
 
     def load_scaler_state(self, state: dict[str, Any]) -> None:
-        """Go on with a loss scale of `scaler_state` or of a `GradScaler`; an empty one changes nothing."""
+        """Continue with a state of `scaler_state` or of a `GradScaler`; an empty state changes nothing."""
         self.loss_scale.load_state_dict(state)
 
     def rehearse(self) -> None:
-        """Run forward and backward of the newest graph once more without it, and leave no trace: for a profile."""
+        """Run forward and backward of the newest graph once outside it, without side effects, for a profile to see."""
         captured = next(reversed(self._captured.values()), None)
         if captured is not None:
             with self._untouched():
@@ -209,23 +209,23 @@ class GraphedStep:
     def refresh(self) -> None:
         """Rewrite the low-precision copies from the weights.
 
-        A step does this by itself after a state dict was loaded or weights were changed by torch's operations; call it
-        after changing them past torch's count of changes, through `param.data` or a kernel.
+        A step does this by itself after a state dict is loaded or torch's operations change a weight. Call it after
+        changes that torch's version counters do not see, through `param.data` or a kernel.
         """
         self.copies.rewrite()
 
     def close(self) -> None:
-        """Give back the memory of the graphs; the optimizer, which may live on, would keep it."""
+        """Free the memory of the graphs; a hook in the optimizer, which may live on, would keep them alive."""
         self._hook.remove()
         self._captured.clear()
 
     def _prepare(self) -> None:
-        """Bring copies and settings up to date with weights and parameter groups."""
+        """Bring the copies and settings up to date with the weights and parameter groups."""
         self.copies.rewrite_if_changed()
         self._settings.write()
 
     def _forget_graphs(self, optimizer: Optimizer) -> None:
-        """Graphs hold the tensors of the optimizer's state; a state dict that is loaded brings new ones."""
+        """Drop the graphs: they hold the tensors of the optimizer's state, and loading a state dict replaces those."""
         self._captured.clear()
         self._update_of_sums = None
 
@@ -233,7 +233,7 @@ class GraphedStep:
         return make_update(self.optimizer, self.params, self.copies.each)
 
     def _loss_of(self, swapped: dict[str, Tensor], inputs: Any, targets: Tensor) -> Tensor:
-        """The loss with some of the weights replaced by their copies."""
+        """The loss, with some of the weights replaced by their copies."""
         return self.loss(torch.func.functional_call(self.model, swapped, (inputs,)), targets)
 
     def _forward_backward(self, inputs: Any, targets: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -245,7 +245,7 @@ class GraphedStep:
         return loss.detach(), [_laid_out(g, p) for g, p in zip(gradients, self.params, strict=True)]
 
     def _static_copy(self, part: Tensor) -> Tensor:
-        """A copy of a tensor of the inputs, as the network wants it: tokens stay integers."""
+        """Copy an input tensor in the type and layout that the network needs; tokens stay integers."""
         dtype = self.dtype if part.is_floating_point() else part.dtype
         images = part.is_floating_point() and part.dim() == 4
         order = torch.channels_last if images else torch.contiguous_format
@@ -253,7 +253,7 @@ class GraphedStep:
 
     @contextlib.contextmanager
     def _untouched(self) -> Iterator[None]:
-        """Leave no trace in running statistics and random numbers."""
+        """Restore buffers, such as running statistics, and random number generators afterwards."""
         kept = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
         with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
             yield
@@ -280,7 +280,7 @@ class GraphedStep:
         with self._untouched():
             self._graph_maker.warm_up(rehearse)
             graph, (loss, gradients) = self._graph_maker.capture(run)
-        update.bind(gradients)  # only now are their addresses known; the graph reads them when it runs
+        update.bind(gradients)  # their addresses are known only now; the graph reads them at replay
         return _Captured(graph, inputs, targets, loss, gradients, update)
 
     def _apply(self, update: GraphUpdate, gradients: list[Tensor]) -> None:
@@ -294,20 +294,20 @@ class GraphedStep:
 
     @torch.no_grad()
     def _look_at(self, gradients: list[Tensor]) -> None:
-        """Set the factor that unscales and clips, and whether to skip: gradients are finite if their norm is."""
+        """Set the factor that unscales and clips, and the flag to skip; gradients count as finite if their norm is."""
         norm = global_norm(gradients, self._factor.dtype)
         self._factor.copy_(self.scale).reciprocal_()
         if self.loss_scale.enabled:
-            self.skipped.copy_(norm - norm != 0)  # 0 if it is finite, else nan
+            self.skipped.copy_(norm - norm != 0)  # norm - norm is 0 if norm is finite, else NaN
         if self.clip is not None:
             # as torch.nn.utils.clip_grad_norm_ does
             self._factor.mul_((self.clip / (norm * self._factor + 1e-6)).clamp(max=1.0))
 
 
 def _laid_out(gradient: Tensor, param: Tensor) -> Tensor:
-    """The gradient in the memory order of its parameter, at an address that kernels can read 16 bytes from.
+    """The gradient in the memory order of its parameter, at an address that is aligned to 16 bytes.
 
-    Almost always it is so already; a gradient that is a part of a larger tensor may begin anywhere.
+    Almost all gradients are so already; one that is part of a larger tensor may begin anywhere.
     """
     if same_memory_order(gradient, param) and gradient.data_ptr() % 16 == 0:
         return gradient

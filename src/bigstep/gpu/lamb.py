@@ -1,7 +1,8 @@
 """LAMB over all tensors of a model in four launches, and AdamW in two; `lamb_twin` is the specification of both.
 
 Weights and moments are fp32; gradients may be fp32 or one lower precision; low-precision copies of the weights are
-rewritten in the same pass. Rates, loss scale and skipping are read on the device, so a CUDA graph can hold a step.
+rewritten in the same pass. Rates, loss scale and the flag to skip are read on the device, so a CUDA graph can hold a
+step.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class LambSettings(NamedTuple):
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-6
     rate: int = 0
-    """Which element of `lr` it takes."""
+    """Which element of `lr` the tensor uses."""
 
 
 class LambKernels:
@@ -36,12 +37,12 @@ class LambKernels:
 
     Args:
         params: fp32 weights, updated in place.
-        averages: Their first moments, fp32, laid out as the weights.
-        squares: Their second moments.
-        steps: The number of steps of each, fp32 and 0-dim.
-        settings: One for each tensor.
-        copies: For each tensor its low-precision copy or None; all of type `narrow`.
-        narrow: The type of copies and of gradients that are not fp32.
+        averages: Their first moments, fp32, laid out like the weights.
+        squares: Their second moments, likewise.
+        steps: The number of steps that each has taken, as 0-dim fp32 tensors.
+        settings: One entry for each tensor.
+        copies: For each tensor its low-precision copy, or None; all of type `narrow`.
+        narrow: The type of the copies, and of gradients that are not fp32.
     """
 
     in_graph = True
@@ -68,7 +69,7 @@ class LambKernels:
         self.one, self.zero = torch.ones((), device=device), torch.zeros((), device=device)
 
     def bind(self, gradients: Sequence[Tensor]) -> None:
-        """Note where the gradients are."""
+        """Record the addresses of the gradients."""
         self.chunks.bind(gradients)
 
     def launch(
@@ -135,9 +136,9 @@ def _row(s: LambSettings) -> list[float]:
 def adamw_kernels(
     optimizer: torch.optim.Optimizer, params: Sequence[Tensor], copies: Sequence[Tensor | None]
 ) -> LambKernels | None:
-    """Kernels for torch's fused AdamW, which is LAMB without adaptation; None for another optimizer or other tensors.
+    """Kernels for torch's fused AdamW, which is LAMB without adaptation; None if optimizer or tensors do not qualify.
 
-    Unlike torch's own they read low-precision gradients and rewrite low-precision copies of the weights on the way.
+    Unlike torch's own kernels, they read low-precision gradients and rewrite the low-precision copies in the same pass.
     """
     narrow = narrow_type([copy for copy in copies if copy is not None])
     if type(optimizer) is not torch.optim.AdamW or narrow is None:
@@ -177,7 +178,7 @@ def lamb_twin(
     *,
     lr: Tensor,
 ) -> None:
-    """The specification of LAMB: one tensor after another, in the order of the equations of `bigstep.optim.LAMB`.
+    """The specification of LAMB: one tensor after another, following the equations of `bigstep.optim.LAMB`.
 
     >>> w, m, v, t = torch.ones(4), torch.zeros(4), torch.zeros(4), torch.zeros(())
     >>> lamb_twin([w], [torch.ones(4)], [m], [v], [t], [LambSettings(eps=0.0)], lr=torch.tensor([0.25]))

@@ -1,10 +1,10 @@
 """Triton kernels of LAMB over all tensors of a model: corrections, moments, ratios, updates; four launches in all.
 
-Where no tensor is adapted, which is AdamW, the moments' launch applies the update too, and two launches do.
+If no tensor is adapted, as in AdamW, the launch of the moments also applies the update, and two launches are enough.
 
-A table on the device holds the addresses of all tensors; see `bigstep.gpu.chunks.Chunks`. Rows 4, 5 and 6 are the first
-and second moments and the numbers of steps. The update u is not kept between the two passes: it is computed again from
-what the first pass wrote, which moves one tensor less.
+A table on the device holds the addresses of all tensors; see `bigstep.gpu.chunks.Chunks`. Rows 4, 5 and 6 hold
+those of the first moments, the second moments and the step counts. The direction u is not stored between the two
+passes: the second one recomputes it from the moments, which moves one tensor less.
 
 settings is (8, tensors): weight decay, adapt, eps, index into lr, beta1, beta2 and the logarithms of both.
 """
@@ -23,7 +23,7 @@ __all__ = ["corrections_kernel", "moments_kernel", "ratios_kernel", "update_kern
 
 @triton.jit
 def corrections_kernel(table, settings, lr, skipped, corrections, rates, tensors):
-    """Count the step, unless it is skipped, and store 1 / (1 - beta^t) of both moments and the plain rate.
+    """Count the step, unless it is skipped; store 1 / (1 - beta^t) of both moments and the rate before adaptation.
 
     corrections is (2, tensors).
     """
@@ -33,7 +33,7 @@ def corrections_kernel(table, settings, lr, skipped, corrections, rates, tensors
     t = tl.load(step_at) + 1.0
     if tl.load(skipped) == 0.0:
         tl.store(step_at, t)
-    wide = t.to(tl.float64)  # beta^t is near 1 in the first steps: in fp32 the difference would have four digits
+    wide = t.to(tl.float64)  # beta^t is near 1 in the first steps: in fp32 the difference would keep only four digits
     first = 1.0 - tl.exp(wide * tl.load(settings + 6 * tensors + tensor).to(tl.float64))
     second = 1.0 - tl.exp(wide * tl.load(settings + 7 * tensors + tensor).to(tl.float64))
     tl.store(corrections + tensor, (1.0 / first).to(tl.float32))
@@ -42,7 +42,7 @@ def corrections_kernel(table, settings, lr, skipped, corrections, rates, tensors
 
 @triton.jit
 def direction(w, m, v, settings, corrections, tensor, tensors):
-    """U = m_hat / (sqrt(v_hat) + eps) + decay * w."""
+    """The direction u = m_hat / (sqrt(v_hat) + eps) + decay * w."""
     decay = tl.load(settings + tensor)
     eps = tl.load(settings + 2 * tensors + tensor)
     m_hat = m * tl.load(corrections + tensor)
@@ -69,7 +69,7 @@ def moments(
     ALIGNED: tl.constexpr,
     FULL: tl.constexpr,
 ):
-    """Update both moments of a chunk, and with APPLY the weights; return the squares of weights and of u, summed."""
+    """Update both moments of a chunk, and with APPLY the weights; return the sums of squares of weights and of u."""
     at = first + tl.arange(0, CHUNK)
     inside = at < size
     w_at = pointer_of(table, 0, tensor, tensors, tl.float32, ALIGNED) + at
@@ -115,7 +115,7 @@ def moments_kernel(
     COPIES: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
-    """Update the moments with `factor` times the gradients; partial (2, chunks) is the squares of weights and of u."""
+    """Update the moments with `factor` times the gradients; partial (2, chunks): sums of squares of weights and u."""
     chunk = tl.program_id(0)
     if tl.load(skipped) == 0.0:
         tensor = tl.load(chunk_tensor + chunk)
@@ -207,8 +207,8 @@ def update_kernel(
     COPIES: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
-    """Update every chunk, and with COPIES the low-precision copies; nothing at all where `skipped` is set."""
-    # from the last chunk to the first: the moments went in the other direction, so the L2 cache holds the end
+    """Update every chunk, and with COPIES the low-precision copies; change nothing if `skipped` is set."""
+    # from the last chunk to the first: the moments went the other way, so the L2 cache still holds the last chunks
     chunk = chunks - 1 - tl.program_id(0)
     if tl.load(skipped) == 0.0:
         tensor = tl.load(chunk_tensor + chunk)

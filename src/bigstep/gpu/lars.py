@@ -1,7 +1,8 @@
 """LARS over all tensors of a model in three launches, whatever their number; `lars_twin` is its specification.
 
 Weights and velocities are fp32; gradients may be fp32 or one lower precision; low-precision copies of the weights are
-rewritten in the same pass. Rates, loss scale and skipping are read on the device, so a CUDA graph can hold a step.
+rewritten in the same pass. Rates, loss scale and the flag to skip are read on the device, so a CUDA graph can hold a
+step.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class LarsSettings(NamedTuple):
     trust_coefficient: float = 0.001
     eps: float = 1e-9
     rate: int = 0
-    """Which element of `lr` it takes."""
+    """Which element of `lr` the tensor uses."""
 
 
 class LarsKernels:
@@ -35,12 +36,12 @@ class LarsKernels:
 
     Args:
         params: fp32 weights, updated in place.
-        velocities: fp32, laid out as the weights.
-        settings: One for each tensor.
-        momentum: How much of a velocity is kept.
-        nesterov: Step along the velocity that the next step would have.
-        copies: For each tensor its low-precision copy or None; all of type `narrow`.
-        narrow: The type of copies and of gradients that are not fp32.
+        velocities: fp32, laid out like the weights.
+        settings: One entry for each tensor.
+        momentum: Factor of the old velocity in the new one.
+        nesterov: Use Nesterov momentum.
+        copies: For each tensor its low-precision copy, or None; all of type `narrow`.
+        narrow: The type of the copies, and of gradients that are not fp32.
     """
 
     in_graph = True
@@ -66,7 +67,7 @@ class LarsKernels:
         self.one, self.zero = torch.ones((), device=device), torch.zeros((), device=device)
 
     def bind(self, gradients: Sequence[Tensor]) -> None:
-        """Note where the gradients are."""
+        """Record the addresses of the gradients."""
         self.chunks.bind(gradients)
 
     def launch(
@@ -124,20 +125,20 @@ def lars_step(
 
     ::
 
-        lambda = trust_coefficient * |w| / (|g| + weight_decay * |w| + eps)      1 where |w| or |g| is 0, or adapt=False
+        lambda = trust_coefficient * |w| / (|g| + weight_decay * |w| + eps)      1 if |w| or |g| is 0, or adapt=False
         v <- momentum * v + lr * lambda * (g + weight_decay * w)
         w <- w - v                                                               nesterov: w - (momentum * v + u)
 
-    Tables are made at each call; `bigstep.optim.LARS` keeps them.
+    Each call builds the tables anew; `bigstep.optim.LARS` keeps them.
 
     Args:
         params: Weights.
-        grads: Their gradients, never changed.
+        grads: Their gradients, which are not changed.
         velocities: Their velocities.
-        settings: Decay, adaptation and which element of `lr`, for each tensor.
+        settings: For each tensor its decay, its adaptation and which element of `lr` it uses.
         lr: Rates on the weights' device, fp32, of shape (rates,).
-        momentum: How much of a velocity is kept.
-        nesterov: Step along the velocity that the next step would have.
+        momentum: Factor of the old velocity in the new one.
+        nesterov: Use Nesterov momentum.
 
     >>> w, v = torch.ones(2, 2), torch.zeros(2, 2)
     >>> settings = [LarsSettings(trust_coefficient=0.25, eps=0.0)]
@@ -168,7 +169,7 @@ def lars_twin(
     momentum: float,
     nesterov: bool = False,
 ) -> None:
-    """The specification of LARS: one tensor after another, in the order of the equations of `lars_step`.
+    """The specification of LARS: one tensor after another, following the equations of `lars_step`.
 
     >>> w, v = torch.ones(2), torch.zeros(2)
     >>> lars_twin([w], [torch.ones(2)], [v], [LarsSettings(adapt=False)], lr=torch.tensor([0.5]), momentum=0.9)

@@ -1,6 +1,7 @@
 """Triton kernels of LARS over all tensors of a model: partial norms, trust ratios, updates; three launches in all.
 
-A table on the device holds the addresses of all tensors; see `bigstep.gpu.chunks.Chunks`. Row 4 is the velocities.
+A table on the device holds the addresses of all tensors; see `bigstep.gpu.chunks.Chunks`. Row 4 holds those of
+the velocities.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -27,7 +28,7 @@ def squares(
     ALIGNED: tl.constexpr,
     FULL: tl.constexpr,
 ):
-    """Sums of squares of a chunk of weights and of their gradient."""
+    """The sums of squares of a chunk of weights and of its gradients."""
     at = first + tl.arange(0, CHUNK)
     w = take(pointer_of(table, 0, tensor, tensors, tl.float32, ALIGNED) + at, at < size, FULL)
     g = take(pointer_of(table, 1, tensor, tensors, GRAD, ALIGNED) + at, at < size, FULL)
@@ -47,7 +48,7 @@ def norms_kernel(
     NARROW: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
-    """Sums of squares of each chunk of weights and gradients; partial is (2, chunks)."""
+    """Store the sums of squares of each chunk of weights and of gradients; partial is (2, chunks)."""
     chunk = tl.program_id(0)
     tensor = tl.load(chunk_tensor + chunk)
     first = tl.multiple_of(tl.load(chunk_first + chunk), 16)
@@ -79,8 +80,8 @@ def trust_kernel(
 ):
     """Store rates[0] = lr * lambda * factor and rates[1] = lr * lambda * decay of each tensor.
 
-    settings is (5, tensors): weight decay, adapt, trust coefficient, eps and index into lr;
-    gradients count `factor` times.
+    settings is (5, tensors): weight decay, adapt, trust coefficient, eps and index into lr.
+    Gradients are multiplied by `factor`.
     """
     tensor = tl.program_id(0)
     begin = tl.load(first_chunk + tensor)
@@ -150,8 +151,8 @@ def update_kernel(
     COPIES: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
-    """Update every chunk, and with COPIES the low-precision copies; nothing at all where `skipped` is set."""
-    # from the last chunk to the first: the norms were taken in the other direction, so the L2 cache holds the end
+    """Update every chunk, and with COPIES the low-precision copies; change nothing if `skipped` is set."""
+    # from the last chunk to the first: the norms went the other way, so the L2 cache still holds the last chunks
     chunk = chunks - 1 - tl.program_id(0)
     if tl.load(skipped) == 0.0:
         tensor = tl.load(chunk_tensor + chunk)

@@ -1,4 +1,4 @@
-"""The loss scale of fp16 training, kept on the device: the one that graphed and eager steps share."""
+"""The loss scale of fp16 training, kept on the device and shared by graphed and eager steps."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ GROWTH, BACKOFF = 2.0, 0.5
 
 
 class LossScale:
-    """Multiply the loss so that small fp16 gradients survive, and learn on the device how far one can go.
+    """Multiply the loss so that small fp16 gradients do not underflow, and adapt the factor on the device.
 
     ::
 
-        a gradient that is not finite:      the step is skipped,  scale <- max(scale / 2, floor)
-        growth_interval good steps running:                       scale <- scale * 2
+        a gradient that is not finite:         the step is skipped,  scale <- max(scale / 2, floor)
+        growth_interval good steps in a row:                         scale <- scale * 2
 
-    It is called as `torch.amp.GradScaler` is, and each reads the state dicts of the other. Unlike that one it has a
-    floor, so that a run whose gradients are broken for good ends with a message about them and not with a scale of 0;
-    and its tensors exist from the start, at addresses that a CUDA graph can hold.
+    It is called as `torch.amp.GradScaler` is, and each reads the state dicts of the other. Unlike `GradScaler`, it has
+    a floor, so that a run whose gradients never become finite again ends with a message about them rather than with a
+    scale of 0; and its tensors exist from the start, at addresses that a CUDA graph can hold.
 
     Args:
         device: Where the gradients are.
-        enabled: False makes every method do what one would do without a scale.
+        enabled: False makes every method behave as if there were no scale.
         scale: The first scale.
         growth_interval: Good steps after which the scale is doubled.
         floor: The smallest scale.
@@ -60,7 +60,7 @@ class LossScale:
         self.value = torch.tensor(scale if enabled else 1.0, dtype=torch.float32, device=device)
         self.good_steps = torch.zeros((), dtype=torch.int32, device=device)
         self.skipped = torch.zeros((), dtype=torch.float32, device=device)
-        """1 from when a gradient that is not finite was seen until the next look, else 0."""
+        """1 if the gradients were not finite when they were last checked, else 0."""
         self._unscaled: set[int] = set()
 
     def is_enabled(self) -> bool:
@@ -77,7 +77,7 @@ class LossScale:
 
     @torch.no_grad()
     def unscale_(self, optimizer: Optimizer) -> None:
-        """Divide the gradients of an optimizer by the scale, once a step: before they are clipped, for example."""
+        """Divide an optimizer's gradients by the scale, at most once a step; call it before clipping, for example."""
         if not self.enabled or id(optimizer) in self._unscaled:
             return
         if not self._unscaled:
@@ -89,9 +89,9 @@ class LossScale:
         self._unscaled.add(id(optimizer))
 
     def step(self, optimizer: Optimizer) -> None:
-        """Unscale if that was not done, and update unless a gradient is not finite.
+        """Unscale the gradients if that is still to be done, and update the weights unless a gradient is not finite.
 
-        An optimizer that does not decide on the device makes the host wait for the decision.
+        For an optimizer that does not decide on the device, the host waits for the flag.
         """
         self.unscale_(optimizer)
         if not self.enabled:
@@ -109,7 +109,7 @@ class LossScale:
             self.value.clamp_(min=self.floor)
 
     def state_dict(self) -> dict[str, Any]:
-        """What `torch.amp.GradScaler` keeps in checkpoints; empty where nothing is scaled."""
+        """The state in the form of `torch.amp.GradScaler`; empty if nothing is scaled."""
         if not self.enabled:
             return {}
         return {
@@ -121,7 +121,7 @@ class LossScale:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state of this class or of a `GradScaler`; an empty one changes nothing."""
+        """Continue from a state of this class or of a `GradScaler`; an empty state changes nothing."""
         if state and self.enabled:
             self.value.fill_(state["scale"])
             self.good_steps.fill_(state["_growth_tracker"])
@@ -129,7 +129,7 @@ class LossScale:
 
 
 def decides_on_device(optimizer: Optimizer) -> bool:
-    """Whether an optimizer reads on the device that a step is to be skipped: torch's `fused=True`, and Muon."""
+    """Whether an optimizer reads on the device if a step is to be skipped: torch's with `fused=True`, and Muon."""
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
@@ -143,7 +143,7 @@ def step_unless(skipped: Tensor, optimizer: Any) -> None:
     >>> weight.item()
     1.0
     """
-    optimizer.grad_scale, optimizer.found_inf = None, skipped  # as torch's GradScaler tells it
+    optimizer.grad_scale, optimizer.found_inf = None, skipped  # as torch's GradScaler passes it
     try:
         optimizer.step()
     finally:

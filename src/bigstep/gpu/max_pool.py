@@ -1,4 +1,4 @@
-"""2x2 max-pooling that moves each value once; torch's own, on channels_last tensors, takes five times as long."""
+"""2x2 max-pooling that moves each value once; torch's own takes five times as long on channels_last tensors."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def max_pool2(x: Tensor) -> Tensor:
     """Return the maxima of the 2x2 windows of x; an odd last row or column is left out, as in torch.
 
     On a CUDA device it takes channels_last tensors of fp16, bf16 or fp32; elsewhere its twin is torch's `max_pool2d`.
-    Of equal values the first takes the gradient.
+    Among equal values the first receives the gradient.
 
     Args:
         x: Samples x channels x height x width.
 
     Returns:
-        A tensor of half the height and width.
+        A tensor of half the height and width, rounded down.
 
     >>> max_pool2(torch.arange(16.0).view(1, 1, 4, 4)).flatten()
     tensor([ 5.,  7., 13., 15.])
@@ -40,7 +40,7 @@ def max_pool2(x: Tensor) -> Tensor:
 class _MaxPool2(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        """Read x once; write its maxima and, in a byte each, where they were."""
+        """Read x once; write its maxima and, in a byte each, their positions."""
         from bigstep.gpu.max_pool_triton import pool_kernel
 
         n, channels, height, width = x.shape
@@ -66,7 +66,7 @@ class _MaxPool2(torch.autograd.Function):
         dy = gradients[0].contiguous(memory_format=_NHWC)
         n, channels, out_rows, out_columns = dy.shape
         dx = torch.empty((n, channels, height, width), dtype=dy.dtype, device=dy.device, memory_format=_NHWC)
-        rows, columns = -(-height // 2), -(-width // 2)  # cut windows have a gradient too: zero
+        rows, columns = -(-height // 2), -(-width // 2)  # also windows cut by an odd edge: zeros go there
         windows = n * rows * columns
         with on_device_of(dy):
             unpool_kernel[_grid(windows, channels)](

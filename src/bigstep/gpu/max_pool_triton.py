@@ -1,4 +1,4 @@
-"""Triton kernels of 2x2 max-pooling on NHWC tensors: each value is moved once in either direction."""
+"""Triton kernels of 2x2 max-pooling on NHWC tensors: each value is moved once forward and once backward."""
 
 # mypy: disable-error-code="no-untyped-def"
 # Kernel arguments have no Python types: pointers and integers of the device.
@@ -12,9 +12,9 @@ __all__ = ["pool_kernel", "unpool_kernel"]
 
 @triton.jit
 def _windows(program, windows, rows, columns, height, width, BM: tl.constexpr):
-    """For a tile of windows: the pixel of the input where each begins, and whether it exists and is whole.
+    """For a tile of windows: index, first input pixel, whether each exists, whether its second line and column do.
 
-    `rows` x `columns` windows cover an image; those at an odd edge are cut.
+    `rows` x `columns` windows cover an image; those at an odd edge are cut off.
     """
     window = program.to(tl.int64) * BM + tl.arange(0, BM)
     ow = window % columns
@@ -26,7 +26,7 @@ def _windows(program, windows, rows, columns, height, width, BM: tl.constexpr):
 
 @triton.jit
 def pool_kernel(x, y, winner, windows, rows, columns, height, width, channels, BM: tl.constexpr, BC: tl.constexpr):
-    """Store the maximum of each whole window, and which of its four values that was: the first of equals."""
+    """Store the maximum of each whole window and which of its four values that is, the first among equals."""
     window, first, exists, _, _ = _windows(tl.program_id(0), windows, rows, columns, height, width, BM)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     ok = exists[:, None] & (c < channels)[None, :]
@@ -35,7 +35,7 @@ def pool_kernel(x, y, winner, windows, rows, columns, height, width, channels, B
     which = tl.zeros((BM, BC), dtype=tl.int32)
     for tap in tl.static_range(1, 4):
         value = tl.load(x + at + ((tap // 2) * width + tap % 2) * channels, mask=ok, other=0.0)
-        better = (value > best) | (value != value)  # what is no number stays so, as in torch
+        better = (value > best) | (value != value)  # NaN wins, as in torch
         best = tl.where(better, value, best)
         which = tl.where(better, tap, which)
     out = window[:, None] * channels + c[None, :]
@@ -48,7 +48,7 @@ def unpool_kernel(
     dy, winner, dx, windows, rows, columns, out_rows, out_columns, height, width, channels,
     BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Store the gradient of a window at its winner and zeros elsewhere, windows cut by an odd edge included."""
+    """Store the gradient of each window at its winner and zeros elsewhere, also in windows cut by an odd edge."""
     window, first, exists, below, right = _windows(tl.program_id(0), windows, rows, columns, height, width, BM)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     inside = (c < channels)[None, :]

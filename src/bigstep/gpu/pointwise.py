@@ -1,7 +1,7 @@
-"""Convolutions as ResNets use them, with each gradient through the library that is faster for it.
+"""Convolutions as ResNets use them, each gradient computed by whichever library is faster for it.
 
-On an H200 cuDNN's forward is the best for all of them; for 1x1 kernels the gradient of the input is faster as a plain
-matrix product, and so is that of the weight where images are small (benchmarks/resnet50).
+On an H200 cuDNN's forward pass is the fastest for all of them. For 1x1 kernels a plain matrix product is faster for the
+gradient of the input, and on small images also for that of the weight (benchmarks/resnet50).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from bigstep.gpu.backend import why_not_triton
 __all__ = ["global_mean", "pointwise", "stem_convolution"]
 
 SMALL_IMAGE = 14
-"""Largest side at which the weight's gradient is taken as a plain matrix product."""
+"""Largest image height at which the weight's gradient is computed as a plain matrix product."""
 
 
 def _rows(x: Tensor) -> Tensor:
-    """Pixels x channels, a view of a channels_last tensor."""
+    """A view of a channels_last tensor as pixels x channels."""
     return x.permute(0, 2, 3, 1).reshape(-1, x.shape[1])
 
 
@@ -34,7 +34,7 @@ def pointwise(x: Tensor, weight: Tensor) -> Tensor:
     """
     if not x.is_cuda:
         return F.conv2d(x, weight.to(x.dtype))
-    if torch.is_autocast_enabled(x.device.type):  # a function of our own must do what autocast does for torch's
+    if torch.is_autocast_enabled(x.device.type):  # autocast does not convert the inputs of a custom function
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight = x.to(dtype), weight.to(dtype)
     x = x.contiguous(memory_format=torch.channels_last)
@@ -68,7 +68,7 @@ class _Pointwise(torch.autograd.Function):
 
 
 def stem_convolution(x: Tensor, weight: Tensor, stride: tuple[int, int], padding: tuple[int, int]) -> Tensor:
-    """A convolution without bias over few planes; three are made four, which tensor cores take without a detour.
+    """A convolution without bias over few planes; three are padded to four, which suits tensor cores.
 
     >>> x, weight = torch.ones(1, 3, 4, 4), torch.ones(2, 3, 3, 3)
     >>> stem_convolution(x, weight, (1, 1), (0, 0)).flatten()[:2]
@@ -102,7 +102,7 @@ class _GlobalMean(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         n, c, h, w = ctx.shape
         share = (gradients[0] / (h * w)).contiguous()
-        # torch copies a spread-out tensor element by element; eight bytes at a time is four times as fast in fp16
+        # torch copies an expanded tensor element by element; in eight-byte elements it is four times as fast in fp16
         wide = share.view(torch.float64) if share.element_size() * c % 8 == 0 else share
         spread = wide.view(n, 1, 1, -1).expand(n, h, w, wide.shape[1]).contiguous().view(share.dtype)
         out: Tensor = spread.permute(0, 3, 1, 2)

@@ -1,7 +1,7 @@
-"""Triton kernels of the stem's tail on NHWC tensors: batch norm + ReLU + max-pool 3x3, stride 2, padding 1, in one.
+"""Triton kernels for the end of the stem on NHWC tensors: batch norm + ReLU + 3x3 max-pool, stride 2, padding 1.
 
-The normalised tensor at full resolution is never written. What the backward pass needs is, for each pooled value, which
-of the nine inputs it came from (one byte) and that input before normalisation.
+All three are one kernel, and the normalised tensor at full resolution is never written. For each pooled value, the
+backward pass needs which of the nine inputs it came from (one byte) and that input before normalisation.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -16,7 +16,7 @@ __all__ = ["add_plane_kernel", "normalize_pool_kernel", "unpool_backward_kernel"
 
 @triton.jit
 def add_plane_kernel(x, out, elements, BLOCK: tl.constexpr):
-    """Images of three planes, channels last, with a fourth plane of zeros."""
+    """Copy images of three planes, channels last, and add a fourth plane of zeros."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     plane = at % 4
     value = tl.load(x + at // 4 * 3 + plane, mask=(plane < 3) & (at < elements), other=0.0)
@@ -40,7 +40,7 @@ def normalize_pool_kernel(
     BW: tl.constexpr,
     BC: tl.constexpr,
 ):
-    """Store y = maxpool(relu(x * scale + shift)); winner is the tap 0..8 of the maximum, picked the x found there."""
+    """Store y = maxpool(relu(x * scale + shift)); winner is the tap 0..8 of the maximum, picked its x."""
     line = tl.program_id(0)  # one line of one image's output
     n = line // out_height
     oh = line % out_height
@@ -56,12 +56,12 @@ def normalize_pool_kernel(
     best_tap = tl.zeros((BW, BC), dtype=tl.int32)
     image = x + n.to(tl.int64) * height * width * channels
     for tap in tl.static_range(9):
-        h = tl.zeros_like(ow) + (2 * oh - 1 + tap // 3)  # as a block: the interpreter keeps no scalar truth values
+        h = tl.zeros_like(ow) + (2 * oh - 1 + tap // 3)  # a block: the interpreter has no scalar booleans
         w = 2 * ow - 1 + tap % 3
         ok = ((h >= 0) & (h < height) & (w >= 0) & (w < width) & (ow < out_width))[:, None] & inside[None, :]
         value = tl.load(image + (h * width + w)[:, None] * channels + c[None, :], mask=ok, other=0.0)
         z = tl.where(ok, value.to(tl.float32) * scale[None, :] + shift[None, :], float("-inf"))
-        better = (z > best) | (z != z)  # what is no number stays so, as in torch
+        better = (z > best) | (z != z)  # NaN wins, as in torch
         best = tl.where(better, z, best)
         best_x = tl.where(better, value, best_x)
         best_tap = tl.where(better, tap, best_tap)
@@ -91,7 +91,7 @@ def unpool_backward_kernel(
     BW: tl.constexpr,
     BC: tl.constexpr,
 ):
-    """Store dx = scale * unpool(dz) + b * (x - mean) + c; a pixel gathers from the up to four windows that hold it."""
+    """Store dx = scale * unpool(dz) + b * (x - mean) + c; each pixel gathers from the up to four windows it is in."""
     line = tl.program_id(0)  # one line of one image's input
     n = line // height
     h = line % height
@@ -106,7 +106,7 @@ def unpool_backward_kernel(
     total = tl.zeros((BW, BC), dtype=tl.float32)
     pooled = n.to(tl.int64) * out_height * out_width * channels
     for corner in tl.static_range(4):
-        # Of the windows that hold line h, the lower is (h + 1) // 2; the upper one, before it, exists where h is odd.
+        # Line h is in window (h + 1) // 2 and, if h is odd, also in the one before; likewise for columns.
         oh = tl.zeros_like(w) + ((h + 1) // 2 - corner // 2)
         ow = (w + 1) // 2 - corner % 2
         row_tap = h + 1 - 2 * oh

@@ -1,4 +1,4 @@
-"""Lists of tensors for multi-tensor operations: sorted so that one kernel can take many, and how they lie in memory."""
+"""Lists of tensors for multi-tensor operations: split so that one kernel takes many; checks of their memory layout."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["by_device_and_dtype", "global_norm", "laid_out_like", "narrow_type",
 
 
 def by_device_and_dtype(tensors: Sequence[Tensor], *beside: Sequence[Tensor]) -> list[tuple[list[Tensor], ...]]:
-    """Split lists into lists of one device and dtype each (those of `tensors`), in order of first appearance.
+    """Split parallel lists by the device and dtype of `tensors`, in order of first appearance.
 
     >>> ones = [torch.ones(2, dtype=dtype) for dtype in (torch.float32, torch.float64, torch.float32)]
     >>> [(len(alike), len(others)) for alike, others in by_device_and_dtype(ones, ones)]
@@ -37,7 +37,7 @@ def global_norm(tensors: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
 
 
 def same_memory_order(a: Tensor, b: Tensor) -> bool:
-    """Whether element k of one's memory is element k of the other's; both without gaps.
+    """Whether two tensors without gaps store their elements in the same order.
 
     >>> same_memory_order(torch.zeros(2, 3), torch.zeros(3, 2).t())
     False
@@ -47,7 +47,7 @@ def same_memory_order(a: Tensor, b: Tensor) -> bool:
 
 
 def laid_out_like(params: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Tensor]:
-    """The gradients in the memory order of their parameters; almost always they have it already.
+    """The gradients in the memory order of their parameters; almost all are already, and are returned as they are.
 
     >>> laid_out_like([torch.zeros(2, 3)], [torch.zeros(3, 2).t()])[0].stride()
     (3, 1)
@@ -59,7 +59,7 @@ def laid_out_like(params: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Ten
 
 
 def narrow_type(grads: Sequence[Tensor]) -> torch.dtype | None:
-    """The one low precision in which some gradients are, fp16 if all are fp32; None if there is any other type.
+    """The low precision of the gradients that are not fp32; fp16 if all are fp32; None for any other mixture or type.
 
     >>> narrow_type([torch.zeros(1), torch.zeros(1, dtype=torch.bfloat16)])
     torch.bfloat16

@@ -1,4 +1,4 @@
-"""Pieces that the Triton kernels on row x channel tiles share."""
+"""Helpers shared by the Triton kernels on tiles of rows x channels."""
 
 # mypy: disable-error-code="no-untyped-def"
 # Kernel arguments have no Python types: pointers and integers of the device.
@@ -12,7 +12,7 @@ __all__ = ["half_row", "pack_bits", "read", "rows_of_part", "unpack_bits", "writ
 
 @triton.jit
 def read(pointer, ok, EVEN: tl.constexpr):
-    """A tile in fp32; EVEN says that every tile is full, so that no mask is needed."""
+    """A tile in fp32; with EVEN every tile is full and no mask is needed."""
     tile = tl.load(pointer) if EVEN else tl.load(pointer, mask=ok, other=0.0)
     return tile.to(tl.float32)
 
@@ -28,7 +28,7 @@ def write(pointer, tile, ok, EVEN: tl.constexpr):
 
 @triton.jit
 def rows_of_part(part, parts, rows, BM: tl.constexpr):
-    """Rows that a part has seen: tiles part, part + parts, ... counted from the end; the last tile may be short."""
+    """Number of rows in a part: tiles part, part + parts, ..., counted from the last one, which may be short."""
     tiles = (rows + BM - 1) // BM
     mine = (tiles - part + parts - 1) // parts
     return mine * BM - tl.where(part == 0, tiles * BM - rows, 0)
@@ -50,7 +50,7 @@ def unpack_bits(packed, BM: tl.constexpr, BC: tl.constexpr):
 
 @triton.jit
 def half_row(row, height, width):
-    """Row of a pixel in the image of every second line and column, and whether it is in there."""
+    """The row of a pixel in the image of every second line and column, and whether that image contains it."""
     line = row // width
     column = row % width
     half = (line // height * ((height + 1) // 2) + line % height // 2) * ((width + 1) // 2) + column // 2

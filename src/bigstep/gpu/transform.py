@@ -1,4 +1,4 @@
-"""Make a ResNet run on the fused kernels in place: same modules, same state dict, fewer passes over memory."""
+"""Put a ResNet on the fused kernels in place: same modules, same state dict, fewer passes over memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bigstep.gpu.pointwise import global_mean, pointwise, stem_convolution
 __all__ = ["Report", "optimize", "set_groups"]
 
 GROUPS = "bigstep_groups"
-"""Attribute of a batch norm: how many workers' samples one call holds."""
+"""Attribute of a batch norm: the number of workers whose samples one call holds."""
 
 
 @dataclass
@@ -27,9 +27,9 @@ class Report:
     """What `optimize` did."""
 
     fused: list[str] = field(default_factory=list)
-    """Names of the modules whose batch norms are fused with what follows."""
+    """Names of the modules whose batch norms are fused with the operations after them."""
     left: dict[str, str] = field(default_factory=dict)
-    """Names of batch norms that were left alone, and why."""
+    """Names of the blocks and batch norms that were left unchanged, and why."""
 
     def __str__(self) -> str:
         lines = [f"fused {len(self.fused)} modules: {', '.join(self.fused) or 'none'}"]
@@ -40,16 +40,17 @@ class Report:
 def optimize(model: nn.Module, *, groups: int | None = None) -> Report:
     """Fuse batch norms with ReLU, residuals and the stem's pooling in a ResNet of torchvision, timm or bigstep.
 
-    In any other model, blocks like those of a ResNet, and a batch norm that a ReLU follows in an `nn.Sequential`.
+    In any other model, fuse blocks that look like a ResNet's, and each batch norm with the ReLU after it in an
+    `nn.Sequential`.
 
-    The model is changed in place to channels_last and its blocks' `forward` is replaced; parameters, buffers, their
-    names and the state dict stay as they are. What is not recognised keeps its own forward, and so do blocks whose
-    batch norms have hooks: inside fused blocks, batch norms and activations are no longer called as modules.
+    The model is converted to channels_last in place and its blocks' `forward` is replaced; parameters, buffers, their
+    names and the state dict stay as they are. Modules that are not recognised keep their own forward. So do blocks
+    whose batch norms have hooks, since fused blocks no longer call batch norms and activations as modules.
 
     Args:
         model: Any module; blocks are recognised by their parts (conv1, bn1, conv2, bn2, ..., downsample).
-        groups: Workers whose samples one call holds, each with its own statistics; None keeps what the batch norms say
-            (their attribute `workers` if they have one, else 1).
+        groups: Number of workers whose samples one call holds, each with its own statistics; None keeps the number that
+            each batch norm has (its attribute `workers` if it has one, else 1).
 
     Returns:
         What was fused, what was left, and why.
@@ -107,7 +108,7 @@ def optimize(model: nn.Module, *, groups: int | None = None) -> Report:
 
 
 def set_groups(model: nn.Module, groups: int) -> None:
-    """Tell every batch norm how many workers' samples one call holds; only fused ones heed it.
+    """Set for every batch norm the number of workers whose samples one call holds; only fused ones use it.
 
     >>> set_groups(nn.BatchNorm2d(3), 0)
     Traceback (most recent call last):
@@ -122,7 +123,7 @@ def set_groups(model: nn.Module, groups: int) -> None:
 
 
 def groups_of(model: nn.Module) -> tuple[int, ...]:
-    """The groups of every batch norm, in order: a CUDA graph holds them fixed."""
+    """The groups of every batch norm, in order; they are fixed in a CUDA graph."""
     return tuple(_groups(module) for module in model.modules() if isinstance(module, nn.BatchNorm2d))
 
 
@@ -154,7 +155,7 @@ def _why_not_norm(norm: object) -> str | None:
     if not isinstance(norm, nn.BatchNorm2d):
         return f"{type(norm).__name__} is not a BatchNorm2d"
     if type(norm) is not nn.BatchNorm2d and not hasattr(norm, "workers"):
-        return f"{type(norm).__name__} may compute something else than BatchNorm2d"
+        return f"{type(norm).__name__} may compute something other than BatchNorm2d"
     if norm._forward_hooks or norm._forward_pre_hooks:
         return "a batch norm has hooks, which would no longer fire"
     if norm.weight is None:
@@ -212,7 +213,7 @@ def _why_not_network(model: nn.Module) -> str | None:
 def _norms_before_relu(
     sequence: nn.Sequential, covered: set[nn.Module], model: nn.Module
 ) -> Iterator[tuple[int, nn.BatchNorm2d, nn.ReLU]]:
-    """Batch norms that a ReLU of their own follows: one that stands in one place only, since it will do nothing."""
+    """Batch norms followed by a ReLU that is used nowhere else in the model, since that ReLU will do nothing."""
     places = [child for module in model.modules() for child in module._modules.values()]
     for index, (norm, relu) in enumerate(itertools.pairwise(sequence)):
         if not (isinstance(norm, nn.BatchNorm2d) and isinstance(relu, nn.ReLU)) or norm in covered:
@@ -228,7 +229,7 @@ def _norm_relu(norm: nn.BatchNorm2d, x: Tensor) -> Tensor:
 
 
 def _nothing(relu: nn.ReLU, x: Tensor) -> Tensor:
-    """What is left of a ReLU that the norm before it has taken over."""
+    """Replaces the forward of a ReLU that the norm before it now computes."""
     return x
 
 
@@ -249,7 +250,7 @@ def _shortcut_stride(block: nn.Module) -> int:
 
 
 def _block(block: nn.Module, x: Tensor, skip: Tensor, fork: int) -> tuple[Tensor, Tensor]:
-    """One residual block; x and skip are the same numbers, for the branch and, subsampled, for the shortcut."""
+    """One residual block; x feeds the branch, and skip, the same tensor or its subsample, the shortcut."""
     *inner, (last_conv, last_norm) = _pairs(block)
     for conv, norm in inner:
         x = fused_norm(conv(x), _norm(norm))[0]
@@ -272,7 +273,7 @@ def _block_alone(block: nn.Module, x: Tensor) -> Tensor:
 
 
 def _network(model: Any, x: Tensor) -> Tensor:
-    """A whole ResNet; where a branch and a shortcut read one tensor, its two gradients are added as they are read."""
+    """A whole ResNet; where branch and shortcut read the same tensor, its two gradients are added as they are read."""
     _count_batches(model)
     blocks = [block for stage in (model.layer1, model.layer2, model.layer3, model.layer4) for block in stage]
     forks = [*map(_shortcut_stride, blocks), 0]
@@ -306,7 +307,7 @@ def _pool2(pool: nn.MaxPool2d, x: Tensor) -> Tensor:
 
 
 def _is_pool(pool: nn.Module, size: int, padding: int) -> bool:
-    """Whether it is a max-pooling of stride 2 with this window, and nothing else."""
+    """Whether a module is a plain max-pooling of stride 2 with this window and padding."""
     return (
         isinstance(pool, nn.MaxPool2d)
         and not pool.return_indices
@@ -317,7 +318,7 @@ def _is_pool(pool: nn.Module, size: int, padding: int) -> bool:
 
 
 def _count_batches(module: nn.Module) -> None:
-    """Advance the batch norms' counters in one launch; the fused functions do not touch them."""
+    """Advance the batch norms' counters in one launch; the fused functions do not."""
     norms = [m for m in module.modules() if isinstance(m, nn.BatchNorm2d) and m.training]
     counters = [m.num_batches_tracked for m in norms if m.num_batches_tracked is not None]
     if counters:

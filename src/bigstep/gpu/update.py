@@ -1,12 +1,12 @@
-"""How an optimizer takes part in a whole-step graph: the protocol, and the way through torch's own `step()`.
+"""How an optimizer takes part in the graph of a whole step: the protocol, and the path through its own `step()`.
 
-An optimizer may offer `graph_update(params, copies)` and return kernels that are a `GraphUpdate`, or None if they do
-not take these tensors; for torch's fused AdamW there are such kernels here. Any other optimizer goes through
+An optimizer may offer `graph_update(params, copies)`, which returns kernels that are a `GraphUpdate`, or None if they
+cannot take these tensors; for torch's fused AdamW `bigstep.gpu.lamb` has such kernels. Any other optimizer goes through
 `StepUpdate`, which calls its `step()`:
 
 - inside the graph, if it decides on the device whether to skip (torch's `fused=True`, Muon), or if it has a
-  `create_state()` that makes all its buffers beforehand;
-- after the graph otherwise; under a scaled loss the host then waits for each step.
+  `create_state()` that makes all its buffers in advance;
+- otherwise after the graph; with a scaled loss the host then waits for each step.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class GraphUpdate(Protocol):
     """One update of all weights and of their low-precision copies."""
 
     in_graph: bool
-    """Whether `launch` can be captured; if not, it is called after each replay."""
+    """Whether `launch` can be captured in the graph; if not, it is called after each replay."""
 
     def bind(self, gradients: Sequence[Tensor]) -> None:
-        """Note where the gradients are. A graph may have been captured before they are known."""
+        """Record the addresses of the gradients, which may become known only after the graph is captured."""
         ...
 
     def launch(
@@ -47,20 +47,20 @@ class GraphUpdate(Protocol):
 
         Args:
             gradients: As given to `bind`.
-            settings: What may change from step to step, by name: an element for each parameter group.
-            factor: What undoes the loss scale and clips; None is 1.
-            skipped: 0 or 1; None is 0.
+            settings: Settings that may change from step to step, by name: an element for each parameter group.
+            factor: Undoes the loss scale and clips the gradients; None means 1.
+            skipped: 0 or 1; None means 0.
         """
         ...
 
 
 def make_update(optimizer: Optimizer, params: Sequence[Tensor], copies: Sequence[Tensor | None]) -> GraphUpdate:
-    """The update of an optimizer: its own kernels if it offers any that fit, its `step()` if not.
+    """The update of an optimizer: kernels if there are any for it and these tensors, otherwise its `step()`.
 
     Args:
-        optimizer: Any.
-        params: The weights that are trained, in the order of its groups.
-        copies: For each its low-precision copy, or None.
+        optimizer: Any optimizer.
+        params: The trained weights, in the order of its groups.
+        copies: For each weight its low-precision copy, or None.
     """
     offered: GraphUpdate | None = adamw_kernels(optimizer, params, copies)
     if hasattr(optimizer, "graph_update"):
@@ -80,9 +80,9 @@ class StepUpdate:
         self._create_state()
 
     def _create_state(self) -> None:
-        """Make the buffers that a first step would make: inside a graph they would be made again by each replay.
+        """Make the buffers that a first step would make: made inside a graph, they would be reset by each replay.
 
-        Torch's fused Adam makes its own in the step of the warm-up, which is skipped; its SGD would leave them unset.
+        Torch's fused Adam makes its buffers in the skipped step of the warm-up; its SGD would leave them uninitialized.
         """
         if hasattr(self.optimizer, "create_state"):
             self.optimizer.create_state()
@@ -94,7 +94,7 @@ class StepUpdate:
                         state["momentum_buffer"] = torch.zeros_like(param, memory_format=torch.preserve_format)
 
     def bind(self, gradients: Sequence[Tensor]) -> None:
-        """Nothing: each launch is told where they are."""
+        """Do nothing: each launch is given the gradients."""
 
     @torch.no_grad()
     def launch(
@@ -121,13 +121,13 @@ class StepUpdate:
             torch._foreach_copy_(copies, params)
 
     def _widened(self, gradients: Sequence[Tensor], factor: Tensor | None) -> list[Tensor]:
-        """`factor` times the gradients in the types of the parameters; those that need no change are not copied."""
+        """`factor` times the gradients, in the types of the parameters; those that need no change are not copied."""
         wide = [
             g if factor is None and g.dtype == p.dtype else torch.empty_like(p)
             for g, p in zip(gradients, self.params, strict=True)
         ]
         made = [(g, w) for g, w in zip(gradients, wide, strict=True) if w is not g]
-        # lists of one type each, else it would be a launch a tensor
+        # in lists of one type each: a mixed list would take a launch per tensor
         for alike, places in by_device_and_dtype([g for g, _ in made], [w for _, w in made]):
             torch._foreach_copy_(places, alike)
         if factor is not None:
@@ -150,12 +150,12 @@ class StepUpdate:
 
     @contextlib.contextmanager
     def _settings_on_device(self, settings: Mapping[str, Tensor]) -> Iterator[None]:
-        """Let the optimizer read from the device what changes from step to step."""
+        """Let the optimizer read from the device the settings that change from step to step."""
         groups = self.optimizer.param_groups
-        capturable = {"capturable": True} if "capturable" in self.optimizer.defaults else {}  # Adam asks for it
+        capturable = {"capturable": True} if "capturable" in self.optimizer.defaults else {}  # Adam requires it
         on_host = [{name: group[name] for name in (*settings, *capturable)} for group in groups]
-        # what is computed from them, such as 1 - rate * decay, is computed in the precision of float64 weights too;
-        # torch's fused kernels take float32 alone
+        # float64 weights need float64 settings, since the optimizer derives values such as 1 - rate * decay from them;
+        # torch's fused kernels take float32 only
         if self.params[0].dtype == torch.float64 and not any(group.get("fused") for group in groups):
             settings = {name: values.double() for name, values in settings.items()}
         for index, group in enumerate(groups):
@@ -168,9 +168,9 @@ class StepUpdate:
 
 
 class GroupSettings:
-    """What may change from step to step, of each parameter group, on the device where a graph can read it.
+    """The settings of each parameter group that may change from step to step, on the device where a graph reads them.
 
-    That is the rate, and what else the optimizer names in `changing`.
+    These are the names in the optimizer's `changing`; without it, the rate.
 
     >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.5)
     >>> settings = GroupSettings(optimizer, torch.device("cpu"), torch.float32)
@@ -186,10 +186,10 @@ class GroupSettings:
         self._written: dict[str, list[float]] = {}
 
     def write(self) -> None:
-        """Bring the device up to date with the groups."""
+        """Bring the values on the device up to date with the groups."""
         for name, on_device in self.values.items():
             values = [float(group[name]) for group in self.optimizer.param_groups]
             if values != self._written.get(name):
                 for index, value in enumerate(values):
-                    on_device[index].fill_(value)  # a kernel argument: no copy that the host would have to keep alive
+                    on_device[index].fill_(value)  # a kernel argument: no host buffer to keep alive
                 self._written[name] = values

@@ -1,4 +1,4 @@
-"""AdaGrad as 1-bit SGD uses it: it evens out the gradient, and momentum SGD follows."""
+"""AdaGrad as 1-bit SGD uses it: AdaGrad normalises the gradient, then momentum SGD steps along it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["AdaGradSGD", "RankAdaGrad"]
 
 
 class AdaGradSGD(MultiTensorOptimizer):
-    """Momentum SGD on a gradient that AdaGrad has divided by the root of its summed squares.
+    """Momentum SGD on a gradient that AdaGrad has divided by the root of the sum of its past squares.
 
     ::
 
@@ -26,11 +26,11 @@ class AdaGradSGD(MultiTensorOptimizer):
 
     Args:
         params: Parameters or groups of them.
-        lr: Rate, a float or a 0-dim tensor; free to change between steps.
-        momentum: How much of v is kept; at 0 this is torch's Adagrad.
-        nesterov: Nesterov's form of the momentum.
+        lr: Rate, a float or a 0-dim tensor; it may change between steps.
+        momentum: Factor of the old v in the new one; with 0 this is torch's Adagrad.
+        nesterov: Use Nesterov momentum.
         eps: Added to the root.
-        weight_decay: L2 decay, added to the gradient before all else.
+        weight_decay: L2 decay, added to the gradient first.
 
     >>> weight = nn.Parameter(torch.zeros(2))
     >>> optimizer = AdaGradSGD([weight], lr=0.1, momentum=0.0)
@@ -42,8 +42,8 @@ class AdaGradSGD(MultiTensorOptimizer):
     Reference: Duchi, Hazan, Singer, Adaptive Subgradient Methods, 2011; Seide et al., 1-Bit Stochastic Gradient
     Descent, 2014, section 3 (AdaGrad on the aggregate, then momentum).
 
-    Differs from the paper: every rank updates all weights alike, where each node of the paper updates its stripe before
-    the second quantisation; the paper's eps and momentum are not printed.
+    Differs from the paper: every rank updates all weights, whereas in the paper each node updates its stripe before the
+    second quantisation; the paper does not give its eps and momentum.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class AdaGradSGD(MultiTensorOptimizer):
 
     def _update(self, group: Mapping[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
         squares, *momenta = self._lists(params)
-        steps = list(torch._foreach_add(grads, params, alpha=group["weight_decay"]))  # new: gradients stay as they are
+        steps = list(torch._foreach_add(grads, params, alpha=group["weight_decay"]))  # new: gradients must not change
         torch._foreach_addcmul_(squares, steps, steps)
         roots = torch._foreach_sqrt(squares)
         torch._foreach_add_(roots, group["eps"])
@@ -82,18 +82,18 @@ class AdaGradSGD(MultiTensorOptimizer):
 
 
 class RankAdaGrad:
-    """AdaGrad on one rank's own gradient, before ranks exchange theirs; follow it with momentum SGD.
+    """AdaGrad on each rank's own gradient, before the exchange; momentum SGD is to follow it.
 
     ::
 
         g_r <- g_r + weight_decay * w
-        s_r <- s_r + g_r^2,    g_r <- g_r / (sqrt(s_r) + eps)        of each rank r; then the mean over ranks
+        s_r <- s_r + g_r^2,    g_r <- g_r / (sqrt(s_r) + eps)        on each rank r; then the mean over ranks
 
-    An element that is not finite leaves its s_r alone, so that a step that is skipped does no lasting harm.
+    An element that is not finite does not change its s_r, so that a skipped step does no lasting harm.
 
     Args:
-        model: Names the parameters.
-        groups: Parameter groups with their `weight_decay`; the optimizer that follows must not decay again.
+        model: Gives the names of the parameters.
+        groups: Parameter groups with their `weight_decay`; the optimizer must not apply it again.
         eps: Added to the root.
 
     >>> model = nn.Linear(2, 1, bias=False)
@@ -106,7 +106,7 @@ class RankAdaGrad:
     Reference: Seide et al., 1-Bit Stochastic Gradient Descent, 2014, section 3 (AdaGrad on partial gradients, before
     quantisation: a lower training accuracy than after aggregation, the same word error rate).
 
-    Differs from the paper: none known; the paper's eps is not printed.
+    Differs from the paper: none known; the paper does not give its eps.
     """
 
     def __init__(self, model: nn.Module, groups: Sequence[Mapping[str, Any]], eps: float = 1e-8) -> None:
@@ -124,7 +124,7 @@ class RankAdaGrad:
         name = self._names[parameter]
         if name not in self._squares:
             self._squares[name] = torch.zeros_like(gradient)
-        square = self._squares[name].to(gradient.device)  # a loaded one lies on the CPU
+        square = self._squares[name].to(gradient.device)  # a loaded one is on the CPU
         self._squares[name] = square
         square.add_(torch.where(gradient.isfinite(), gradient.square(), 0.0))
         gradient.div_(square.sqrt().add_(self._eps))
@@ -134,10 +134,10 @@ class RankAdaGrad:
         return {name: square.to("cpu", copy=True) for name, square in self._squares.items()}
 
     def load_state_dict(self, states: Sequence[Mapping[str, Tensor]], rank: int, ranks: int) -> None:
-        """Go on from the states of all ranks, in order.
+        """Continue from the states of all ranks, in order.
 
-        The same number of ranks take each their own; another number take the mean: each s_r is an estimate of the same
-        sum of squares, and a rank of a new world has no better one.
+        If the number of ranks is the same, each takes its own state. Otherwise all take the mean: each s_r estimates
+        the same sum of squares, and the new ranks have no better estimate.
         """
         if len(states) == ranks:
             self._squares = {name: square.clone() for name, square in states[rank].items()}

@@ -1,4 +1,4 @@
-"""LAMB: Adam's direction, with a length for each layer from the norms of its weights and of that direction."""
+"""LAMB: Adam's direction, scaled for each layer by the norms of its weights and of that direction."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bigstep.optim.multi_tensor import MultiTensorOptimizer
 __all__ = ["LAMB", "lamb"]
 
 SETTINGS = ("lr", "betas", "eps", "weight_decay", "adapt")
-"""What a parameter group may set for itself; torch adds names of its own to a group."""
+"""The settings of a parameter group; torch adds other names to a group."""
 
 
 class LAMB(MultiTensorOptimizer):
@@ -27,18 +27,18 @@ class LAMB(MultiTensorOptimizer):
         m <- beta1 * m + (1 - beta1) * g            m_hat = m / (1 - beta1^t)
         v <- beta2 * v + (1 - beta2) * g^2          v_hat = v / (1 - beta2^t)
         u = m_hat / (sqrt(v_hat) + eps) + weight_decay * w
-        w <- w - lr * |w| / |u| * u                 the ratio is 1 where |w| or |u| is 0
+        w <- w - lr * |w| / |u| * u                 the ratio is 1 if |w| or |u| is 0
 
-    A parameter group with `adapt=False` takes the ratio 1, which is AdamW; `parameter_groups` makes such a group of
-    biases and norm parameters. All norms are computed together and stay on the device: a step never waits for it. On a
-    CUDA device a step is four launches, and may be part of a whole-step graph. Gradients are read, never changed.
+    A parameter group with `adapt=False` uses the ratio 1, which is AdamW; `parameter_groups` makes such a group of
+    biases and norm parameters. All norms are computed together and stay on the device, so the host never waits for
+    them. On a CUDA device a step is four launches, and may be part of a whole-step graph. Gradients are not changed.
 
     Args:
         params: Parameters or groups of them.
-        lr: Length of a layer's step relative to its weights; a float or a 0-dim tensor, free to change between steps.
-        betas: How much of the averages of the gradient and of its square is kept.
+        lr: Length of a layer's step relative to its weights, a float or a 0-dim tensor; it may change between steps.
+        betas: Factors of the old averages, of the gradient and of its square, in the new ones.
         eps: Added to the root of the second average.
-        weight_decay: Decay, inside the direction and its norm.
+        weight_decay: Decay, which counts in the direction and its norm.
 
     >>> weight = torch.nn.Parameter(torch.tensor([[3.0, 4.0]]))  # |w| = 5
     >>> optimizer = LAMB([weight], lr=0.1)
@@ -132,13 +132,13 @@ def _directions(
     betas: tuple[float, float],
     eps: float,
 ) -> list[Tensor]:
-    """Take the gradients into the averages, and return Adam's direction."""
+    """Update the averages with the gradients and return Adam's direction."""
     if averages[0].device.type == "cpu" and averages[0].dtype in (torch.float32, torch.float64):
-        # there the forms over lists go tensor by tensor; torch's Adam passes over memory once, and takes from 0 a step
-        # of rate -1, which is its direction
+        # on a CPU, torch's list operations go tensor by tensor; its fused AdamW passes over memory once, and one step
+        # of it from 0 with rate -1 is the direction
         updates = [torch.zeros_like(average) for average in averages]
         grads = [
-            grad if grad.stride() == average.stride() else torch.empty_like(average).copy_(grad)  # it goes by address
+            grad if grad.stride() == average.stride() else torch.empty_like(average).copy_(grad)  # it ignores strides
             for grad, average in zip(grads, averages, strict=True)
         ]
         torch._fused_adamw_(updates, grads, averages, squares, [], steps, lr=-1.0, beta1=betas[0], beta2=betas[1],

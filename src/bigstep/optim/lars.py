@@ -17,31 +17,31 @@ from bigstep.optim.multi_tensor import MultiTensorOptimizer
 __all__ = ["LARS", "lars"]
 
 SETTINGS = ("lr", "momentum", "weight_decay", "trust_coefficient", "eps", "nesterov", "adapt")
-"""What a parameter group may set for itself; torch adds names of its own to a group."""
+"""The settings of a parameter group; torch adds other names to a group."""
 
 
 class LARS(MultiTensorOptimizer):
-    """Layer-wise adaptive rate scaling, as Algorithm 1 of the paper: the rate is inside the velocity.
+    """Layer-wise adaptive rate scaling, as in Algorithm 1 of the paper: the rate is inside the velocity.
 
     ::
 
-        lambda = trust_coefficient * |w| / (|g| + weight_decay * |w| + eps)      1 where |w| or |g| is 0
+        lambda = trust_coefficient * |w| / (|g| + weight_decay * |w| + eps)      1 if |w| or |g| is 0
         v <- momentum * v + lr * lambda * (g + weight_decay * w)
         w <- w - v                                                               nesterov: w - (momentum * v + u),
-                                                                                 u being what was added to v
+                                                                                 where u is the term added to v
 
-    A parameter group with `adapt=False` takes lambda = 1, which is momentum SGD; `parameter_groups` makes such a group
-    of biases and norm parameters. All norms of a group are computed together and stay on the device: a step never
-    waits for it. Gradients are read, never changed.
+    A parameter group with `adapt=False` uses lambda = 1, which is momentum SGD; `parameter_groups` makes such a group
+    of biases and norm parameters. All norms of a group are computed together and stay on the device, so the host never
+    waits for them. Gradients are not changed.
 
     Args:
         params: Parameters or groups of them.
-        lr: The global rate; a float or a 0-dim tensor, and free to change in `param_groups` between steps.
-        momentum: How much of the velocity is kept.
-        weight_decay: L2 decay, inside the gradient and inside lambda.
+        lr: The global rate, a float or a 0-dim tensor; it may change in `param_groups` between steps.
+        momentum: Factor of the old velocity in the new one.
+        weight_decay: L2 decay, which counts in the gradient and in lambda.
         trust_coefficient: Size of a layer's step relative to its weights (eta of the paper).
         eps: Added to the denominator of lambda.
-        nesterov: Step along the velocity that the next step would have.
+        nesterov: Use Nesterov momentum.
 
     >>> weight = torch.nn.Parameter(torch.tensor([[3.0, 4.0]]))  # |w| = 5
     >>> optimizer = LARS([weight], lr=1.0, trust_coefficient=0.1, momentum=0.0, eps=0.0)
@@ -55,7 +55,7 @@ class LARS(MultiTensorOptimizer):
 
     Reference: You, Gitman, Ginsburg, Large Batch Training of Convolutional Networks, 2017, Algorithm 1.
 
-    Differs from the paper: eps, lambda = 1 at a zero norm, groups that are not adapted, and the Nesterov form are
+    Differs from the paper: eps, lambda = 1 at a zero norm, groups that are not adapted, and Nesterov momentum are
     additions that public implementations agree on. With a scaled loss, unscale the gradients before the step: eps and
     the decay are not scaled with them.
     """
@@ -89,7 +89,7 @@ class LARS(MultiTensorOptimizer):
         super()._require(group)
         self._expect(group, "trust_coefficient", group["trust_coefficient"] > 0, "greater than 0")
         if group["nesterov"] and group["momentum"] == 0:
-            raise ConfigError("LARS was given nesterov=True with momentum=0, but Nesterov's form needs a momentum.")
+            raise ConfigError("LARS was given nesterov=True with momentum=0, but Nesterov momentum needs momentum > 0.")
 
     def _update(self, group: Mapping[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
         lars(params, grads, *self._lists(params), **{name: group[name] for name in SETTINGS})
@@ -135,7 +135,7 @@ def lars(
     tensor([[0.7500, 0.7500],
             [0.7500, 0.7500]])
     """
-    updates = torch._foreach_add(grads, params, alpha=weight_decay)  # new tensors: gradients are not ours to change
+    updates = torch._foreach_add(grads, params, alpha=weight_decay)  # new tensors: gradients must not change
     if adapt:
         weight_norms = torch.stack(torch._foreach_norm(params))
         grad_norms = torch.stack(torch._foreach_norm(grads))

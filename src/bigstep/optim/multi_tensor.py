@@ -1,4 +1,4 @@
-"""What the update rules here share: all tensors of a group together, in a few launches where there are kernels."""
+"""What the update rules share: they update all tensors of a group together, in a few launches if they have kernels."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ __all__ = ["MultiTensorOptimizer", "descend", "with_gradient"]
 
 
 class MultiTensorOptimizer(Optimizer):
-    """An optimizer that updates lists of tensors; a rule says how, in `_update` and `_buffers`."""
+    """An optimizer that updates lists of tensors; a subclass, the rule, says how in `_update` and `_buffers`."""
 
     changing: Sequence[str] = ("lr",)
-    """Settings of a group that may change from step to step, which a whole-step graph reads from the device."""
+    """Settings of a group that may change from step to step; the graph of a whole step reads them from the device."""
     has_kernels = False
-    """Whether the rule has kernels for a CUDA device, which `_kernels` then makes."""
+    """Whether the rule has kernels for CUDA devices; `_kernels` makes them."""
     squares = True
-    """Whether the rule squares gradients element by element, which of complex numbers gives no length."""
+    """Whether the rule squares gradients by element; complex ones, whose square is no length, are then refused."""
     _kept: tuple[object, GraphUpdate] | None = None
-    """The kernels of the last step on a CUDA device, and the tensors and settings that they are for."""
+    """The tensors and settings of the last step on a CUDA device, and the kernels made for them."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; one whose settings or parameters do not fit is refused, and not added."""
+        """Add a group, unless its settings or parameters are invalid: then it is refused."""
         super().add_param_group(param_group)
         try:
             self._require(self.param_groups[-1])
@@ -41,9 +41,9 @@ class MultiTensorOptimizer(Optimizer):
             raise
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a saved state: settings that it lacks keep their values; one that does not fit is refused."""
+        """Continue from a saved state; settings that it lacks keep their values, and invalid ones are refused."""
         saved = state_dict["param_groups"]
-        if len(saved) == len(self.param_groups):  # else torch says so
+        if len(saved) == len(self.param_groups):  # else torch raises
             own = [{name: group[name] for name in self.defaults if name in group} for group in self.param_groups]
             saved = [{**settings, **group} for settings, group in zip(own, saved, strict=True)]
             for group, taken in zip(self.param_groups, saved, strict=True):
@@ -64,7 +64,7 @@ class MultiTensorOptimizer(Optimizer):
         return loss
 
     def create_state(self) -> None:
-        """Create all buffers now, not in the first step: a CUDA graph can only use what is there."""
+        """Create all buffers now rather than in the first step: a CUDA graph can only use existing memory."""
         for group in self.param_groups:
             for param in group["params"]:
                 self._buffers(group, param)
@@ -74,18 +74,18 @@ class MultiTensorOptimizer(Optimizer):
 
         Args:
             params: Weights of this optimizer's groups.
-            copies: For each its low-precision copy, or None.
+            copies: For each weight its low-precision copy, or None.
         """
         narrow = narrow_type([copy for copy in copies if copy is not None])
         return self._kernels(params, copies, narrow) if self.has_kernels and narrow is not None else None
 
     def _require(self, group: Mapping[str, Any]) -> None:
-        """Refuse a group that no step could use; what a rule has no setting of is not asked for."""
+        """Refuse a group with invalid settings; settings that the rule does not have are not checked."""
         for name in filter(group.__contains__, ("lr", "weight_decay", "eps", "rest_lr", "rms_lr")):
             if name == "lr" and isinstance(group["lr"], Tensor):
                 self._expect(group, "lr", group["lr"].ndim == 0, "a number or a tensor without dimensions")
             else:
-                self._expect(group, name, _lies_below(group[name], math.inf), "a finite number, not negative")
+                self._expect(group, name, _lies_below(group[name], math.inf), "a finite number of at least 0")
         for name in filter(group.__contains__, ("momentum", "rms_decay")):
             self._expect(group, name, _lies_below(group[name], 1), "a number of at least 0 and less than 1")
         if "betas" in group:
@@ -95,7 +95,7 @@ class MultiTensorOptimizer(Optimizer):
         shapes = [tuple(param.shape) for param in group["params"] if param.is_complex()]
         if self.squares and shapes:
             rule = type(self).__name__
-            raise ConfigError(f"{rule} was given complex numbers of shape {shapes[0]}; hold them as real ones.")
+            raise ConfigError(f"{rule} was given complex numbers of shape {shapes[0]}; store them as real ones.")
 
     def _expect(self, group: Mapping[str, Any], name: str, fits: bool, allowed: str) -> None:
         if not fits:
@@ -103,15 +103,15 @@ class MultiTensorOptimizer(Optimizer):
             raise ConfigError(f"{rule} was given {name}={group[name]!r:.60}, but it must be {allowed}.")
 
     def _update(self, group: Mapping[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
-        """Update some parameters of a group, all of one device and dtype, in place; gradients stay as they are."""
+        """Update some parameters of a group, all of one device and dtype, in place; leave the gradients unchanged."""
         raise NotImplementedError
 
     def _buffers(self, group: Mapping[str, Any], param: Tensor) -> Sequence[Tensor]:
-        """The state of a parameter, made if it is not there."""
+        """The buffers of a parameter, created if they do not exist."""
         raise NotImplementedError
 
     def _zeros(self, param: Tensor, *names: str) -> list[Tensor]:
-        """Buffers of a parameter, zero at first."""
+        """Buffers of a parameter, created with zeros if they do not exist."""
         state = self.state[param]
         for name in names:
             if name not in state:
@@ -119,11 +119,11 @@ class MultiTensorOptimizer(Optimizer):
         return [state[name] for name in names]
 
     def _count(self, param: Tensor) -> Tensor:
-        """How many steps a parameter has taken: on its device, so that a graph can count."""
+        """The number of steps that a parameter has taken, on its device so that a graph can count."""
         state = self.state[param]
         if "step" not in state:
             state["step"] = torch.zeros((), dtype=torch.float32, device=param.device)
-        elif state["step"].device != param.device:  # torch leaves it where a state dict had it
+        elif state["step"].device != param.device:  # torch leaves it on the device of the state dict
             state["step"] = state["step"].to(param.device)
         count: Tensor = state["step"]
         return count
@@ -137,11 +137,11 @@ class MultiTensorOptimizer(Optimizer):
     def _kernels(
         self, params: Sequence[Tensor], copies: Sequence[Tensor | None] | None, narrow: torch.dtype
     ) -> GraphUpdate | None:
-        """Kernels for these tensors; None if they do not take them."""
+        """Kernels for these tensors; None if there are none for them."""
         raise NotImplementedError
 
     def _step_in_kernels(self) -> bool:
-        """On a CUDA device, update all groups together through the rule's kernels if they take the tensors."""
+        """Update all groups together through the rule's kernels if they take the tensors; return whether they did."""
         if not self.has_kernels:
             return False
         params, grads = with_gradient(param for group in self.param_groups for param in group["params"])
@@ -162,7 +162,7 @@ class MultiTensorOptimizer(Optimizer):
         return True
 
     def _each(self, params: Sequence[Tensor], *names: str) -> list[dict[str, Any]]:
-        """These settings of each parameter's group, and as `rate` the group's number."""
+        """For each parameter these settings of its group, and the index of the group as `rate`."""
         of = {
             param: {"rate": index, **{name: group[name] for name in names}}
             for index, group in enumerate(self.param_groups)
@@ -184,19 +184,19 @@ def with_gradient(params: Iterable[Tensor]) -> tuple[list[Tensor], list[Tensor]]
     ([tensor([1., 1.], requires_grad=True)], [tensor([1., 1.])])
     """
     found = [(param, param.grad) for param in params if param.grad is not None]
-    # a norm over a sparse gradient's stored values would count repeated rows wrongly
+    # a norm over the stored values of a sparse gradient would be wrong where rows repeat
     return [param for param, _ in found], [grad.to_dense() if grad.is_sparse else grad for _, grad in found]
 
 
 def descend(params: list[Tensor], steps: list[Tensor], lr: float | Tensor) -> None:
-    """W <- w - lr * step, in place; `steps` stay as they are.
+    """Subtract lr * step from each parameter in place; `steps` are not changed.
 
     >>> weight = torch.ones(2)
     >>> descend([weight], [torch.tensor([1.0, 2.0])], torch.tensor(0.5))
     >>> weight
     tensor([0.5000, 0.0000])
     """
-    if isinstance(lr, Tensor):  # alpha would have to be read by the host
+    if isinstance(lr, Tensor):  # as `alpha` it would have to be read on the host
         torch._foreach_sub_(params, torch._foreach_mul(steps, lr))
     else:
         torch._foreach_add_(params, steps, alpha=-lr)

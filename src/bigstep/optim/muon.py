@@ -1,4 +1,4 @@
-"""Muon: momentum whose matrices are made orthogonal, so that every direction of a layer is learned alike."""
+"""Muon: momentum whose matrices are made orthogonal, so that a layer learns all directions equally fast."""
 
 from __future__ import annotations
 
@@ -31,33 +31,35 @@ class Muon(MultiTensorOptimizer):
         renormalise: w <- w * sqrt(out) / |w|
         w <- (1 - lr * weight_decay) * w - lr * sqrt(max(1, out / in)) * O
 
-    O is n, seen as out rows of `in` numbers (a filter bank as out x everything else), with its singular values brought
-    near 1 by five iterations of products (`orthogonalise`). On a CUDA device these products are bf16, elsewhere they
-    are in the precision of the weights. Matrices of equal shape go through them together. The rest::
+    O is n, seen as `out` rows of `in` numbers (a filter bank as out x everything else), with its singular values
+    brought near 1 by `iterations` rounds of matrix products (`orthogonalise`). On a CUDA device these products are in
+    bf16 for float32 weights, otherwise in the precision of the weights. Matrices of equal shape are multiplied
+    together. The rest::
 
         sgd:      the same v and n;    w <- (1 - r * weight_decay) * w - r * n                   r = rest_lr * lr
         adamw:    Adam's direction d;  w <- (1 - r * weight_decay) * w - r * d
 
-    A parameter of two or more dimensions is a matrix and all else the rest, unless its group has a `kind`: "matrix" or
-    "rest", or a list with one for each parameter. `parameter_groups` gives one that leaves embeddings and the head of a
-    network to the rest, as they should be. All stays on the device, so a step may be part of a whole-step graph.
+    A parameter with two or more dimensions is a matrix and any other is of the rest, unless its group has a `kind`:
+    "matrix" or "rest", or a list with one of them for each parameter. `parameter_groups` gives a list that puts
+    embeddings and the head of the network into the rest, as it should be. All values stay on the device, so a step may
+    be part of a whole-step graph.
 
     Args:
         params: Parameters or groups of them.
         lr: Length of a matrix's step, about the largest change of its output for an input of length 1; a float or a
-            0-dim tensor, and free to change in `param_groups` between steps.
-        momentum: How much of v is kept.
-        nesterov: Nesterov's form of the momentum.
+            0-dim tensor, which may change in `param_groups` between steps.
+        momentum: Factor of the old v in the new one.
+        nesterov: Use Nesterov momentum.
         iterations: Newton-Schulz iterations.
-        renormalise: Bring each matrix to the norm sqrt(out) before its update, for networks whose norms make its
-            length meaningless.
-        weight_decay: Decay, apart from the gradient.
+        renormalise: Bring each matrix to the norm sqrt(out) before its update, for networks in which norm layers make
+            the length of the matrix irrelevant.
+        weight_decay: Decoupled weight decay.
         rest: "adamw" or "sgd".
         rest_lr: Rate of the rest, as a multiple of lr.
-        betas: Of AdamW.
-        eps: Of AdamW.
-        group: Ranks that take the same steps: each orthogonalises its share and gets the others'. Which rank takes
-            which matrix depends on shapes alone, and what comes out does not depend on it, but for rounding.
+        betas: AdamW's betas.
+        eps: AdamW's eps.
+        group: Ranks that take the same steps: each orthogonalises its share and receives the others'. Which rank takes
+            which matrix depends on the shapes alone, and the result does not depend on it, except for rounding.
 
     >>> weight = torch.nn.Parameter(torch.zeros(2, 3))
     >>> optimizer = Muon([weight], lr=0.1, momentum=0.0, nesterov=False, iterations=10)
@@ -69,13 +71,13 @@ class Muon(MultiTensorOptimizer):
     Reference: Jordan et al., Muon: an optimizer for hidden layers in neural networks, 2024; airbench (Jordan, 2024) for
     convolutions and renormalised weights.
 
-    Differs from them: v is not scaled by 1 - momentum, which O does not see; airbench has no factor
-    sqrt(max(1, out / in)); decay is apart from the gradient for the rest too.
+    Differs from them: v is not scaled by 1 - momentum, which does not change O; airbench has no factor
+    sqrt(max(1, out / in)); decay is decoupled for the rest too.
     """
 
     _step_supports_amp_scaling = True  # torch's name: `found_inf` and `grad_scale` are read on the device
     process_group: dist.ProcessGroup | None = None
-    """Ranks that share the work of a step; free to change between steps, on all of them alike."""
+    """Ranks that share the work of a step; it may change between steps, in the same way on all of them."""
 
     def __init__(
         self,
@@ -147,7 +149,7 @@ class Muon(MultiTensorOptimizer):
             return
         averages, squares, steps = (list(each) for each in zip(*map(self._moments, params), strict=True))
         torch._foreach_add_(steps, [taken] * len(steps) if isinstance(taken, Tensor) else taken)
-        dense = laid_out_like(averages, params)  # the kernel goes through memory as if there were no gaps in it
+        dense = laid_out_like(averages, params)  # the kernel ignores strides and assumes dense memory
         torch._fused_adamw_(
             dense,
             laid_out_like(averages, grads),
@@ -155,7 +157,7 @@ class Muon(MultiTensorOptimizer):
             squares,
             [],
             steps,
-            lr=lr.float() if isinstance(lr, Tensor) and lr.is_cuda else lr,  # the only type that the kernel reads there
+            lr=lr.float() if isinstance(lr, Tensor) and lr.is_cuda else lr,  # the kernel reads no other type there
             beta1=group["betas"][0],
             beta2=group["betas"][1],
             weight_decay=decay,
@@ -170,10 +172,10 @@ class Muon(MultiTensorOptimizer):
                 param.copy_(held)
 
     def _momentum(self, group: Mapping[str, Any], params: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
-        """Update v and return n; of a step that is skipped v stays, and n is 0.
+        """Update v and return n; in a skipped step v stays unchanged and n is 0.
 
-        Torch's fused SGD does it, with zeros for weights, whether gradients are scaled or not: so a scale that is a
-        power of two changes no bit.
+        Torch's fused SGD computes both, on weights of zero, whether gradients are scaled or not: a scale that is a
+        power of two then changes no bit.
         """
         velocities = [velocity for param in params for velocity in self._zeros(param, "momentum_buffer")]
         directions = [torch.empty_like(velocity) for velocity in velocities]
@@ -195,13 +197,13 @@ class Muon(MultiTensorOptimizer):
         return directions
 
     def _rate(self, rate: float | Tensor, like: Tensor) -> Tensor:
-        """What a step is multiplied by, 0 for one that is skipped; always a tensor, so that all round alike."""
+        """The rate, or 0 for a skipped step; always a tensor, so that rounding does not depend on how it was given."""
         dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
         given = rate.to(dtype) if isinstance(rate, Tensor) else torch.full((), rate, dtype=dtype, device=like.device)
         return given * self._taken()
 
     def _taken(self) -> Tensor | float:
-        """1, or 0 for a step that is skipped, which the device alone knows."""
+        """1, or 0 for a skipped step; a tensor where only the device knows which."""
         found_inf: Tensor | None = getattr(self, "found_inf", None)
         return 1.0 if found_inf is None else 1.0 - found_inf
 
@@ -221,11 +223,11 @@ def _require_kinds(group: Mapping[str, Any]) -> None:
     if len(kinds) != len(params) or any(kind not in KINDS for kind in kinds):
         raise ConfigError(
             f"Muon was given kind={given!r:.200} for {len(params)} parameters; allowed are "
-            f"{' and '.join(map(repr, KINDS))}, for the group or for each of them."
+            f"{' and '.join(map(repr, KINDS))}, one for the group or one for each parameter."
         )
     for param, kind in zip(params, kinds, strict=True):
         if kind == "matrix" and param.ndim < 2:
-            raise ConfigError(f"Muon was given a matrix of shape {tuple(param.shape)}; let its group have kind='rest'.")
+            raise ConfigError(f"Muon was given a matrix of shape {tuple(param.shape)}; set kind='rest' for its group.")
 
 
 def _kinds(group: Mapping[str, Any]) -> list[str]:
@@ -237,25 +239,25 @@ def _kinds(group: Mapping[str, Any]) -> list[str]:
 
 
 def _memory_order(param: Tensor) -> list[int]:
-    """The dimensions after the first as they lie in memory: columns may have any order, and this one needs no copy."""
+    """The dimensions after the first in memory order: columns may be in any order, and this one needs no copy."""
     strides = param.stride()
     return sorted(range(1, param.ndim), key=lambda dimension: -strides[dimension])
 
 
 def _as_matrix(tensor: Tensor, param: Tensor) -> Tensor:
-    """A tensor of the shape of a parameter as out x everything else."""
+    """View a tensor with the shape of a parameter as out x everything else."""
     return tensor.permute(0, *_memory_order(param)).reshape(len(param), -1)
 
 
 def _like(matrix: Tensor, param: Tensor) -> Tensor:
-    """The other way round."""
+    """The inverse of `_as_matrix`."""
     order = _memory_order(param)
     back = sorted(range(param.ndim), key=[0, *order].__getitem__)
     return matrix.reshape(len(param), *(param.shape[dimension] for dimension in order)).permute(back)
 
 
 def _move(params: list[Tensor], directions: list[Tensor], lr: Tensor, weight_decay: float) -> None:
-    """W <- (1 - lr * weight_decay) * w - lr * direction."""
+    """Update w <- (1 - lr * weight_decay) * w - lr * direction in place."""
     if weight_decay:
         torch._foreach_mul_(params, 1 - lr * weight_decay)
     descend(params, directions, lr)
@@ -274,7 +276,7 @@ def muon_reference(
     renormalise: bool,
     weight_decay: float,
 ) -> None:
-    """The specification of Muon for one matrix or filter bank, in the order of the equations.
+    """The specification of Muon for one matrix or filter bank, following the equations.
 
     >>> w, v = torch.zeros(2, 2), torch.zeros(2, 2)
     >>> settings = dict(momentum=0.9, nesterov=False, iterations=12, renormalise=False, weight_decay=0.0)

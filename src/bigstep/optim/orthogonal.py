@@ -1,4 +1,4 @@
-"""The matrix nearest to a given one that is orthogonal, roughly and fast: products alone, many matrices at once."""
+"""Roughly the orthogonal matrix nearest to a given one, fast: with products alone, many matrices at once."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ A, B, C = 3.4445, -4.7750, 2.0315
 """Jordan's coefficients: they bring singular values from far below 1 to between 0.7 and 1.2 in five iterations."""
 EPS = 1e-7
 SPARE = 3e9
-"""FLOP of an iteration that a GPU does in the time of a batch's five launches: an H200 at a third of its peak."""
+"""FLOP per iteration that cost a GPU as much time as another batch's five launches: an H200 at a third of its peak."""
 
 
 def orthogonalise(matrices: Tensor, iterations: int) -> Tensor:
-    """Bring all singular values of n x rows x cols matrices near 1: of U S V', about U V'. rows <= cols is faster.
+    """Bring all singular values of n x rows x cols matrices near 1: U S V' becomes about U V'. rows <= cols is faster.
 
     ::
 
         X = G / |G|,    then each time    A = X X',    X <- a X + (b A + c A^2) X
 
-    float32 matrices on a CUDA device are multiplied in bf16, and the result is bf16; elsewhere everything stays in the
+    float32 matrices on a CUDA device are multiplied in bf16, and the result is bf16; otherwise everything stays in the
     type of the matrices.
 
     >>> torch.manual_seed(0)  # doctest: +ELLIPSIS
@@ -44,12 +44,12 @@ def orthogonalise(matrices: Tensor, iterations: int) -> Tensor:
 def orthogonalise_all(
     matrices: Sequence[Tensor], iterations: int, group: dist.ProcessGroup | None = None
 ) -> list[Tensor]:
-    """Orthogonalise matrices of any shapes, those of like shape together (`batches_of`).
+    """Orthogonalise matrices of any shapes, those of similar shape together (`batches_of`).
 
     Args:
-        matrices: Of one device and dtype.
-        iterations: Of each.
-        group: Ranks that hold the same matrices: each takes its share, and gets what the others found.
+        matrices: Matrices of one device and dtype.
+        iterations: Iterations for each matrix.
+        group: Ranks that hold the same matrices: each computes its share and receives the others' results.
 
     >>> [tuple(o.shape) for o in orthogonalise_all([torch.ones(5, 2), torch.ones(2, 5)], iterations=1)]
     [(5, 2), (2, 5)]
@@ -58,7 +58,7 @@ def orthogonalise_all(
     for index, matrix in enumerate(matrices):
         rows, cols = sorted(matrix.shape)
         by_shape.setdefault((rows, cols), []).append(index)
-    # the costliest first, so that dealing them out in turn loads all ranks alike; shapes decide, and nothing else
+    # the costliest first, so that dealing them out in turn balances the ranks; only shapes decide, so all ranks agree
     order = sorted(by_shape, key=lambda shape: -(shape[0] ** 2 * shape[1]))
     dealt = [index for shape in order for index in by_shape[shape]]
     rank, ranks = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
@@ -78,15 +78,15 @@ def orthogonalise_all(
 
 
 def flops_of(rows: int, cols: int) -> int:
-    """Return the arithmetic of one iteration on a rows x cols matrix, rows <= cols: three products."""
+    """Return the FLOP of one iteration, three products, on a rows x cols matrix with rows <= cols."""
     return 4 * rows**2 * cols + 2 * rows**3
 
 
 def batches_of(shapes: Sequence[tuple[int, int]], spare: float) -> list[list[int]]:
-    """Return which matrices go through the products together, as lists of their places.
+    """Return which matrices are multiplied together, as lists of their indices.
 
-    Matrices of as many rows can: columns of zeros change neither X X' nor the other columns. A narrower shape joins a
-    wider one if its zeros cost at most `spare` FLOP an iteration; else it is a batch of its own.
+    Matrices with equal numbers of rows can be: columns of zeros change neither X X' nor the other columns. A narrower
+    shape joins a wider one if its zeros cost at most `spare` FLOP per iteration; else it is a batch of its own.
 
     >>> batches_of([(8, 9), (8, 32), (4, 64), (8, 9)], spare=0), batches_of([(8, 9), (8, 32), (8, 9)], spare=1e6)
     ([[1], [0, 3], [2]], [[1, 0, 2]])
@@ -112,7 +112,7 @@ def _spare(matrices: Sequence[Tensor]) -> float:
 
 
 def _packed(matrices: Sequence[Tensor]) -> Tensor:
-    """Matrices of as many rows in one tensor, the first being the widest; zeros fill up the others."""
+    """Stack matrices with equal numbers of rows; the first is the widest, the others are padded with zeros."""
     rows, width = matrices[0].shape
     if all(matrix.shape[1] == width for matrix in matrices):
         return torch.stack(list(matrices))
@@ -128,7 +128,7 @@ def _product_type(matrix: Tensor) -> torch.dtype:
 def _gather(
     own: dict[int, Tensor], matrices: Sequence[Tensor], dealt: Sequence[int], group: dist.ProcessGroup
 ) -> dict[int, Tensor]:
-    """What all ranks found, in one exchange: each sends its results one after another, padded to the longest."""
+    """Gather the results of all ranks in one exchange: each sends its own end to end, padded to the longest total."""
     ranks = dist.get_world_size(group)
     lengths = [sum(matrices[index].numel() for index in dealt[rank::ranks]) for rank in range(ranks)]
     sent = torch.zeros(max(lengths), dtype=_product_type(matrices[0]), device=matrices[0].device)

@@ -17,11 +17,11 @@ from bigstep.tables.optimizers import RMSpropWarmupSettings
 __all__ = ["RMSpropWarmup", "changing", "rmsprop_warmup", "rmsprop_warmup_reference"]
 
 SETTINGS = ("lr", "momentum", "rms_decay", "rms_lr", "eps", "weight_decay", "blend")
-"""What a parameter group may set for itself; torch adds names of its own to a group."""
+"""The settings of a parameter group; torch adds other names to a group."""
 
 
 class RMSpropWarmup(MultiTensorOptimizer):
-    """A blend of RMSprop and momentum SGD that the caller moves from one to the other.
+    """A blend of RMSprop and momentum SGD, which the caller shifts from the first to the second.
 
     ::
 
@@ -30,19 +30,19 @@ class RMSpropWarmup(MultiTensorOptimizer):
         delta <- momentum * delta - (a_SGD + a_RMS / (sqrt(m) + eps)) * g
         w     <- w + lr * delta
 
-    Before each step set the `blend` of every parameter group, as one sets `lr`: `elu_blend(epoch)` of
+    Before each step, set the `blend` of every parameter group, as you set `lr`: to `elu_blend(epoch)` of
     `bigstep.schedules`. At blend = 1 a step is momentum SGD, at blend = 0 RMSprop with the rate `rms_lr`, whatever `lr`
-    is. A new optimizer has blend = 1: who forgets to set it has no warm-up, which at a large rate shows at once,
-    where a forgotten 0 would only be slow.
+    is. A new optimizer has blend = 1: if you forget to set it there is no warm-up, which shows at once at a large rate,
+    whereas a forgotten 0 would only be slow.
 
     Args:
         params: Parameters or groups of them.
-        lr: Rate of SGD (eta), greater than 0; a float or a 0-dim tensor, free to change between steps.
-        momentum: How much of delta is kept (mu1).
-        rms_decay: How much of the average of squared gradients is kept (mu2).
+        lr: Rate of SGD (eta), greater than 0; a float or a 0-dim tensor, which may change between steps.
+        momentum: Factor of the old delta in the new one (mu1).
+        rms_decay: Factor of the old average of squared gradients in the new one (mu2).
         rms_lr: Rate of the pure RMSprop phase (eta_RMS).
         eps: Added to the root of that average.
-        weight_decay: L2 decay, added to the gradient before all else.
+        weight_decay: L2 decay, added to the gradient first.
 
     >>> weight = torch.nn.Parameter(torch.zeros(2))
     >>> optimizer = RMSpropWarmup([weight], lr=1.0, momentum=0.0, rms_decay=0.0, rms_lr=0.01)
@@ -59,7 +59,7 @@ class RMSpropWarmup(MultiTensorOptimizer):
 
     Reference: Akiba, Suzuki, Fukuda, Extremely Large Minibatch SGD, 2017, section 3.1.
 
-    Differs from the paper: the rule for a_RMS and rms_lr = 3e-4 come from public implementations. As published, m
+    Differs from the paper: the rule for a_RMS and rms_lr = 3e-4 come from public implementations. As in the paper, m
     starts at 0 without a correction, so the first steps of RMSprop are up to 1 / sqrt(1 - rms_decay) times rms_lr.
     """
 
@@ -100,7 +100,7 @@ class RMSpropWarmup(MultiTensorOptimizer):
 
 
 def changing(settings: RMSpropWarmupSettings, epoch: float, lr: float) -> dict[str, Any]:
-    """Return what changes from step to step besides the rate: the weight of SGD.
+    """Return the setting that changes from step to step besides the rate: the weight of SGD.
 
     >>> changing(RMSpropWarmupSettings(blend_center=10.0), epoch=10.0, lr=0.1)
     {'blend': 0.5}
@@ -110,7 +110,7 @@ def changing(settings: RMSpropWarmupSettings, epoch: float, lr: float) -> dict[s
         until = settings.blend_center + settings.blend_period / 2
         raise RunError(
             f"The learning rate is 0 at epoch {epoch:.2f}, and optimizer.name=rmsprop_warmup divides by it until "
-            f"epoch {until:g}: let lr.schedule stay above 0 until then."
+            f"epoch {until:g}: keep lr.schedule above 0 until then."
         )
     return {"blend": blend}
 
@@ -139,11 +139,11 @@ def rmsprop_warmup(
     >>> weight  # half a step of SGD, 0.5 * 4, and half a step of RMSprop, 0.25
     tensor([-1.1250])
     """
-    decayed = torch._foreach_add(grads, params, alpha=weight_decay)  # new tensors: gradients are not ours to change
+    decayed = torch._foreach_add(grads, params, alpha=weight_decay)  # new tensors: gradients must not change
     torch._foreach_mul_(squares, rms_decay)
     torch._foreach_addcmul_(squares, decayed, decayed, value=1 - rms_decay)
     steps = torch._foreach_mul(decayed, blend)
-    if isinstance(blend, Tensor) or blend != 1.0:  # at 1 RMSprop has no weight, and lr may have decayed to 0
+    if isinstance(blend, Tensor) or blend != 1.0:  # at 1 RMSprop has no weight, and lr may be 0 by then
         roots = torch._foreach_sqrt(squares)
         torch._foreach_add_(roots, eps)
         torch._foreach_div_(decayed, roots)
@@ -155,9 +155,9 @@ def rmsprop_warmup(
 
 
 def _rms_share(blend: float | Tensor, rms_lr: float, lr: float | Tensor) -> float | Tensor:
-    """a_RMS = (1 - blend) * rms_lr / lr; 0 at blend = 1, where lr may have decayed to 0."""
+    """a_RMS = (1 - blend) * rms_lr / lr; 0 at blend = 1, when lr may have decayed to 0."""
     if not isinstance(lr, Tensor) and lr == 0 and not isinstance(blend, Tensor):
-        raise ConfigError(f"RMSpropWarmup divides by lr, which is 0 at blend={blend:g}: let it stay above 0 until 1.")
+        raise ConfigError(f"RMSpropWarmup divides by lr, which is 0 at blend={blend:g}; keep it above 0 if blend < 1.")
     share = (1 - blend) * rms_lr / lr
     return torch.where(blend == 1, 0.0, share) if isinstance(blend, Tensor) else share
 
@@ -176,7 +176,7 @@ def rmsprop_warmup_reference(
     weight_decay: float,
     blend: float | Tensor,
 ) -> None:
-    """The specification of `rmsprop_warmup`: one tensor after another, in the order of the equations.
+    """The specification of `rmsprop_warmup`: one tensor after another, following the equations.
 
     >>> weight, delta, square = torch.zeros(1), torch.zeros(1), torch.zeros(1)
     >>> settings = dict(momentum=0.9, rms_decay=0.0, eps=0.0, weight_decay=0.0, blend=0.5)

@@ -1,4 +1,4 @@
-"""Predict a run before renting the cluster: step time, time to accuracy, which scheme, and how sure."""
+"""Predict a run before renting the cluster: step time, time to accuracy, the best scheme, and how sure this is."""
 
 from __future__ import annotations
 

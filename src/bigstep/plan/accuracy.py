@@ -1,8 +1,9 @@
-"""Epochs to a target as a function of the batch, so that the answer is minutes to accuracy and not images a second.
+"""Epochs to a target as a function of the batch, so that the answer is minutes to accuracy, not images per second.
 
-Every law is E(B) = e0 + k B: with S = E samples / B steps, S = k samples + e0 samples / B, so no batch brings the
-count of steps below k samples, and the critical batch, where half of the epochs are lost, is e0 / k. It is fitted to
-runs at several batches, or drawn through runs at one batch with their gradient noise scale as the critical batch.
+Every law is E(B) = e0 + k B. The number of steps is then S = E samples / B = k samples + e0 samples / B, so no batch
+needs fewer than k samples of them, and at the critical batch, e0 / k, half of the epochs are due to its size. A law is
+fitted to runs at several batches, or drawn through runs at one batch with their gradient noise scale as the critical
+batch.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from bigstep.records import Run, read_run
 __all__ = ["IMAGENET_LARS", "LAWS", "ConvergenceLaw", "fit_law", "law_from_noise", "law_from_runs"]
 
 NOISE_LAW_REACH = 4.0
-"""How far from the noise scale, up and down, a law drawn from it alone may be used: beyond it steps hardly change."""
+"""Factor above and below the noise scale within which a law drawn from it may be used: beyond, steps hardly change."""
 
 
 @dataclass(frozen=True)
@@ -51,22 +52,22 @@ class ConvergenceLaw:
 
     @property
     def critical_batch(self) -> float:
-        """Batch at which half of all epochs are the price of its size."""
+        """The batch at which half of all epochs are due to its size."""
         return self.base_epochs / self.slope if self.slope > 0 else float("inf")
 
     def warning(self, batch: float) -> str:
-        """What to know when the batch lies outside of those that the law covers; empty inside."""
+        """A warning if the batch is outside the range that the law covers; empty if it is inside."""
         if batch > self.largest_batch:
-            return f"batch {batch:,.0f} lies above the largest that the law covers ({self.largest_batch:,})"
+            return f"batch {batch:,.0f} is above the largest that the law covers ({self.largest_batch:,})"
         if batch < self.smallest_batch:
-            return f"batch {batch:,.0f} lies below the smallest that the law covers ({self.smallest_batch:,})"
+            return f"batch {batch:,.0f} is below the smallest that the law covers ({self.smallest_batch:,})"
         return ""
 
 
 def fit_law(points: Sequence[tuple[float, float]], target: float, source: str) -> ConvergenceLaw:
-    """Fit E(B) = e0 + k B to (batch, epochs) by least squares, with neither of the two below zero.
+    """Fit E(B) = e0 + k B to (batch, epochs) by least squares, with e0 >= 0 and k >= 0.
 
-    Runs that differ by chance alone may say that a larger batch needs fewer epochs, or that a small one needs none.
+    Without these bounds, noise alone could make a larger batch need fewer epochs, or a small one none.
 
     >>> law = fit_law([(512, 20), (1024, 22), (2048, 26)], 93.0, "three runs")
     >>> round(law.base_epochs, 3), round(law.epochs(4096), 3)
@@ -74,8 +75,8 @@ def fit_law(points: Sequence[tuple[float, float]], target: float, source: str) -
     """
     if len({batch for batch, _ in points}) < 2:
         raise ConfigError(
-            "A law of epochs against batch needs runs at two batches or more that reach the target, or one that has "
-            f"recorded its gradient noise scale (got {len(points)} runs)."
+            "A law of epochs against batch needs runs that reach the target at two or more batches, or one such run "
+            f"with its gradient noise scale recorded (got {len(points)} runs)."
         )
     count = len(points)
     mean_b = sum(batch for batch, _ in points) / count
@@ -96,14 +97,14 @@ def fit_law(points: Sequence[tuple[float, float]], target: float, source: str) -
 
 
 def law_from_noise(batch: float, epochs: float, noise_scale: float, target: float, source: str) -> ConvergenceLaw:
-    """Draw E(B) = e0 (1 + B / B_noise) through what one batch took.
+    """Draw E(B) = e0 (1 + B / B_noise) through the epochs that one batch took.
 
     Args:
         batch: Global batch of the run.
-        epochs: What it took to the target.
+        epochs: Epochs that it took to the target.
         noise_scale: Its gradient noise scale B_noise, in samples.
         target: Accuracy in percent.
-        source: Where the figures are from.
+        source: The origin of the figures.
 
     >>> law = law_from_noise(512, 15.0, 1024, 93.0, "one run")
     >>> law.epochs(512), law.epochs(1024), law.critical_batch
@@ -111,7 +112,7 @@ def law_from_noise(batch: float, epochs: float, noise_scale: float, target: floa
 
     Reference: McCandlish et al., An Empirical Model of Large-Batch Training, 2018, section 2.3.
 
-    Differs from the paper: it measured the loss reached; here the law is used for an accuracy.
+    Differs from the paper: the paper measured the loss reached; here the law is used for an accuracy.
     """
     base = epochs / (1 + batch / noise_scale)
     return ConvergenceLaw(
@@ -126,20 +127,20 @@ def law_from_noise(batch: float, epochs: float, noise_scale: float, target: floa
 
 
 def law_from_runs(folders: Iterable[Path], target: float) -> ConvergenceLaw:
-    """Fit the law to own runs: the epoch at which each first reached `target` percent, against its batch.
+    """Fit the law to your own runs: the epoch at which each first reached `target` percent, against its batch.
 
-    Runs at one batch give a law if they have recorded their gradient noise scale, which stands for the critical batch.
+    Runs at one batch give a law if they recorded their gradient noise scale, which is taken as the critical batch.
 
     Args:
-        folders: Run folders, or folders that hold some, as `bigstep bench` leaves them.
+        folders: Run folders, or folders that contain some, as `bigstep bench` leaves them.
         target: Accuracy in percent.
     """
     points, scales, names = [], [], []
     for folder in (found for given in folders for found in _run_folders(given)):
         run = read_run(folder)
-        # null stands for what was no number
+        # null stands for NaN or infinity
         reached = [row["epoch"] for row in run.evaluations if (row.get("accuracy") or 0.0) * 100 >= target]
-        batch = max((row["batch"] for row in run.train), default=0)  # the last of an epoch holds what is left
+        batch = max((row["batch"] for row in run.train), default=0)  # the last batch of an epoch may be smaller
         if reached and batch and _has_one_batch(run.config):
             points.append((float(batch), float(min(reached))))
             scales.append(_noise_scale(run))
@@ -155,20 +156,20 @@ def law_from_runs(folders: Iterable[Path], target: float) -> ConvergenceLaw:
 
 
 def _has_one_batch(config: dict[str, Any]) -> bool:
-    """Whether all samples of a step make one gradient, and every step has as many."""
+    """Whether all samples of a step give one gradient, and every step has the same number of them."""
     method = config.get("asynchronous", {}).get("method", "none")
     return not config.get("plan") and method == "none" and config.get("islands", {}).get("count", 1) == 1
 
 
 def _noise_scale(run: Run) -> float | None:
-    """The gradient noise scale at the end of a run; None where it was not recorded."""
+    """The gradient noise scale at the end of a run; None if it was not recorded."""
     recorded = [row.get("noise_scale") for row in run.train] + [run.result.get("noise_scale")]
     scales = [scale for scale in recorded if isinstance(scale, int | float) and scale > 0]
     return scales[-1] if scales else None
 
 
 def _run_folders(folder: Path) -> list[Path]:
-    """The folder itself where it is one run's, or those under it."""
+    """The folder itself if it is a run's, else the run folders below it."""
     found = [] if (folder / "run.json").exists() else sorted(path.parent for path in folder.rglob("run.json"))
     return found or [folder]
 
@@ -180,11 +181,11 @@ MLPERF_EPOCHS = (
 """Batch and epochs to 75.9 % of NVIDIA's closed-division ResNet-50 submissions, MLPerf Training v2.0 to v4.0."""
 
 CIFAR10_EPOCHS = ((512, 6.5), (2048, 10.7), (8192, 26.7), (16384, 49.1))
-"""Batch and epochs to 90 % of the test images: recipe lars, preset cifar10, read between runs of two lengths each."""
+"""Batch and epochs to 90 % test accuracy: recipe lars, preset cifar10, interpolated between two run lengths each."""
 
 IMAGENET_LARS = fit_law(MLPERF_EPOCHS, 75.9, "MLPerf Training v2.0-v4.0 logs, tuned LARS, ResNet-50 on ImageNet")
-"""The frontier of tuned LARS: momentum, warm-up and decay were tuned anew for each batch."""
+"""The best of tuned LARS: momentum, warm-up and decay were tuned anew for each batch."""
 CIFAR10_LARS = fit_law(CIFAR10_EPOCHS, 90.0, "benchmarks/cifar10, recipe lars on CIFAR-10, one H200")
-"""One rule of the batch for all of them, one seed."""
+"""One rule sets the hyperparameters from the batch at all batches; one seed."""
 LAWS = {"resnet50": IMAGENET_LARS, "resnet9": CIFAR10_LARS}
-"""The laws that ship, by workload."""
+"""The built-in laws, by workload."""

@@ -1,4 +1,4 @@
-"""The answer of `bigstep plan` as one dictionary: what the command prints, writes as JSON and draws."""
+"""The answer of `bigstep plan` as one dictionary, which the command prints, writes as JSON and draws."""
 
 from __future__ import annotations
 
@@ -52,18 +52,18 @@ def cli_result(
     """Answer `bigstep plan` with plain dicts and lists.
 
     Args:
-        model: A model that ships, or a workload file (.yaml).
-        cluster: A cluster that ships, or a cluster file (.yaml).
-        gpus: How many devices; 0 takes all of the cluster. With a budget the most that may be taken.
+        model: A built-in model, or a workload file (.yaml).
+        cluster: A built-in cluster, or a cluster file (.yaml).
+        gpus: Number of devices, 0 for all of the cluster; with a budget, the most that may be used.
         batch: Global batch; 0 lets the search choose.
-        target: Accuracy in percent; 0 takes that of the law.
-        budget_minutes: Look for the fewest devices that reach the target in this time; 0 for no budget.
+        target: Accuracy in percent; 0 for that of the law.
+        budget_minutes: Find the fewest devices that reach the target in this time; 0 for no budget.
         collective: Only this one; empty for all.
         codec: Only this one; empty for all.
-        sweep: As gpus=1..4096, for curves.
-        law_runs: Own run folders to fit epochs against batch to.
-        price: Of a device hour; with it the cheapest number of devices is looked for.
-        lifetime_hours: Mean time until a device is lost, as spot machines are; 0 for never.
+        sweep: A range such as gpus=1..4096, for curves.
+        law_runs: Run folders of your own, to fit the law of epochs against batch to.
+        price: Price of a device hour; with it, the cheapest number of devices is found.
+        lifetime_hours: Mean time until a device is lost, as spot machines are; 0 if none ever is.
         validate: Return the published rows beside their predictions instead of a plan.
 
     Returns:
@@ -138,18 +138,18 @@ def _require_numbers(**numbers: float) -> None:
 def _warnings(
     workload: Workload, law: ConvergenceLaw | None, target: float, best: Choice, lifetime_h: float
 ) -> Iterator[str]:
-    """What is not known, lies outside of what was measured, or is not in the first figure."""
+    """What is unknown, outside the measured range, or missing from the headline figure."""
     batch, devices = best.prediction.batch, best.prediction.devices
     if batch % devices:
         below = batch // devices * devices
         yield (
-            f"a batch of {batch:,.0f} gives {devices:,} devices unequal shares, and all wait for the largest, which is "
-            f"not counted; {below:,.0f} or {below + devices:,.0f} divides"
+            f"a batch of {batch:,.0f} gives {devices:,} devices unequal shares, and the wait for the largest is not "
+            f"counted; {below:,.0f} or {below + devices:,.0f} would divide evenly"
         )
     if lifetime_h:
         yield (
-            f"the first figure and the tables of exchanges are of devices that are never lost; the ways and all prices "
-            f"count one lost in {lifetime_h:g} hours"
+            f"the headline and the tables of exchanges assume that devices are never lost; the ways and prices count "
+            f"on a mean lifetime of {lifetime_h:g} hours for each device"
         )
     if law is None:
         yield (
@@ -159,8 +159,8 @@ def _warnings(
         return
     if not workload.samples:
         yield (
-            f"the file of {workload.name} does not say how many samples an epoch has, so there is no time to "
-            f"{law.target:g} %, and the ranking is by samples a second; add `samples` to it"
+            f"the file of {workload.name} does not say how many samples an epoch has, so the time to "
+            f"{law.target:g} % is unknown and the ranking is by samples a second; add `samples` to the file"
         )
     elif target and target < law.target:
         yield f"the law gives epochs to {law.target} %; {target:g} % needs somewhat fewer"
@@ -169,30 +169,30 @@ def _warnings(
 
 
 def _passed_over(first: Choice, best: Choice) -> Iterator[str]:
-    """Why the first of the ranking is not the one that is recommended."""
+    """Why the first in the ranking is not the one that is recommended."""
     if first is not best:
         gain = 1 - first.cost / best.cost
         codec = first.prediction.scheme.codec
         yield (
-            f"The first, {codec}, would take {100 * gain:.1f} % less time, too little for a code "
+            f"The first, {codec}, would take {100 * gain:.1f} % less time, too little to justify a codec "
             "that changes the path of training."
         )
 
 
 def _reachable(law: ConvergenceLaw | None, devices: int) -> ConvergenceLaw | None:
-    """Beyond the batches that converge, a sweep goes on with samples a second alone."""
+    """The law if its batches allow this many devices; beyond it, a sweep goes by samples per second alone."""
     return law if law and devices <= law.largest_batch else None
 
 
 def choose_law(workload: Workload, target: float, runs: Sequence[Path]) -> ConvergenceLaw | None:
-    """The law of epochs against batch: fitted to own runs, or the one that ships; None where none is known."""
+    """The law of epochs against batch: fitted to your own runs, or the built-in one; None if none is known."""
     if target and not 0 < target < 100:
         raise ConfigError(f"target is {target}, but it is an accuracy in percent, between 0 and 100.")
     if 0 < target < 1:
         raise ConfigError(f"target is {target:g}, but it is in percent: write {100 * target:g}.")
     if runs:
         if not target:
-            raise ConfigError("A law fitted to own runs needs --target, the accuracy in percent they are read at.")
+            raise ConfigError("A law fitted to your own runs needs an accuracy; give --target in percent.")
         return law_from_runs(runs, target)
     law = LAWS.get(workload.name)
     if law is None:
@@ -220,7 +220,7 @@ def _within_budget(
             "runs with --runs and --target."
         )
     if not workload.samples:
-        raise ConfigError(f"A budget needs `samples`, those of an epoch, in the file of {workload.name}; add it.")
+        raise ConfigError(f"A budget needs the samples of an epoch; add `samples` to the file of {workload.name}.")
     chosen = fewest_devices(workload, cluster, minutes, law=law, batch=batch, collective=collective, codec=codec,
                             most=most)  # fmt: skip
     if chosen is None:
@@ -250,7 +250,7 @@ def parse_sweep(text: str) -> list[int]:
 
 @functools.cache
 def confidence() -> dict[str, float]:
-    """How sure a prediction is: the errors on the published rows that count."""
+    """How accurate predictions are: the errors on the published rows that count."""
     summary = summarise(check_rows())
     return {key: summary[key] for key in ("predicted", "mean_error", "worst_error")}
 
@@ -280,12 +280,12 @@ def _facts(choice: Choice) -> dict[str, Any]:
 
 
 def _asks(workload: Workload, cluster: Cluster, best: Choice) -> dict[str, Any]:
-    """What the model asks of one device: arithmetic, bytes that are exchanged, and memory, at the best choice."""
+    """What one device needs for the best choice: arithmetic, exchanged bytes and memory."""
     rule, local = best.prediction.scheme.optimizer or workload.optimizer, best.prediction.local_batch
     parts = workload.memory_parts(local, rule)
     return {
         "parameters": workload.parameters,
-        "gflop_a_sample": workload.step_flops / 1e9 or None,  # of a measured one only its times are known
+        "gflop_a_sample": workload.step_flops / 1e9 or None,  # 0 for a measured workload: only its times are known
         "gradient_mb": 4 * workload.parameters / 1e6,
         "optimizer": rule,
         "memory_gb": {name: size / 1e9 for name, size in parts.items()},

@@ -1,7 +1,6 @@
-"""Shapes and floating-point operations of the networks that ship, by arithmetic: no framework needed.
+"""Shapes and floating-point operations of the built-in networks, by arithmetic: no framework needed.
 
-Shapes and order are those of `bigstep.models`, which the tests hold them to. A sample is one image, or one sequence of
-tokens.
+Shapes and order are those of `bigstep.models`; tests compare them. A sample is one image, or one sequence of tokens.
 """
 
 from __future__ import annotations
@@ -18,23 +17,23 @@ class LayerFacts(NamedTuple):
 
     name: str
     shapes: tuple[tuple[int, ...], ...]
-    """Of its parameter tensors."""
+    """Shapes of its parameter tensors."""
     macs: float
     """Multiply-adds of one sample's forward pass."""
     outputs: int
-    """Numbers of one sample that wait for the backward pass, at four bytes: before and after a norm, two bytes each."""
+    """Values of one sample kept for the backward pass, counted at four bytes: two each before and after a norm."""
     sequential: int = 1
-    """Steps of which each waits for the one before it."""
+    """Number of steps that must run one after another."""
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """A network that ships."""
+    """A built-in network."""
 
     layers: Callable[[], list[LayerFacts]]
-    """In forward order."""
+    """Makes the layers, in forward order."""
     samples: int = 0
-    """Samples in one epoch of its usual data; 0 where it has none."""
+    """Samples in one epoch of its usual data; 0 if it has no usual data."""
     tokens: int = 0
     """Tokens of a sample; 0 for images."""
     optimizer: str = "lars"
@@ -131,7 +130,7 @@ def _vgg16() -> list[LayerFacts]:
     layers, inputs, side = [], 3, 224
     for group, (width, depth) in enumerate(((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)), start=1):
         for index in range(1, depth + 1):
-            macs, outputs = float(width * inputs * 9 * side**2), width * side**2 // 2  # kept once: there is no norm
+            macs, outputs = float(width * inputs * 9 * side**2), width * side**2 // 2  # kept once: no norm follows
             layers.append(LayerFacts(f"conv{group}.{index}", ((width, inputs, 3, 3), (width,)), macs, outputs))
             inputs = width
         side //= 2
@@ -139,16 +138,16 @@ def _vgg16() -> list[LayerFacts]:
 
 
 def _sequence_linear(name: str, inputs: int, outputs: int, length: int, *, norm: bool = False) -> LayerFacts:
-    """A linear layer on each token, behind a layer norm of its input or not; inputs and outputs are kept once."""
+    """A linear layer on each token, with or without a layer norm before it; inputs and outputs are kept once."""
     norms = ((inputs,), (inputs,)) if norm else ()
     shapes = (*norms, (outputs, inputs), (outputs,))
     return LayerFacts(name, shapes, float(length * inputs * outputs), length * (outputs + norm * inputs) // 2)
 
 
 def _gpt(depth: int, width: int, vocabulary: int, length: int) -> list[LayerFacts]:
-    """A GPT with a tied head: the table of tokens gets its last gradient at the very end of the backward pass.
+    """A GPT with a tied head: the gradient of the token table is complete only at the end of the backward pass.
 
-    Attention costs length^2 x width multiply-adds: two products, each half empty since no token looks ahead.
+    Attention costs length^2 x width multiply-adds: two products, each half empty because of the causal mask.
     """
     table = LayerFacts("tokens", ((vocabulary, width),), 0.0, length * width // 2)
     layers = [table, LayerFacts("positions", ((length, width),), 0.0, 0)]

@@ -58,24 +58,24 @@ _CLUSTER = {
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """One kind of link: what one port sends in one direction, and what a message costs."""
+    """One kind of link: the rate of a port in one direction, and the cost of a message."""
 
     bandwidth_byte_s: float
     """Line rate of one port, in one direction."""
     latency_s: float
-    """Time of one dependent message beside its bytes (alpha)."""
+    """Time of one dependent message in addition to its bytes (alpha)."""
     gap_s: float = 1e-6
     """Time between two independent messages of one sender (the g of LogP)."""
     efficiency: float = 1.0
     """Share of the line rate that collectives reach."""
     start_s: float = 0.0
-    """Time that starting one collective costs."""
+    """Time to start one collective."""
     copy_byte_s: float = math.inf
-    """Rate at which a rank copies and adds what it exchanges, beside the wire: the slower of the two counts."""
+    """Rate at which a rank copies and adds exchanged data; the slower of this and the wire counts."""
 
     @property
     def rate(self) -> float:
-        """Bytes a second that a collective gets out of one port."""
+        """Bytes per second that a collective gets out of one port."""
         return self.bandwidth_byte_s * self.efficiency
 
 
@@ -87,11 +87,11 @@ class Device:
     memory_byte: float
     memory_byte_s: float
     flop_s: float
-    """Sustained rate on the work of a training step, not the peak."""
+    """Sustained rate in a training step, not the peak."""
     matmul_flop_s: float = 0.0
-    """The same for networks of matrix products alone, such as transformers; 0 where it is not known."""
+    """The same for networks of matrix products only, such as transformers; 0 if unknown."""
     launch_s: float = 19e-6
-    """Time of a step that does not shrink with the batch, for each parameter tensor."""
+    """Part of the step time that does not shrink with the batch, per parameter tensor."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +106,7 @@ class CodecSpeed:
 
 @dataclass(frozen=True, kw_only=True)
 class CollectiveSpeed:
-    """Measured cost of one collective's software, in place of that of the links."""
+    """Measured cost of one collective's software, which replaces that of the links."""
 
     latency_s: float
     start_s: float = 0.0
@@ -133,15 +133,15 @@ class Cluster:
     nodes_per_rack: int = 0
     """Nodes under one full-bisection switch; 0 means all of them."""
     oversubscription: float = 1.0
-    """How many times less bandwidth leaves a rack than its nodes could send."""
+    """Factor by which the bandwidth out of a rack is below what its nodes can send."""
     jitter: float = 0.03
     """Standard deviation of a device's compute time in one step, relative to its mean."""
     loader_samples_s: float = math.inf
-    """Samples a second that the input pipeline feeds one device."""
+    """Samples per second that the input pipeline supplies to one device."""
     in_network: bool = False
-    """The switches add numbers (SHARP)."""
+    """The switches can add numbers (SHARP)."""
     codecs: dict[str, CodecSpeed] = field(default_factory=dict)
-    """Measured codecs; the others are priced by the device's memory."""
+    """Measured codecs; the others are priced by the device's memory bandwidth."""
     collectives: dict[str, CollectiveSpeed] = field(default_factory=dict)
     """Measured collectives; the others are priced by the links."""
     sources: dict[str, str] = field(default_factory=dict)
@@ -152,7 +152,7 @@ class Cluster:
         return self.nodes * self.devices_per_node
 
     def node_rate(self, nodes: int, senders: int) -> float:
-        """Bytes a second that a node sends when `nodes` take part and `senders` nodes of a rack send out of it."""
+        """Bytes per second that a node can send if `nodes` take part and `senders` nodes of its rack send out of it."""
         rate = self.adapters_per_node * self.between.rate
         if not self.nodes_per_rack or nodes <= self.nodes_per_rack:
             return rate
@@ -164,7 +164,7 @@ class Cluster:
         return dataclasses.replace(self, between=dataclasses.replace(self.between, bandwidth_byte_s=byte_s))
 
     def running(self, collective: str) -> Cluster:
-        """Return the cluster with both links priced as measured for this collective, where it was measured."""
+        """Return the cluster with both links priced as measured for this collective, if it was measured."""
         speed = self.collectives.get(collective)
         if speed is None:
             return self
@@ -174,7 +174,7 @@ class Cluster:
         )
 
     def resized(self, devices: int) -> Cluster:
-        """Return the same cluster with nodes enough for `devices`."""
+        """Return the same cluster with enough nodes for `devices`."""
         return dataclasses.replace(self, nodes=max(self.nodes, -(-devices // self.devices_per_node)))
 
     @classmethod
@@ -191,7 +191,7 @@ class Cluster:
 
     @classmethod
     def from_mapping(cls, mapping: dict[str, Any], origin: str) -> Cluster:
-        """Build a cluster from the content of a file, or refuse it with one sentence that names the field."""
+        """Build a cluster from the content of a file; refuse a bad one in one sentence that names the field."""
         nested = {"device": dict, "inside": dict, "between": dict, "codecs": dict, "collectives": dict, "sources": dict}
         plain = {"name": str, "about": str, "in_network": bool}
         values = units.read_fields(mapping, _CLUSTER, nested | plain, "")
@@ -201,10 +201,10 @@ class Cluster:
         for name in ("inside", "between"):
             values[name] = Link(**units.read_fields(values[name], _LINK, {}, name))
             if values[name].efficiency > 1:
-                raise ConfigError(f"{name}.efficiency is {values[name].efficiency}, but it is a share of at most 1.")
+                raise ConfigError(f"{name}.efficiency is {values[name].efficiency}, but it is a share; give at most 1.")
         values["device"] = Device(**units.read_fields(values["device"], _DEVICE, {"name": str}, "device"))
         for codec in values.get("codecs", {}):
-            find(CODECS, "codec", str(codec))  # a speed under a name that is none would be passed over
+            find(CODECS, "codec", str(codec))  # the speed of an unknown codec would be silently ignored
         for collective in values.get("collectives", {}):
             find(COLLECTIVES, "collective", str(collective))
         values["codecs"] = {
@@ -217,12 +217,12 @@ class Cluster:
         }
         if values["oversubscription"] < 1:
             raise ConfigError(
-                f"oversubscription is {values['oversubscription']}, but a rack cannot send out more than its nodes: "
+                f"oversubscription is {values['oversubscription']}, but a rack cannot send more than its nodes; "
                 "give at least 1."
             )
         return cls(**{"name": Path(origin).stem, **values})
 
 
 def cluster_names() -> list[str]:
-    """The clusters that ship with bigstep."""
+    """The names of the built-in clusters."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))

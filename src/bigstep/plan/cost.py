@@ -1,7 +1,8 @@
-"""Seconds of one exchange on a cluster: the bytes and rounds of `bigstep.tables`, placed on the links they cross.
+"""Seconds of one exchange on a cluster: the bytes and rounds of `bigstep.tables`, assigned to the links they cross.
 
-alpha-beta model: a round costs its link's latency, a byte its link's bandwidth; flows that share a node's adapters
-share their rate. By symmetry one rank (or one leader) stands for all, so 65,536 devices cost as little as two.
+This is the alpha-beta model: a round costs the latency of its link, a byte the inverse of its bandwidth; flows that
+share a node's adapters share their rate. By symmetry one rank (or one leader) is priced for all, so 65,536 devices take
+no longer to compute than two.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Phase:
     bytes_sent: float
     seconds: float
     rounds_s: float
-    """Those of the seconds in which messages wait for one another and no byte holds the links."""
+    """The part of `seconds` in which messages wait for one another and no bytes use the links."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +45,12 @@ class Placement:
 
     @property
     def per_node(self) -> int:
-        """Devices of a node that take part: k of the formulas."""
+        """Devices per node that take part: k in the formulas."""
         return min(self.cluster.devices_per_node, self.devices)
 
     @property
     def nodes(self) -> int:
-        """Nodes that take part: m of the formulas."""
+        """Nodes that take part: m in the formulas."""
         return -(-self.devices // self.per_node)
 
 
@@ -70,21 +71,21 @@ def exchange_phases(
 ) -> list[Phase]:
     """The parts of one exchange, in order.
 
-    With a1, b1 inside a node and a2, b2 between nodes (seconds a round, seconds a byte), k devices a node, m nodes::
+    With a1, b1 inside a node and a2, b2 between nodes (seconds per round and per byte), k devices per node, m nodes::
 
         ring          (2(N-1) - 2m) a1 + 2m a2 + 2n(N-1)/N max(b1, b2)
         hierarchical  4(k-1)(a1 + n/k b1) + 2(m-1)(a2 + n/m b2)             one leader, one adapter
         torus X x Y   ring of n over X, then ring of n/X over Y             k flows share the node's adapters
         halving       2 log2 k a1 + 2n(k-1)/k b1 + 2 log2 m a2 + 2(n/k)(m-1)/m k b2
-        hybrid        the one of hierarchical and ring that the size of the message chooses
-        gather        2 a2 + 2(N-1) gap + max(inside, outside) bytes        an owner for each slice
-        switch        2(k-1) a1 + 2n(k-1)/k b1 + 2 a2 + (n/k) k b2          the switches add
+        hybrid        hierarchical or ring, by the size of the message
+        gather        2 a2 + 2(N-1) gap + max(inside, outside) bytes        each slice has an owner
+        switch        2(k-1) a1 + 2n(k-1)/k b1 + 2 a2 + (n/k) k b2          the switches do the sums
 
     Args:
         collective: A name of `bigstep.tables.collectives`.
-        nbytes: Encoded size of what is exchanged.
-        cluster: The links.
-        devices: How many take part, filling whole nodes in order.
+        nbytes: Encoded size of the gradients.
+        cluster: The cluster with the links.
+        devices: Number of devices that take part; they fill whole nodes in order.
         grid: X and Y of a torus; X runs along a node first.
 
     Returns:
@@ -100,7 +101,7 @@ def exchange_phases(
     return [phase for phase in phases if phase.rounds]
 
 
-_price = functools.cache(load)  # a search asks for a hundred thousand prices
+_price = functools.cache(load)  # a search needs a hundred thousand prices
 
 
 def _phase(level: Literal["inside", "between"], link: Link, rounds: int, bytes_sent: float, rate: float) -> Phase:
@@ -147,13 +148,13 @@ def price_torus(n: float, place: Placement) -> list[Phase]:
 
 
 def price_hierarchical(n: float, place: Placement) -> list[Phase]:
-    """All inside a node in turn, then the leaders alone."""
+    """The devices inside each node in turn, then a ring of the leaders."""
     cluster, k = place.cluster, place.per_node
     traffic = collective_traffic("hierarchical", n, k * place.nodes, group=k)
     inner, outer = traffic.inner, traffic.outer
     assert inner is not None
     assert outer is not None
-    # the leader also receives n(k-1)/k when its group gathers: every round of the four moves n/k
+    # the leader also receives n(k-1)/k when its group gathers, so each of the 4(k-1) rounds moves n/k
     inside = _phase("inside", cluster.inside, inner.messages, inner.messages * n / k, cluster.inside.rate)
     return [
         replace(inside, bytes_sent=inner.bytes_sent),
@@ -162,14 +163,14 @@ def price_hierarchical(n: float, place: Placement) -> list[Phase]:
 
 
 def price_hybrid(n: float, place: Placement) -> list[Phase]:
-    """Whichever the size of the message chooses, at its own measured costs."""
+    """The collective that the size of the message selects, at its own measured costs."""
     name = choose_by_size(n, place.devices)
     phases: list[Phase] = load(COLLECTIVES[name].price)(n, replace(place, cluster=place.cluster.running(name)))
     return phases
 
 
 def price_halving(n: float, place: Placement) -> list[Phase]:
-    """Neighbours first, so that only 1/(nodes of a rack) of the bytes leave a rack."""
+    """Halving with neighbours first, so that only 1/(nodes per rack) of the bytes leave a rack."""
     cluster, k, m = place.cluster, place.per_node, place.nodes
     inner, outer = collective_traffic("halving", n, k), collective_traffic("halving", n / k, m)
     rack = cluster.nodes_per_rack or m
@@ -186,7 +187,7 @@ def price_halving(n: float, place: Placement) -> list[Phase]:
 
 
 def price_gather(n: float, place: Placement) -> list[Phase]:
-    """Everybody to every owner at once: what leaves a node waits for its adapters, and each message for its start."""
+    """All devices send to all owners at once: the adapters limit what leaves a node, and every message costs a gap."""
     cluster, devices, k, m = place.cluster, place.devices, place.per_node, place.nodes
     traffic = collective_traffic("gather", n, devices)
     outside = traffic.bytes_sent * (devices - k) / (devices - 1)
@@ -200,7 +201,7 @@ def price_gather(n: float, place: Placement) -> list[Phase]:
 
 
 def price_switch(n: float, place: Placement) -> list[Phase]:
-    """Each device sends its 1/k of the sum up the tree of switches once, and receives it once, at the same time."""
+    """Each device sends its 1/k of the node's sum up the tree of switches once, and receives it at the same time."""
     cluster, k, m = place.cluster, place.per_node, place.nodes
     inner, up = collective_traffic("ring", n, k), collective_traffic("switch", n / k, m)
     return [

@@ -1,4 +1,4 @@
-"""The bandwidth below which something pays: compressed gradients, which arrive sooner than plain ones, or islands."""
+"""The bandwidth below which something pays: compressed gradients instead of plain ones, or islands."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ SLOWEST_BYTE_S, FASTEST_BYTE_S = 1e6 / 8, 1e13 / 8
 
 
 def highest_rate(pays: Callable[[float], bool], *, halvings: int = 40) -> float | None:
-    """Bisect for the highest line rate, in bytes a second, at which something pays that pays on slow links.
+    """Bisect for the highest line rate, in bytes per second, at which something that pays on slow links still pays.
 
     Args:
         pays: Whether it pays at a rate.
-        halvings: How often the seven decades from 1 Mbit/s to 10 Tbit/s are halved.
+        halvings: Number of bisections of the seven decades from 1 Mbit/s to 10 Tbit/s.
 
     Returns:
-        None where it pays at none of these rates, infinity where it pays at all of them.
+        None if it pays at none of these rates, infinity if it pays at all of them.
 
     >>> round(highest_rate(lambda byte_s: byte_s < 1e9) / 1e9, 6), highest_rate(lambda byte_s: True)
     (1.0, inf)
@@ -41,7 +41,7 @@ def highest_rate(pays: Callable[[float], bool], *, halvings: int = 40) -> float 
 
 
 def spoken_rate(gbit_s: float | None, unit: str = "") -> str:
-    """Where something pays, as a piece of a sentence, with a unit where the sentence has not named it.
+    """The rates at which something pays, as part of a sentence, with a unit unless the sentence names it elsewhere.
 
     >>> spoken_rate(2.5), spoken_rate(math.inf), spoken_rate(None)
     ('below 2.5', 'at every rate', 'at no rate')
@@ -53,15 +53,15 @@ def spoken_rate(gbit_s: float | None, unit: str = "") -> str:
 
 @dataclass(frozen=True)
 class Crossover:
-    """Where two exchanges take equally long, as a line rate of one adapter between nodes."""
+    """The rate at which two exchanges take equally long: the line rate of one adapter between nodes."""
 
     compressed: str
     plain: str
     byte_s: float | None
-    """None where the plain one wins at every rate from 1 Mbit/s to 10 Tbit/s, infinite where the other does."""
+    """None if the plain one wins at every rate from 1 Mbit/s to 10 Tbit/s, infinity if the compressed one does."""
     pays_here: bool
     gain_here: float
-    """Share of the step that compression saves at the cluster's own rate; negative where it costs."""
+    """Share of the step that compression saves at the cluster's own rate; negative if it costs time."""
 
     @property
     def gbit_s(self) -> float | None:
@@ -80,7 +80,7 @@ def find_crossover(
 ) -> Crossover:
     """Bisect for the rate at which the best compressed exchange takes as long as the best plain one.
 
-    At each rate both sides use their own best scheme, since a slow network asks for another than a fast one.
+    At each rate both sides use their own best scheme, since slow and fast networks favour different ones.
 
     Example:
         >>> resnet, abci = Workload.load("resnet50"), Cluster.load("abci")

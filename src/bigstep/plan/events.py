@@ -11,7 +11,7 @@ __all__ = ["Task", "run_tasks"]
 
 @dataclass(frozen=True)
 class Task:
-    """Work of `seconds` on one resource, after other tasks (their positions in the list)."""
+    """Work of `seconds` on one resource, after other tasks (their indices in the list)."""
 
     name: str
     resource: str
@@ -20,9 +20,9 @@ class Task:
 
 
 def run_tasks(tasks: Sequence[Task]) -> list[tuple[float, float]]:
-    """Start and end of each task; a resource serves one task at a time, first come first served.
+    """Start and end of each task; a resource serves one task at a time, first come, first served.
 
-    Ties go to the task that stands first in the list.
+    Ties go to the task that is first in the list.
 
     >>> tasks = [Task("a", "device", 2), Task("b", "link", 3, (0,)), Task("c", "device", 1), Task("d", "link", 1, (2,))]
     >>> run_tasks(tasks)

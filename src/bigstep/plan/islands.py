@@ -1,14 +1,15 @@
-"""Islands: groups of devices that take H steps by themselves and then exchange what they have moved.
+"""Islands: groups of devices that take H steps on their own and then exchange how far their weights have moved.
 
     step = t + max(0, T / F - o t) F / H + w        t  an island's own synchronous step
                                                     T  one exchange of all parameters between islands
-                                                    F  fragments that meet in turn, o  steps that one may travel
+                                                    F  fragments, exchanged in turn
+                                                    o  steps that the exchange of one fragment may take
                                                     w  waiting for the slowest island, which averages out over H steps
 
-What can be added on the way (float32, exact) crosses the links as a ring does, 2 (M - 1) / M of it; a code that loses
-something cannot be, so that every island sends its own to the M - 1 others.
+Between M islands, data that can be summed on the way (float32, exact) costs what a ring costs, 2 (M - 1) / M of its
+bytes. The output of a lossy codec cannot be, so every island sends its own to the M - 1 others.
 
-The outer rule that is proposed follows from how many islands there are and how often they meet in all.
+The proposed outer rule depends on the number of islands and on the number of meetings in the whole run.
 
 References: Douillard et al., DiLoCo, 2023, and Streaming DiLoCo, 2025 (fragments, overlap); Charles et al.,
 Communication-Efficient Language Model Training Scales Reliably and Robustly, 2025 (the best outer rates).
@@ -30,13 +31,13 @@ from bigstep.tables.codecs import CODECS, encoded_bytes
 __all__ = ["IslandPlan", "IslandPrediction", "OuterRule", "fewest_steps_between", "predict_islands", "propose_outer"]
 
 LONGEST = 1000
-"""Most steps between two meetings that are proposed: what was published reaches as far."""
+"""Most steps between two meetings that are proposed; published results reach this far."""
 BEST_RATES = {1: 0.4, 2: 0.6, 8: 0.8}
-"""By the fewest islands that it holds for, the best published outer rate with Nesterov momentum 0.9, H = 30."""
+"""The best published outer rate with Nesterov momentum 0.9 and H = 30, by the smallest number of islands it is for."""
 OUTER_MOMENTUM = 0.9
 FEW_MEETINGS = 40
-"""Below so many an outer momentum does not pay: here averaging won with 13 and with 20 (two and four islands), momentum
-with 40 and 80 (eight islands; docs/islands.md)."""
+"""With fewer meetings an outer momentum does not pay: measured, averaging won with 13 and 20 meetings (two and four
+islands), momentum with 40 and 80 (eight islands; docs/islands.md)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,28 +50,28 @@ class IslandPlan:
     overlap: int = 0
     codec: str = "none"
     two_levels: bool = True
-    """Each device of an island exchanges its share with its like on other islands; else one ring runs over all."""
+    """Each device of an island exchanges its share with its counterparts on other islands; else one ring joins all."""
 
 
 @dataclass(frozen=True)
 class IslandPrediction:
-    """What a step takes on average, meetings included."""
+    """The time of a step on average, meetings included."""
 
     plan: IslandPlan
     inner: Prediction
     """A step of one island."""
     meeting_s: float
-    """One exchange of all parameters between islands, hidden or not."""
+    """Seconds of one exchange of all parameters between islands, hidden or not."""
     meeting_bytes: float
-    """What the busiest device sends in it."""
+    """Bytes that the busiest device sends in it."""
     exposed_s: float
-    """Of a step, on average: what of meetings is not hidden."""
+    """Seconds of meetings per step, on average, that compute does not hide."""
     waiting_s: float
-    """Of a step, on average: waiting for the slowest island."""
+    """Seconds per step, on average, of waiting for the slowest island."""
 
     @property
     def devices(self) -> int:
-        """Of all islands."""
+        """Devices of all islands."""
         return self.plan.count * self.inner.devices
 
     @property
@@ -80,7 +81,7 @@ class IslandPrediction:
 
     @property
     def samples_s(self) -> float:
-        """Samples a second of all islands."""
+        """Samples per second of all islands."""
         return self.devices * self.inner.local_batch / self.step_s
 
     @property
@@ -94,22 +95,22 @@ class IslandPrediction:
 
 @dataclass(frozen=True)
 class OuterRule:
-    """What is done with what islands have moved; the first fields are those of `islands.outer` in a configuration."""
+    """The update from the moves of islands; all fields but `why` are those of `islands.outer` in a configuration."""
 
     name: str
     lr: float
     momentum: float
     why: str
-    """What it is called, and the reason, as a piece of a sentence."""
+    """The rule and the reason for it, as part of a sentence."""
 
 
 def propose_outer(count: int, every: int, steps: float | None) -> OuterRule:
-    """The outer rule for so many islands.
+    """Propose the outer rule for a number of islands.
 
     Args:
-        count: Islands.
+        count: Number of islands.
         every: Steps between two meetings.
-        steps: Of the whole run; None where no law of epochs tells.
+        steps: Steps of the whole run; None if no law of epochs gives them.
 
     >>> rule = propose_outer(4, 30, 30_000)
     >>> rule.lr, rule.why
@@ -139,18 +140,18 @@ def predict_islands(
     plan: IslandPlan,
     scheme: Scheme | None = None,
 ) -> IslandPrediction:
-    """Predict training on islands: time only, since what H costs in epochs is no matter of links.
+    """Predict training on islands: time only, since the epochs that a large H costs do not depend on links.
 
     Args:
         workload: The model.
-        cluster: Where it runs; islands fill its nodes in order.
+        cluster: The cluster it runs on; islands fill its nodes in order.
         devices: Of all islands together.
         local_batch: Samples of one device in one step.
         plan: How the islands meet.
         scheme: The exchange inside an island, in every step.
 
     Example:
-        Over 1 Gbit/s an exchange in every step leaves little of eight nodes; one in every three hundred most of them.
+        Over 1 Gbit/s eight nodes lose most of their speed to an exchange in every step, and little to one in 300 steps.
 
         >>> slow = Cluster.load("dgx_h200").with_bandwidth(125e6)
         >>> gpt = Workload.load("gpt-124m")
@@ -181,7 +182,7 @@ def predict_islands(
 
 
 def _meeting(nbytes: float, cluster: Cluster, plan: IslandPlan, size: int) -> list[Phase]:
-    """One meeting of islands of some devices over so many encoded bytes."""
+    """The phases of one meeting of islands with `size` devices each that exchange `nbytes` encoded bytes."""
     devices = plan.count * size
     if CODECS[plan.codec].loses == "nothing":
         grid = (size, plan.count) if plan.two_levels else None
@@ -191,7 +192,7 @@ def _meeting(nbytes: float, cluster: Cluster, plan: IslandPlan, size: int) -> li
     place = Placement(cluster.running("gather"), devices)
     apart = place.nodes > 1
     link = place.cluster.between if apart else place.cluster.inside
-    flows = min(size, place.per_node) if apart else 1  # devices of an island that share the adapters of a node
+    flows = min(size, place.per_node) if apart else 1  # devices of an island that share a node's adapters
     rate = place.cluster.node_rate(place.nodes, 1) / flows if apart else link.rate
     sent = (plan.count - 1) * nbytes / (size if plan.two_levels else 1)
     waiting = link.start_s + link.latency_s + (plan.count - 1) * link.gap_s
@@ -209,9 +210,9 @@ def fewest_steps_between(
     scheme: Scheme | None = None,
     share: float = 0.1,
 ) -> IslandPrediction:
-    """The smallest H with which meetings take at most `share` of the time: a larger one costs accuracy for little.
+    """Predict with the smallest H at which meetings take at most `share` of the time: a larger one costs accuracy.
 
-    Where even the longest H does not do, its prediction is returned.
+    If even the longest H takes more, the prediction for that H is returned.
     """
     once = predict_islands(workload, cluster, devices=devices, local_batch=local_batch, plan=plan, scheme=scheme)
     lost = once.exposed_s * plan.every

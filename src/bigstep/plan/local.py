@@ -1,12 +1,11 @@
-"""Hold the planner to measured runs on shaped links: the constants of the machine from a probe, nothing from the runs.
+"""Compare the planner with measured runs on shaped links; a probe gives its constants, the runs give none.
 
 A measured run is a mapping: `name`, `kind` (sync or server), `model` (or a workload file), `world`, `rate_mbit_s` and
-`seconds` (of a step, or of one update of the server), and where they apply `ranks_per_node`, `inside_mbit_s`,
+`seconds` (of a step, or of one update of the server), and, where they apply, `ranks_per_node`, `inside_mbit_s`,
 `collective`, `codec`, `grid`, `bucket_mb`, `overlap`, `local_batch`, `servers`, `workload` (a measured one, as in a
-workload file), `compute_s` (all of a step that is the rank's own, over which the workload's times are spread),
-`after_s` (the part of it that follows the exchange; by default the workload's update), `free_s` (the step on links that
-limit nothing, which no slower link can beat) and `burst_byte`, `inside_burst_byte` (what a shaper lets through at once
-after a pause).
+workload file), `compute_s` (the rank's own work in a step, over which the workload's times are spread), `after_s` (the
+part of it after the exchange; by default the workload's update), `free_s` (the step time on unlimited links, which no
+slower link can beat) and `burst_byte`, `inside_burst_byte` (bytes that a shaper lets through at once after a pause).
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ def predict_run(run: Mapping[str, Any], machine: Cluster) -> float:
     """Predict the seconds of one step (or of one server update) of a measured run.
 
     Args:
-        run: The run, as described at the head of this module.
-        machine: This machine, as probed; its `between` link gets the run's rate.
+        run: The run, as described at the top of this module.
+        machine: This machine, as probed; its `between` link is given the rate of the run.
     """
     missing = [field for field in _REQUIRED if field not in run]
     if missing:
@@ -54,7 +53,7 @@ def predict_run(run: Mapping[str, Any], machine: Cluster) -> float:
 
 
 def last_exchange_s(run: Mapping[str, Any], machine: Cluster) -> float:
-    """Predict what the last bucket's exchange takes, decoding included: what follows the last gradient at least."""
+    """Predict the seconds of the last bucket's exchange and decoding: the least that follows the last gradient."""
     workload, cluster = _given(run, machine)
     scheme, world = _scheme(run), int(run["world"])
     last = make_buckets(workload, scheme.bucket_mb)[-1]
@@ -63,7 +62,7 @@ def last_exchange_s(run: Mapping[str, Any], machine: Cluster) -> float:
 
 
 def encoding_s(run: Mapping[str, Any], machine: Cluster) -> float:
-    """Predict what encoding all buckets of a step takes."""
+    """Predict the seconds of encoding all buckets of a step."""
     workload, cluster = _given(run, machine)
     scheme = _scheme(run)
     buckets = make_buckets(workload, scheme.bucket_mb)
@@ -84,7 +83,7 @@ def _scheme(run: Mapping[str, Any]) -> Scheme:
 
 
 def _given(run: Mapping[str, Any], machine: Cluster) -> tuple[Workload, Cluster]:
-    """The run's model with the times it has on this machine, and the machine with the run's links."""
+    """The run's model with its times on this machine, and the machine with the run's links."""
     per_node = int(run.get("ranks_per_node", 1))
     inside = machine.inside
     if run.get("inside_mbit_s"):
@@ -116,10 +115,10 @@ def _unlimited(cluster: Cluster) -> Cluster:
 
 
 def _scaled(workload: Workload, own_s: float, after_s: float) -> Workload:
-    """The same workload with times that add up to `own_s`, `after_s` of them after the exchange.
+    """The same workload with times that add up to `own_s`, of which `after_s` follow the exchange.
 
-    What goes beyond the measured layers comes with the exchange, and no exchange is under way in the forward pass: it
-    lengthens the backward pass. Where `own_s` is less, all times shrink alike.
+    Time beyond that of the measured layers is due to the exchange. No exchange runs during the forward pass, so this
+    time is added to the backward pass. If `own_s` is shorter, all times shrink in proportion.
     """
     forward, backward = (sum(getattr(layer, name) for layer in workload.layers) for name in ("forward_s", "backward_s"))
     measured = forward + backward + after_s
@@ -135,12 +134,12 @@ def _scaled(workload: Workload, own_s: float, after_s: float) -> Workload:
 def _burst_seconds(
     step: Prediction, buckets: Sequence[Sequence[Phase]], cluster: Cluster, bursts: Mapping[str, float]
 ) -> float:
-    """What token buckets save in a step: after each pause a burst goes through at once, but no more than was missed.
+    """Seconds that token buckets save in a step: after a pause a burst passes at once, at most what the pause held up.
 
     saved = min(pause, burst / rate), for each pause of each level
 
-    A level pauses once a step; the links inside nodes also while the exchange is between nodes, since collectives of
-    two levels begin and end inside.
+    A level pauses once per step; the links inside nodes pause again while the exchange is between nodes, since
+    two-level collectives begin and end inside.
     """
     busy = {"inside": 0.0, "between": 0.0}
     for phase in (phase for bucket in buckets for phase in bucket):
@@ -154,7 +153,7 @@ def _burst_seconds(
 
 
 def compare_runs(runs: Sequence[Mapping[str, Any]], machine: Cluster) -> dict[str, Any]:
-    """Set predictions beside measured runs; the result is what `render` prints.
+    """Compare predictions with measured runs; the result is for `render`.
 
     >>> run = {"name": "two ranks", "model": "mlp", "world": 2, "rate_mbit_s": 100, "compute_s": 0.001, "seconds": 1}
     >>> machine = Cluster.load("big_basin")
@@ -184,11 +183,11 @@ def compare_runs(runs: Sequence[Mapping[str, Any]], machine: Cluster) -> dict[st
 
 
 def crossing_rate(rates: Sequence[float], plain: Sequence[float], compressed: Sequence[float]) -> float | None:
-    """The rate below which compression is faster and above which it is slower, straight between points in log-log.
+    """The rate below which compression is faster and above which it is slower, by log-log interpolation.
 
     Returns:
-        The rate; None where the curves do not cross, or cross more than once: then they differ by less than what a
-        measurement wavers, and a rate would be an accident.
+        The rate; None if the curves do not cross, or cross more than once: then they differ by less than the noise of
+        the measurement, and any rate would be a coincidence.
 
     >>> round(crossing_rate([10, 100, 1000], [10, 1, 0.1], [2, 1.5, 1.45]), 1)
     62.9
@@ -205,7 +204,7 @@ def crossing_rate(rates: Sequence[float], plain: Sequence[float], compressed: Se
 
 
 def meeting_rate(saved: Callable[[float], float]) -> float | None:
-    """The rate of 1 to 10^6 Mbit/s at which what compression saves comes down to nothing; None if it does not.
+    """The rate, from 1 to 10^6 Mbit/s, at which the time saved by compression falls to zero; None if there is none.
 
     >>> round(meeting_rate(lambda rate: 100 / rate - 0.25), 3)
     400.0

@@ -1,4 +1,4 @@
-"""One self-contained page for a plan, with controls that recompute it in the browser."""
+"""A plan as one self-contained page, with controls that recompute it in the browser."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def write_page(result: dict[str, Any], path: Path, *, model: str, cluster: str) 
     """Write the answer of `cli_result` as one HTML file that needs no network.
 
     Args:
-        result: What `cli_result` returned for a plan.
+        result: The dictionary that `cli_result` returned for a plan.
         path: The file to write.
         model: The model, as given to `cli_result`.
         cluster: The cluster, as given to `cli_result`.
@@ -37,7 +37,7 @@ def write_page(result: dict[str, Any], path: Path, *, model: str, cluster: str) 
     workload, machine = Workload.load(model), Cluster.load(cluster)
     facts = page_facts(workload, machine.resized(result["gpus"]), result)
     best = result["best"]
-    goal = spoken_goal(result) or "as fast as it goes"
+    goal = spoken_goal(result) or "as fast as possible"
     sure = result["sure"]
     sentences = [
         *result["why"],
@@ -81,12 +81,12 @@ def write_page(result: dict[str, Any], path: Path, *, model: str, cluster: str) 
 
 
 def _start(best: dict[str, Any], facts: dict[str, Any], cluster: Cluster) -> dict[str, Any]:
-    """Where the controls stand when the page opens: at the best choice."""
+    """The positions of the controls when the page opens: the best choice."""
     codec = best["codec"] if best["codec"] in PAGE_CODECS else "fp16"
     rate = math.log10(cluster.between.bandwidth_byte_s * 8 / 1e9)
     return {
         "count": facts["counts"].index(best["gpus"]),
-        "bandwidth": round(min(3.2, max(-2.0, rate)) * 50) / 50,  # a place of the slider; untouched, it means `rate`
+        "bandwidth": round(min(3.2, max(-2.0, rate)) * 50) / 50,  # a step of the slider; untouched, it means `rate`
         "batch": facts["batches"].index(best["local_batch"]),
         "codec": codec,
         "collective": best["collective"] if best["collective"] != "gather" else "halving",
@@ -96,7 +96,7 @@ def _start(best: dict[str, Any], facts: dict[str, Any], cluster: Cluster) -> dic
 
 # long: one table, read top to bottom beside the page's JavaScript
 def page_facts(workload: Workload, cluster: Cluster, result: dict[str, Any]) -> dict[str, Any]:
-    """Everything the model in the page needs, in SI units."""
+    """Everything that the model in the page needs, in SI units."""
     law, best = result.get("law"), result.get("best", {})
     most = max(4096, result["gpus"]) if cluster.devices >= 4096 else cluster.devices
     counts = sorted({2**power for power in range(21) if 2**power <= most} | {result["gpus"]})

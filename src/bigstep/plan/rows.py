@@ -1,8 +1,8 @@
-"""Every published row that the planner is held to, with the prediction for it.
+"""Every published row that the planner is compared with, and the prediction for it.
 
 No constant is fitted to a row that counts. A row that sets a constant (the speed of one device or one node with its
-software) is marked and not counted. Where a paper is silent on something that the model needs, the row says what was
-assumed.
+software) is marked and does not count. If a paper does not report something that the model needs, the row says what
+was assumed.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ IMAGES = 1281167
 
 @dataclass(frozen=True)
 class Assumed:
-    """What the papers do not say, one value for all rows; the manual shows what other values would do."""
+    """Values that the papers do not report, the same for all rows; docs/planner.md shows the effect of other values."""
 
     jitter: float = 0.03
-    """Of compute times, on every cluster."""
+    """Jitter of compute times, on every cluster."""
     run_overhead_s: float = 1.1
-    """What an MLPerf run takes beside its steps: set by the 768-GPU row (22.1 s, 21.0 s of them steps)."""
+    """Seconds of an MLPerf run outside its steps: set by the 768-GPU row (22.1 s, of which the steps take 21.0 s)."""
     mikami_overlap: bool = False
     """Whether Sony's exchange runs during the backward pass."""
     yamazaki_collective: str = "torus"
@@ -164,7 +164,7 @@ _IMAGENET = (
 
 
 def _ladder() -> tuple[Row, ...]:
-    """NVIDIA's MLPerf submissions: logged rate of a chip, and minutes to 75.9 % through the convergence law."""
+    """NVIDIA's MLPerf submissions: logged rate per chip, and minutes to 75.9 % by the convergence law."""
     rungs = [
         ("dgx_a100", 8, 408, 3398, 28.69), ("dgx_a100", 1024, 35, 2306, 0.555), ("dgx_a100", 4216, 16, None, 0.319),
         ("dgx_h100", 8, 400, 7162, 13.27), ("dgx_h100", 512, 40, 4406, 0.503), ("dgx_h100", 768, 42, 4445, 0.369),
@@ -187,7 +187,7 @@ def _ladder() -> tuple[Row, ...]:
 
 
 def _seide(a: Assumed, nodes: int, batch: float, *, halves: bool, parallel_model: float = 1.0) -> float:
-    """Kilo-frames a second of 1-bit SGD on K20X; two GPUs that share a model are `parallel_model` times faster.
+    """Thousands of frames per second of 1-bit SGD on K20X; GPUs that share a model are `parallel_model` times as fast.
 
     Double-buffered, each half of a minibatch is a step.
     """
@@ -201,7 +201,7 @@ _SPEECH = replace(Workload.load("speech46m"), optimizer_s=0.0182)
 
 @functools.cache
 def _k20x(a: Assumed, nodes: int, parallel_model: float) -> Cluster:
-    """K20X nodes from the paper's own timings of one GPU: 59 ms at 256 frames, 955 ms at 8192, 18.2 ms after them."""
+    """K20X nodes, from the paper's timings of one GPU: 59 ms at 256 frames, 955 ms at 8192, 18.2 ms for the update."""
     frame_s = (0.955 - 0.059) / (8192 - 256)
     fixed_s = 0.059 - 256 * frame_s - 0.0182
     mapping = {
@@ -215,7 +215,7 @@ def _k20x(a: Assumed, nodes: int, parallel_model: float) -> Cluster:
             "launch_s": fixed_s / _SPEECH.tensors / parallel_model,
         },
         "inside": {"bandwidth_gbyte_s": 8, "latency_us": 5.7},
-        # the fixed update of about 9 ms, quantisation included, belongs to each exchange
+        # the fixed cost of about 9 ms for update and quantisation belongs to each exchange
         "between": {"bandwidth_gbyte_s": 8, "latency_us": 14, "start_ms": 9},
         "codecs": {"onebit": {"encode_gbyte_s": 1e6, "decode_gbyte_s": 1e6}},
     }
@@ -246,7 +246,7 @@ def _speech_rows() -> tuple[Row, ...]:
 
 
 _TWO_GPUS = {False: 1.335, True: 1.499}
-"""Speed-up of a model shared by two K20X, without and with double buffering: set by the rows of the largest batch. The
-exchange takes less than 1 % of the time there, so it cannot be what the paper's two series differ by."""
+"""Speed-up of a model shared by two K20X, without and with double buffering: set by the rows of the largest batch.
+There the exchange takes less than 1 % of the time, so it cannot explain the gap between the paper's two series."""
 
 ROWS: tuple[Row, ...] = (*_IMAGENET, *_ladder(), *_speech_rows())

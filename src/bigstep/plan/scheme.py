@@ -1,4 +1,4 @@
-"""How a step is exchanged: collective, codec, buckets; and what codec and update cost a device."""
+"""How gradients are exchanged in a step: collective, codec, buckets; and the time that codec and update take."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ class Scheme:
     collective: str = "ring"
     codec: str = "none"
     grid: tuple[int, int] | None = None
-    """X and Y of a torus; None takes the squarest that fits the nodes."""
+    """X and Y of a torus; None for the squarest that fits the nodes."""
     bucket_mb: float = 4.0
     """Gradients are grouped until a group holds this many megabytes of float32."""
     overlap: bool = True
     """The exchange runs during the backward pass; otherwise it starts after it."""
     pipelined: bool = False
-    """A bucket may travel inside nodes while the one before it travels between them."""
+    """A bucket may be exchanged inside nodes while the one before it is exchanged between them."""
     in_flight: bool = False
-    """Buckets travel at the same time, as with `bigstep.exchange` on CPUs: a round of one waits while bytes of another
-    use the links. Otherwise they travel one after another, as on the one stream of a GPU."""
+    """Buckets are exchanged concurrently, as with `bigstep.exchange` on CPUs: while a round of one waits, bytes of
+    another use the links. Otherwise they are exchanged one after another, as on the single stream of a GPU."""
     double_buffer: bool = False
     """Apply each gradient one step late, so that its exchange runs while the next step is computed."""
     optimizer: str = "sgd"
@@ -59,7 +59,7 @@ class Scheme:
 
 @dataclass(frozen=True, eq=False)
 class Bucket:
-    """Gradients that travel together; complete when the backward pass has left `layer` (position in forward order)."""
+    """Gradients exchanged together; complete when the backward pass has left `layer` (its index in forward order)."""
 
     layer: int
     values: int
@@ -97,7 +97,7 @@ def make_buckets(workload: Workload, bucket_mb: float) -> tuple[Bucket, ...]:
 
 
 def codec_seconds(codec: str, values: int, cluster: Cluster, devices: int) -> tuple[float, float]:
-    """Seconds to encode and to decode `values` numbers on one device: measured where the cluster says so."""
+    """Seconds to encode and to decode `values` numbers on one device; as measured, if the cluster has figures."""
     speed = cluster.codecs.get(codec)
     if codec == "none" or devices <= 1:
         return 0.0, 0.0
@@ -107,14 +107,14 @@ def codec_seconds(codec: str, values: int, cluster: Cluster, devices: int) -> tu
             speed.decode_call_s + 4 * values / speed.decode_byte_s,
         )
     entry, streamed = CODECS[codec], cluster.device.memory_byte_s * STREAMED
-    again = 0.0 if entry.summable else entry.encode_traffic / devices  # the owner encodes its slice of the sum
+    again = 0.0 if entry.summable else entry.encode_traffic / devices  # each owner encodes its slice of the sum
     return values * entry.encode_traffic / streamed, values * (entry.decode_traffic + again) / streamed
 
 
 def optimizer_seconds(workload: Workload, device: Device, optimizer: str) -> float:
-    """Seconds of the update: its traffic at the memory's bandwidth, or what was measured."""
+    """Seconds of the update: as measured, or from its memory traffic and the memory bandwidth."""
     if workload.optimizer_s:
         return workload.optimizer_s
     traffic = OPTIMIZERS[optimizer].traffic
-    assert traffic is not None  # a scheme has priced rules only
+    assert traffic is not None  # checked by Scheme
     return workload.parameters * traffic / (device.memory_byte_s * STREAMED)

@@ -1,4 +1,4 @@
-"""Which way to go: ranks collective, codec, grid, bucket and batch by time to accuracy, and says why."""
+"""The best way to train: ranks collective, codec, grid, bucket and batch by time to accuracy, and says why."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ BUCKETS_MB = (1.0, 4.0, 16.0, 64.0)
 LOCAL_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 DEFAULT_LOCAL_BATCH = 32
 WORTH_A_CHANGE = 0.05
-"""What a codec that carries its losses from step to step must save of the time."""
+"""Share of the time that a codec which carries its losses from step to step must save to be preferred."""
 LARGE_TOKEN_BATCH = 2**22
-"""Tokens of a step from which on LAMB, made for large batches, is proposed in place of AdamW."""
+"""Above this many tokens per step LAMB, made for large batches, is proposed instead of AdamW."""
 BEYOND_LAW = 1.25
-"""How far above the largest batch of a law a plan may go: Fujitsu's 81,920 stands that far above MLPerf's 67,456."""
+"""How far above the largest batch of a law a plan may go: as far as Fujitsu's 81,920 is above MLPerf's 67,456."""
 
 
 @dataclass(frozen=True)
@@ -44,37 +44,37 @@ class Choice:
     law: ConvergenceLaw | None
     samples: int
     tokens: int = 0
-    """Of a sample; 0 for images."""
+    """Tokens of a sample; 0 for images."""
 
     @property
     def epochs(self) -> float | None:
-        """Epochs to the target; None where no law is known."""
+        """Epochs to the target; None if no law is known."""
         return self.law.epochs(self.prediction.batch) if self.law else None
 
     @property
     def minutes(self) -> float | None:
-        """Minutes to the target; None where no law is known."""
+        """Minutes to the target; None if no law or number of samples is known."""
         if self.law is None or not self.samples:
             return None
         return self.law.epochs(self.prediction.batch) * self.samples / self.prediction.samples_s / 60
 
     @property
     def cost(self) -> float:
-        """What the ranking minimises: minutes to the target, or seconds a sample."""
+        """The figure that the ranking minimises: minutes to the target, or seconds per sample."""
         return self.minutes if self.minutes is not None else 1 / self.prediction.samples_s
 
 
 def candidate_schemes(
     cluster: Cluster, devices: int, *, collective: str = "", codec: str = "", optimizer: str = "lars"
 ) -> list[Scheme]:
-    """Every exchange worth trying on this cluster, or only those of one collective or codec."""
+    """Every exchange worth trying on this cluster, or only those with one collective or codec."""
     if collective and codec:
         check_pair(collective, codec, planned=True)
     schemes = []
     for name in COLLECTIVES:
         if (collective and name != collective) or (name == "switch" and not (cluster.in_network or collective)):
             continue
-        if COLLECTIVES[name].joins and name != collective:  # what it joins is tried by itself
+        if COLLECTIVES[name].joins and name != collective:  # the collectives it joins are tried by themselves
             continue
         if name in ("hierarchical", "hybrid") and devices % min(devices, cluster.devices_per_node):
             continue
@@ -101,7 +101,7 @@ def candidate_schemes(
 
 
 def _node_rows(cluster: Cluster, devices: int) -> list[tuple[int, int]]:
-    """The grid whose rows are nodes: the fewest bytes between nodes, where whole nodes take part."""
+    """The grid whose rows are nodes, which sends the fewest bytes between nodes; only if whole nodes take part."""
     nodes, left = divmod(devices, cluster.devices_per_node)
     return [(cluster.devices_per_node, nodes)] if nodes and not left else []
 
@@ -120,10 +120,10 @@ def rank(
 
     Args:
         workload: The model.
-        cluster: Where it runs.
-        devices: How many take part.
-        batch: Global batch; 0 lets the search choose it where a law is known (else 32 samples a device).
-        law: Epochs against batch; without it the ranking is by samples a second.
+        cluster: The cluster it runs on.
+        devices: Number of devices that take part.
+        batch: Global batch; 0 lets the search choose it if a law is known (else 32 samples per device).
+        law: Epochs against batch; without it the ranking is by samples per second.
         collective: Only this collective; empty for all.
         codec: Only this codec; empty for all.
 
@@ -146,7 +146,7 @@ def rank(
 
 
 def _feasible_batches(workload: Workload, cluster: Cluster, devices: int, law: ConvergenceLaw | None) -> list[int]:
-    """Local batches to try, the usual one first."""
+    """Local batches to try, the one nearest to the default first."""
     fitting = [local for local in LOCAL_BATCHES if workload.memory_byte(local) <= cluster.device.memory_byte]
     fitting = sorted(fitting or LOCAL_BATCHES[:1], key=lambda local: abs(local - DEFAULT_LOCAL_BATCH))
     if law is None:
@@ -155,7 +155,7 @@ def _feasible_batches(workload: Workload, cluster: Cluster, devices: int, law: C
     if not allowed:
         raise ConfigError(
             f"gpus is {devices}, but even one sample each is a batch above {law.largest_batch * BEYOND_LAW:,.0f}, "
-            "beyond anything known to converge; ask for fewer, or give --batch."
+            "beyond anything known to converge; ask for fewer GPUs, or give --batch."
         )
     return allowed
 
@@ -178,14 +178,14 @@ def _best_batch(workload: Workload, cluster: Cluster, choice: Choice, law: Conve
 
 
 def prefer(choices: Sequence[Choice]) -> Choice:
-    """The first of ranked choices, but one that changes the path of training only where it saves `WORTH_A_CHANGE`."""
+    """The first choice; one whose codec changes the path of training only if it saves more than `WORTH_A_CHANGE`."""
     steady = [choice for choice in choices if CODECS[choice.prediction.scheme.codec].loses != "carried"]
     first = choices[0]
     return steady[0] if steady and steady[0].cost <= first.cost * (1 + WORTH_A_CHANGE) else first
 
 
 def suggest_recipe(choice: Choice) -> str:
-    """The recipe whose optimisation fits the batch, and whose exchange fits the scheme."""
+    """The recipe whose optimizer suits the batch and whose exchange suits the scheme."""
     scheme, batch = choice.prediction.scheme, choice.prediction.batch
     if choice.tokens:
         return "adamw" if batch * choice.tokens <= LARGE_TOKEN_BATCH else "lamb"
@@ -197,7 +197,7 @@ def suggest_recipe(choice: Choice) -> str:
 
 
 def explain(workload: Workload, cluster: Cluster, choice: Choice) -> list[str]:
-    """Why this step takes what it takes, and what would help most."""
+    """Where the time of this step goes, and what would help most."""
     prediction = choice.prediction
     step_ms = prediction.step_s * 1e3
     names = {"straggler": "waiting for the slowest device", "exchange": "exchange that compute does not hide",
@@ -226,7 +226,7 @@ def explain(workload: Workload, cluster: Cluster, choice: Choice) -> list[str]:
         "no jitter": replace(cluster, jitter=0.0),
     }
     tried = {words: (workload, changed) for words, changed in changes.items()}
-    # measured times are those of the device that was measured: one of twice the speed does twice the batch in them
+    # a measured workload has fixed times: a device of twice the speed handles twice the batch in them
     quick = replace(workload, measured_batch=2 * workload.measured_batch)
     tried["a device of twice the speed"] = quick, replace(cluster, device=twice)
     gains = []
@@ -244,11 +244,11 @@ def best_of_each(
     workload: Workload, cluster: Cluster, counts: Iterable[int], *, batch: int = 0, law: ConvergenceLaw | None = None,
     collective: str = "", codec: str = "",
 ) -> Iterator[Choice]:  # fmt: skip
-    """What a plan would choose on each of these numbers of devices; those that cannot run it are left out."""
+    """The choice of a plan for each of these numbers of devices; numbers that cannot run it are left out."""
     for devices in counts:
         try:
             yield prefer(rank(workload, cluster, devices, batch=batch, law=law, collective=collective, codec=codec))
-        except ConfigError:  # too few for the memory, too many for the batch, or not in whole nodes
+        except ConfigError:  # too few for the memory, too many for the batch, or no whole nodes
             continue
 
 
@@ -256,11 +256,11 @@ def fewest_devices(
     workload: Workload, cluster: Cluster, budget_minutes: float, *, law: ConvergenceLaw, batch: int = 0,
     collective: str = "", codec: str = "", most: int = 0,
 ) -> Choice | None:  # fmt: skip
-    """The fewest devices, in whole nodes where there is more than one, that reach the target within the budget.
+    """The fewest devices, in whole nodes beyond the first, that reach the target within the budget.
 
-    No more than `most` are tried; 0 takes all of the cluster.
+    At most `most` are tried; 0 means all of the cluster.
 
-    Doubling finds a number that does, bisection the fewest above the one before it; None if no number does.
+    Doubling finds a number that is enough, bisection the fewest between it and the one before; None if none is.
     """
 
     def within(counts: Iterable[int]) -> Choice | None:

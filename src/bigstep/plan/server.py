@@ -1,4 +1,4 @@
-"""Asynchronous SGD with a parameter server as events: workers compute, push, wait for the update, pull, go on.
+"""Asynchronous SGD with a parameter server as events: workers compute, push, wait for the update, pull, repeat.
 
 Every worker is simulated, since they drift apart; a few rounds show the steady state.
 """
@@ -19,21 +19,21 @@ __all__ = ["ServerPrediction", "predict_server", "server_bound"]
 
 @dataclass(frozen=True)
 class ServerPrediction:
-    """What an asynchronous run does in its steady state."""
+    """The steady state of an asynchronous run."""
 
     workers: int
     updates_s: float
-    """Updates a second of all workers together."""
+    """Updates per second of all workers together."""
     samples_s: float
     staleness: float
     """Updates by others between a worker's pull and its own update, on average."""
     bottleneck: str
-    """worker, push, update or pull: what limits the rate."""
+    """The part that limits the rate: worker, push, update or pull."""
 
 
 @dataclass(frozen=True)
 class _Services:
-    """Seconds of one cycle's parts; push, update and pull queue at the busiest server."""
+    """Seconds of the parts of one cycle; push, update and pull queue at the busiest server."""
 
     worker: float
     push: float
@@ -46,11 +46,11 @@ class _Services:
 
 
 def _services(workload: Workload, cluster: Cluster, local_batch: float, servers: int, codec: str) -> _Services:
-    """A server holds 1/servers of the parameters; gradients arrive encoded, weights leave in float32."""
+    """The parts of a cycle: a server holds 1/servers of the parameters, receives codes and sends float32 weights."""
     link = cluster.between
     per_byte = 1 / min(link.rate, link.copy_byte_s)
     encode, decode = codec_seconds(codec, workload.parameters, cluster, 2)
-    # momentum SGD on the shard: 20 bytes a parameter, beside unpacking what arrived
+    # momentum SGD on the shard moves 20 bytes per parameter; decoding what arrived comes on top
     update = workload.optimizer_s or workload.parameters * 20 / (cluster.device.memory_byte_s * STREAMED)
     return _Services(
         worker=workload.compute_s(cluster.device, local_batch) + encode,
@@ -61,7 +61,7 @@ def _services(workload: Workload, cluster: Cluster, local_batch: float, servers:
 
 
 def server_bound(workers: int, services: _Services) -> float:
-    """Updates a second, at most: all workers always busy, or the slowest shared part always busy.
+    """Upper bound of updates per second: all workers always busy, or the slowest shared part always busy.
 
     min(W / (compute + push + update + pull), 1 / max(push, update, pull))
     """
@@ -85,15 +85,15 @@ def predict_server(
     Args:
         workload: The model.
         cluster: Its `between` link joins workers and servers; each server has one adapter.
-        workers: Replicas that compute.
-        local_batch: Samples of one push.
-        servers: Machines over which the parameters are spread.
-        codec: How gradients are pushed.
-        rounds: Cycles of each worker that are simulated; the first half is left out of the averages.
-        seed: Of the compute times' jitter.
+        workers: Number of replicas that compute.
+        local_batch: Samples per push.
+        servers: Number of machines that the parameters are spread over.
+        codec: Codec of the pushed gradients.
+        rounds: Simulated cycles of each worker; the averages leave out the first half.
+        seed: Seed of the jitter of compute times.
 
     Returns:
-        Updates and samples a second, mean staleness, and what limits the rate.
+        Updates and samples per second, mean staleness, and what limits the rate.
 
     Example:
         The staleness grows with the number of workers.
@@ -129,7 +129,7 @@ def predict_server(
         name = stages[stage]
         free[name] = max(free[name], now) + shared[name]
         heapq.heapreplace(events, (free[name], worker, stage + 1, done))
-    # the steady state: after the first half, and before the first worker stops
+    # the steady state: without the first half and without the last updates, when workers have begun to stop
     steady = applied[len(applied) // 2 : len(applied) - workers] or applied
     span = steady[-1][0] - steady[0][0]
     rate = (len(steady) - 1) / span if span > 0 else 1 / (services.worker + sum(shared.values()))

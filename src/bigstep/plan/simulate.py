@@ -1,6 +1,6 @@
-"""One step of synchronous SGD as events: backward makes buckets ready, they queue for the links, then the update.
+"""One step of synchronous SGD as events: the backward pass completes buckets, which queue for the links; then update.
 
-By symmetry one rank stands for all: the slowest, since every exchange waits for it.
+By symmetry one rank is simulated for all: the slowest, since every exchange waits for it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Prediction", "closed_form", "expected_maximum", "predict", "step_tas
 def expected_maximum(draws: int) -> float:
     """Expected maximum of `draws` standard normal numbers, in standard deviations.
 
-    Blom's approximation: z((N - 0.375) / (N + 0.25)), z the inverse of the normal distribution.
+    Blom's approximation: z((N - 0.375) / (N + 0.25)), where z is the inverse of the normal distribution.
 
     >>> round(expected_maximum(1), 3), round(expected_maximum(1024), 2)
     (0.0, 3.23)
@@ -35,7 +35,7 @@ def expected_maximum(draws: int) -> float:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a step takes, and where the time goes."""
+    """The time of a step, and where it goes."""
 
     devices: int
     local_batch: float
@@ -48,9 +48,9 @@ class Prediction:
     bytes_sent: float
     """Bytes that one rank (the busiest) sends in a step."""
     rounds: int
-    """Dependent messages of a step."""
+    """Dependent messages in a step."""
     single_s: float
-    """Step of one device alone with the same local batch."""
+    """Step time of a single device with the same local batch."""
 
     @property
     def batch(self) -> float:
@@ -59,17 +59,17 @@ class Prediction:
 
     @property
     def samples_s(self) -> float:
-        """Samples a second of the whole cluster."""
+        """Samples per second of all devices."""
         return self.batch / self.step_s
 
     @property
     def efficiency(self) -> float:
-        """Rate of one device relative to a device alone."""
+        """Rate of one device among all, relative to a single device alone."""
         return self.single_s / self.step_s
 
     @property
     def bottleneck(self) -> str:
-        """The largest part of the step beside forward and backward."""
+        """The largest part of the step apart from forward and backward."""
         parts = {name: value for name, value in self.split.items() if name not in ("forward", "backward")}
         return max(parts, key=lambda name: parts[name])
 
@@ -87,17 +87,17 @@ def predict(
 
     Args:
         workload: The model.
-        cluster: Where it runs; fewer devices than it has fill whole nodes in order.
-        devices: How many take part.
+        cluster: The cluster it runs on; the devices fill its nodes in order.
+        devices: Number of devices that take part.
         local_batch: Samples of one device in one step.
         scheme: Collective, codec, buckets, update rule; by default a ring in float32 and SGD.
-        method: What version 0.1 called the scheme.
+        method: The name of `scheme` in version 0.1.
 
     Returns:
-        The time of a step, its split, and what crosses the wire.
+        The time of a step, its split, and the traffic.
 
     Example:
-        Halving the bytes shortens a step that waits for the network.
+        Half the bytes shorten a step that waits for the network.
 
         >>> resnet, abci = Workload.load("resnet50"), Cluster.load("abci")
         >>> def step(codec):
@@ -106,7 +106,7 @@ def predict(
         >>> step("fp16") < step("none")
         True
 
-    Reference: the model of performance is that of Goyal et al. 2017 (section 4) and Seide et al. 2014 (section 3).
+    Reference: the performance model is that of Goyal et al. 2017 (section 4) and Seide et al. 2014 (section 3).
     """
     scheme = scheme or method or Scheme()
     check_fits(workload, cluster, devices, local_batch, scheme.optimizer)
@@ -122,11 +122,11 @@ def predict(
 
 
 def check_fits(workload: Workload, cluster: Cluster, devices: int, local_batch: float, optimizer: str = "") -> None:
-    """Refuse what the cluster cannot hold."""
+    """Refuse a run that does not fit the cluster."""
     if devices < 1:
-        raise ConfigError(f"gpus is {devices}, but at least 1 must take part.")
+        raise ConfigError(f"gpus is {devices}, but it must be at least 1.")
     if local_batch <= 0:
-        raise ConfigError(f"batch leaves {local_batch:g} samples to a device, but it must be greater than 0.")
+        raise ConfigError(f"batch leaves {local_batch:g} samples for each device, but it must be greater than 0.")
     if devices > cluster.devices:
         raise ConfigError(
             f"gpus is {devices}, but {cluster.name} has {cluster.devices} "
@@ -152,9 +152,9 @@ def step_tasks(
     workload: Workload, cluster: Cluster, *, devices: int, local_batch: float, scheme: Scheme, slowest: float = 1.0,
     phases: list[list[Phase]] | None = None,
 ) -> list[Task]:  # fmt: skip
-    """The tasks of one step: forward, backward by bucket with its encoding, exchange, decoding, update.
+    """The tasks of one step: forward, backward and encoding by bucket, exchange, decoding, update.
 
-    `phases` are what `exchanges` says, where it was asked before.
+    `phases` is the result of `exchanges`, if it is already known.
     """
     phases = exchanges(workload, cluster, devices, scheme) if phases is None else phases
     times = [(f * slowest, b * slowest) for f, b in workload.times(cluster.device, local_batch)]
@@ -182,10 +182,10 @@ def step_tasks(
             apart = phase.rounds_s if scheme.in_flight else 0.0
             tasks.append(Task("exchange", resource, phase.seconds - apart, (after,)))
             after = len(tasks) - 1
-            if apart:  # a resource of its own: nothing else waits for these rounds
+            if apart:  # on a resource of their own, so that no other task queues behind these rounds
                 tasks.append(Task("rounds", f"rounds {after}", apart, (after,)))
                 after += 1
-        if decode:  # results are unpacked after the backward pass, in order
+        if decode:  # decoded after the backward pass, in order
             tasks.append(Task("codec", "device", decode, (after, *finals[-1:], backward_end)))
             after = len(tasks) - 1
         finals.append(after)
@@ -197,16 +197,16 @@ def step_tasks(
 def closed_form(
     workload: Workload, cluster: Cluster, *, devices: int, local_batch: float, scheme: Scheme, slowest: float = 1.0
 ) -> float:
-    """The same step without events, for one channel of links.
+    """The time of the same step without events, for one channel of links.
 
     With r_j the time at which bucket j is encoded, c_j its exchange and d_j its decoding::
 
         e_j = max(e_{j-1}, r_j) + c_j        f_j = max(f_{j-1}, e_j, backward) + d_j        step = f_last + update
 
-    Buckets in flight together hold the links for their bytes alone: c_j is then without the seconds a_j of rounds, and
+    With `in_flight`, buckets hold the links only for their bytes: c_j then excludes the seconds a_j of rounds, and
     f_j = max(f_{j-1}, e_j + a_j, backward) + d_j.
 
-    Without decoding that is max over j of (r_j + c_j + c_{j+1} + ...), and never less than the backward pass.
+    Without decoding, f_last is the maximum over j of (r_j + c_j + c_{j+1} + ...), and at least the backward pass.
     """
     times = [(f * slowest, b * slowest) for f, b in workload.times(cluster.device, local_batch)]
     now = sum(forward for forward, _ in times)
@@ -261,10 +261,9 @@ def _account(
 def _double_buffered(
     workload: Workload, cluster: Cluster, devices: int, local_batch: float, scheme: Scheme
 ) -> Prediction:
-    """A step's gradient travels while the next step is computed: step = max(compute, codec and update, exchange,
-    data).
+    """Exchange each gradient while the next step is computed: step = max(compute + codec + update, exchange, data).
 
-    The local batch is what one backward pass computes; the paper calls two such steps one minibatch.
+    The local batch is that of one backward pass; the paper calls two such steps one minibatch.
 
     Reference: Seide et al., 1-Bit Stochastic Gradient Descent, 2014, section 3.3.
     """

@@ -50,7 +50,7 @@ def _render_plan(result: dict[str, Any], console: Console) -> None:
     console.print(crossover_sentence(result))
     _render_ways(result, console)
     if law := result["law"]:
-        none = "the same at every batch of them"
+        none = "the same at every batch tried"
         size = f"critical batch {law['critical_batch']:,.0f}" if law["epochs_per_sample_of_batch"] else none
         console.print(f"Epochs: {law['source']}; {size}.")
     sure = result["sure"]
@@ -65,32 +65,32 @@ def _render_plan(result: dict[str, Any], console: Console) -> None:
 
 
 def asks_sentence(asks: dict[str, Any]) -> str:
-    """Say what the model asks of a device."""
+    """Tell what the model needs on each device."""
     memory = asks["memory_gb"]
     held = {"weights": "weights", "gradients": "gradients", "optimizer": f"states of {asks['optimizer']}",
-            "activations": "what waits for the backward pass"}  # fmt: skip
+            "activations": "activations"}  # fmt: skip
     parts = ", ".join(f"{words} {_figure(memory[name], 2)}" for name, words in held.items())
     work = f"{_figure(asks['gflop_a_sample'], 1)} GFLOP a sample, " if asks["gflop_a_sample"] else ""
     return (
-        f"Asked of a device: {work}{_figure(asks['gradient_mb'], 0)} MB of gradient a step, at least "
+        f"Each device needs: {work}{_figure(asks['gradient_mb'], 0)} MB of gradient a step, at least "
         f"{_figure(sum(memory.values()), 1)} of {asks['device_gb']:,.0f} GB: {parts}."
     )
 
 
 def _set_apart(console: Console, table: Any) -> None:
-    """Print a table with an empty line on each side, so that it is not read into the sentences around it."""
+    """Print a table with an empty line before and after it."""
     console.print()
     console.print(table)
     console.print()
 
 
 def _render_ways(result: dict[str, Any], console: Console) -> None:
-    """Synchronous, islands and a parameter server beside one another, and what the cheapest number of devices is."""
+    """Compare synchronous SGD, islands and a parameter server, and name the cheapest number of devices."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
     priced = any(way["price"] for way in result["ways"])
-    price = "price" if any(way["minutes"] for way in result["ways"]) else "a million"  # samples, where no end is known
+    price = "price" if any(way["minutes"] for way in result["ways"]) else "a million"  # samples, if no law is known
     for name in ("way", "how", "k/s", "time", *([price] if priced else [])):
         table.add_column(name, justify="left" if name in ("way", "how") else "right", no_wrap=name != "how")
     for way in result["ways"]:
@@ -107,8 +107,8 @@ def _render_ways(result: dict[str, Any], console: Console) -> None:
 
 
 def way_sentences(result: dict[str, Any]) -> Iterator[str]:
-    """The way to go, how to set it up, and the cheapest number of devices."""
-    yield f"Way to go: {result['recommended']['method']}, since {result['recommended']['why']}."
+    """The recommended way, how to set it up, and the cheapest number of devices."""
+    yield f"Recommended: {result['recommended']['method']}, since {result['recommended']['why']}."
     yield from (way["advice"] for way in result["ways"] if way["advice"])
     if found := result.get("cheapest"):
         unit = f"in {spoken_minutes(found['minutes'])}" if found["minutes"] else "a million samples"
@@ -116,7 +116,7 @@ def way_sentences(result: dict[str, Any]) -> Iterator[str]:
 
 
 def priced_way(way: dict[str, Any]) -> str:
-    """One way in a sentence: how fast it is, and what it costs where a price is known.
+    """One way in a sentence: how fast it is, and what it costs if a price is known.
 
     >>> priced_way({"method": "downpour", "samples_s": 5e5, "minutes": 2.5, "price": 4.0, "label": "8 servers"})
     'downpour (8 servers): 500,000 samples a second, 2.5 min, price 4.00.'
@@ -127,7 +127,7 @@ def priced_way(way: dict[str, Any]) -> str:
 
 
 def _choices(rows: list[dict[str, Any]], width: int, *, with_gpus: bool) -> Any:
-    """The ways of a ranking; columns that explain least are left out until the rest fits."""
+    """A ranking as a table; the least informative columns are left out until the rest fits."""
     from rich.table import Table
 
     columns: dict[str, list[str]] = {}
@@ -162,19 +162,19 @@ def _choices(rows: list[dict[str, Any]], width: int, *, with_gpus: bool) -> Any:
 
 
 def spoken_minutes(minutes: float) -> str:
-    """A time in the unit that reads best."""
+    """A time in the most readable unit."""
     if minutes < 2:
         return f"{minutes * 60:.1f} s"
     return f"{minutes:.1f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
 
 
 def spoken_devices(count: int) -> str:
-    """So many devices."""
+    """A number of devices, with the right plural."""
     return f"{count:,} device{'' if count == 1 else 's'}"
 
 
 def _figure(number: float, places: int) -> str:
-    """A number with so many places, or more if it is too small for them.
+    """A number with this many decimal places, or with two digits if it is too small for them.
 
     >>> _figure(1817.02, 1), _figure(0.0138, 1)
     ('1,817.0', '0.014')
@@ -188,9 +188,9 @@ def _thousands(rate: float) -> str:
 
 
 def spoken_goal(result: dict[str, Any]) -> str:
-    """What is reached, and in which time; empty where no law of epochs is known.
+    """The accuracy that is reached and the time it takes; empty if no law of epochs is known.
 
-    A law gives the epochs to one accuracy. Less than that was asked for: its time is then the most that it takes.
+    A law gives the epochs to one accuracy. If a lower one was asked for, that time is an upper bound.
     """
     minutes, target, asked = result["best"]["minutes"], result["target"], result["asked"]
     if not minutes:
@@ -201,7 +201,7 @@ def spoken_goal(result: dict[str, Any]) -> str:
 
 
 def crossover_sentence(result: dict[str, Any]) -> str:
-    """Whether 1-bit pays on this network, and below which rate it would."""
+    """Whether 1-bit pays on this network, and below which rate it does."""
     found = result["crossover"]
     if found is None:
         return "Compression: nothing leaves the node, so there is nothing to gain."
@@ -209,7 +209,7 @@ def crossover_sentence(result: dict[str, Any]) -> str:
     gain = f"{'saves' if found['gain_here'] > 0 else 'costs'} {100 * abs(found['gain_here']):.1f} % of the step"
     return (
         f"Compression: 1-bit {verdict} on this network ({gain} at {found['here_gbit_s']:g} Gbit/s); "
-        f"it wins {spoken_rate(found['gbit_s'], ' Gbit/s an adapter')} against {found['plain']}."
+        f"it wins {spoken_rate(found['gbit_s'], ' Gbit/s per adapter')} against {found['plain']}."
     )
 
 
@@ -266,7 +266,7 @@ def _render_local(result: dict[str, Any], console: Console) -> None:
 
 
 def local_crossover_sentence(found: dict[str, Any]) -> str:
-    """Where 1-bit and a dense exchange take equally long on shaped links, measured and predicted."""
+    """The rate at which 1-bit and a dense exchange take equally long on shaped links, measured and predicted."""
     measured, predicted = (
         f"{found[key]:.0f} Mbit/s" if found[key] else "none" for key in ("measured_mbit_s", "predicted_mbit_s")
     )

@@ -1,7 +1,7 @@
-"""Numbers from YAML: every field carries its unit in its name, and a wrong one is named in one sentence.
+"""Numbers from YAML: each field has its unit in its name, and a wrong field is reported in one sentence.
 
 A quantity such as `bandwidth` may be written as bandwidth_gbit_s, bandwidth_mbit_s or bandwidth_gbyte_s; inside the
-planner everything is bytes, seconds and floating-point operations.
+planner everything is in bytes, seconds and floating-point operations.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Quantity", "read_fields"]
 
 @dataclasses.dataclass(frozen=True)
 class Quantity:
-    """One number of a file: the names it may be written under, each with its factor to SI."""
+    """One number in a file: the field names it may have, each with its factor to SI units."""
 
     units: dict[str, float]
     default: float | None = None
@@ -27,7 +27,7 @@ class Quantity:
 
     @property
     def first(self) -> str:
-        """The name that messages and written files use."""
+        """The field name used in messages and in files that bigstep writes."""
         return next(iter(self.units))
 
 
@@ -64,7 +64,7 @@ def number(name: str, default: float | None = None, *, factor: float = 1.0, zero
 def read_fields(
     mapping: Any, quantities: Mapping[str, Quantity], others: Mapping[str, type], where: str
 ) -> dict[str, Any]:
-    """Read a mapping of fields, in any of their units, into SI; `others` are the fields that are no numbers.
+    """Read a mapping of fields, in any of their units, into SI units; `others` are the fields that are not numbers.
 
     >>> read_fields({"latency_ms": 5}, {"latency_s": duration("latency")}, {}, "inside")
     {'latency_s': 0.005}

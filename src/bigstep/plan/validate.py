@@ -1,4 +1,4 @@
-"""Hold the planner to published rows: prediction, error, and which rows count."""
+"""Compare the planner with published rows: prediction, error, and which rows count."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Checked:
 
 
 def check_rows(assumed: Assumed | None = None) -> list[Checked]:
-    """Predict every row; other assumptions than the usual show how much they matter."""
+    """Predict every row, with the usual assumptions or with others, to see how much they matter."""
     return [_check(row, assumed or Assumed()) for row in ROWS]
 
 
@@ -63,7 +63,7 @@ def summarise(rows: list[Checked]) -> dict[str, Any]:
 
 
 def list_constants() -> list[dict[str, str]]:
-    """Every figure of the clusters that ship, with its source."""
+    """Every figure of the built-in clusters, with its source."""
     return [
         {"cluster": name, "field": field, "source": source}
         for name in cluster_names()

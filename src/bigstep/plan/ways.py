@@ -1,12 +1,12 @@
-"""Which way to go: synchronous, islands or a parameter server, by time and by price, on machines that may be lost.
+"""The best way to train: synchronous, islands or a parameter server, by time and price, on machines that may be lost.
 
-A device is lost once in `lifetime` hours on average. With N devices, losses an hour are N / lifetime, and each costs
+A device lasts `lifetime` hours on average. With N devices there are N / lifetime losses per hour, and each costs
 
-    synchronous   all devices the restart and half of what was computed since the last checkpoint
-    islands       all devices the restart and half of the steps between two meetings, which every island keeps
-    server        one replica the restart
+    synchronous   all devices a restart and half of the work between two checkpoints
+    islands       all devices a restart and half of the steps between two meetings, whose result every island keeps
+    server        one replica a restart
 
-Checkpoints of a synchronous run are as far apart as costs least, sqrt(2 save / losses).
+The time between checkpoints of a synchronous run is the one that costs least, sqrt(2 save / losses).
 
 Reference: Young, A First Order Approximation to the Optimum Checkpoint Interval, 1974.
 """
@@ -30,24 +30,24 @@ from bigstep.plan.workload import Workload
 __all__ = ["Way", "cheapest", "compare_ways", "islands_pay_below", "lost_share", "recommend", "synchronous"]
 
 RESTART_S = 60.0
-"""Until a lost process is replaced and the others go on: an assumption."""
+"""Seconds until a lost process is replaced and the others continue: an assumption."""
 SAVE_S = 5.0
-"""What a checkpoint holds a step up: an assumption; bigstep writes it in the background."""
+"""Seconds that a checkpoint delays a step: an assumption; bigstep writes it in the background."""
 ISLAND_OVERLAP = 1
-"""Steps that a meeting may travel in the islands that are proposed."""
+"""Steps that the exchange of a meeting may take on the proposed islands."""
 MOST_ISLANDS = 64
 """The largest number of islands with a published result."""
 WORTH = 1.5
-"""How many times faster a way must be to be worth more epochs than the synchronous one takes."""
+"""How many times as fast as the synchronous way another must be to be worth the epochs that it costs."""
 RIVALS = {
     "a plain ring": ("ring", ("none",)),
     "the torus": ("torus", ("none", "fp16")),
     "1-bit": ("", ("onebit",)),
     "PowerSGD": ("", ("powersgd",)),
 }
-"""Exchanges in every step that islands are set beside: the collective, or any, and the codecs of each."""
+"""Per-step exchanges that islands are compared with: the collective, or any if empty, and the codecs of each."""
 MEETINGS_SHARE = 0.1
-"""What meetings may take of the time, which H is chosen by."""
+"""Share of the time that meetings may take; H is chosen by it."""
 
 
 @dataclass(frozen=True)
@@ -59,28 +59,28 @@ class Way:
     label: str
     devices: int
     samples_s: float
-    """What is left of losses."""
+    """Samples per second, after losses."""
     minutes: float | None
-    """To the target; None where no law of epochs is known. Only the synchronous one is measured: see `caveat`."""
+    """Minutes to the target; None if no law of epochs is known. Only synchronous epochs are measured: see `caveat`."""
     price: float | None
-    """Of the run; of a million samples where no law is known; None without a price of an hour."""
+    """Price of the run, or of a million samples if no law is known; None without a price per hour."""
     caveat: str = ""
     settings: tuple[str, ...] = ()
-    """What to give to `bigstep train --set` for it."""
+    """The settings for `bigstep train --set`."""
     advice: str = ""
-    """Why these settings, and when they pay, in a sentence."""
+    """The reasons for these settings, and when they pay, in sentences."""
     pays_below_gbit_s: dict[str, float | None] | None = None
-    """By rival, the rate of an adapter between nodes below which this is `WORTH` times as fast; None for no such,
-    infinite for all."""
+    """By rival, the rate per adapter between nodes below which this is `WORTH` times as fast; None if at no rate,
+    infinity if at every rate."""
 
 
 def lost_share(method: str, devices: int, lifetime_h: float, *, between_s: float = 0.0) -> float:
-    """The share of a run's time that losses and precautions take.
+    """The share of a run's time that losses and checkpoints take.
 
     Args:
         method: synchronous, islands or downpour.
-        devices: How many take part.
-        lifetime_h: Mean hours until a device is lost; infinite for none.
+        devices: Number of devices that take part.
+        lifetime_h: Mean hours until a device is lost; infinity if none ever is.
         between_s: Seconds between two meetings of islands.
 
     >>> round(lost_share("synchronous", 64, math.inf), 3), round(lost_share("synchronous", 64, 10), 3)
@@ -88,7 +88,7 @@ def lost_share(method: str, devices: int, lifetime_h: float, *, between_s: float
     >>> round(lost_share("islands", 64, 10, between_s=10), 3)
     0.104
     """
-    losses = devices / lifetime_h / 3600  # a second
+    losses = devices / lifetime_h / 3600  # per second
     if not losses:
         return 0.0
     if method == "synchronous":
@@ -109,7 +109,7 @@ def compare_ways(
     price: float = 0.0,
     lifetime_h: float = math.inf,
 ) -> list[Way]:
-    """The best synchronous way beside islands and a parameter server on the same devices, fastest first."""
+    """The best synchronous way, islands and a parameter server on the same devices, fastest first."""
     devices, local = best.prediction.devices, best.prediction.local_batch
     ways = [synchronous(workload, best, price=price, lifetime_h=lifetime_h)]
     nodes, left = divmod(devices, cluster.devices_per_node)
@@ -133,7 +133,7 @@ def compare_ways(
 
 
 def _on_islands(workload: Workload, cluster: Cluster, best: Choice, plan: IslandPlan) -> IslandPrediction:
-    """Islands on the devices of a choice, and with its exchange inside them."""
+    """Islands on the devices of a choice, with its exchange inside each."""
     prediction = best.prediction
     return fewest_steps_between(
         workload,
@@ -141,7 +141,7 @@ def _on_islands(workload: Workload, cluster: Cluster, best: Choice, plan: Island
         devices=prediction.devices,
         local_batch=prediction.local_batch,
         plan=plan,
-        scheme=replace(prediction.scheme, grid=None),  # that of a torus over all devices fits no island
+        scheme=replace(prediction.scheme, grid=None),  # the grid of a torus over all devices fits no island
         share=MEETINGS_SHARE,
     )
 
@@ -149,10 +149,10 @@ def _on_islands(workload: Workload, cluster: Cluster, best: Choice, plan: Island
 def islands_pay_below(
     workload: Workload, cluster: Cluster, best: Choice, plan: IslandPlan
 ) -> dict[str, float | None] | None:
-    """By rival, the rate in Gbit/s of an adapter between nodes below which islands are `WORTH` times as fast.
+    """By rival, the rate in Gbit/s per adapter between nodes below which islands are `WORTH` times as fast.
 
-    At each rate islands have the H that fits it, and the rival its best scheme. None in all where nothing leaves a
-    node, and for a rival where there is no such rate from 1 Mbit/s to 10 Tbit/s; infinite where all are such.
+    At each rate, islands have the H that suits it and the rival its best scheme. The result is None if nothing leaves a
+    node. A rival's rate is None if there is none from 1 Mbit/s to 10 Tbit/s, infinity if islands win at all of them.
     """
     devices, local = best.prediction.devices, best.prediction.local_batch
     if devices <= cluster.devices_per_node:
@@ -177,18 +177,18 @@ def islands_pay_below(
 def _with_advice(
     way: Way, workload: Workload, best: Choice, found: IslandPrediction, below: dict[str, float | None] | None
 ) -> Way:
-    """Add how to set islands up, and the reasons."""
+    """Add the settings of islands and the reasons for them."""
     plan, batch = found.plan, best.prediction.batch
     steps = best.law.steps(batch, workload.samples) if best.law and workload.samples else None
     rule = propose_outer(plan.count, plan.every, steps)
     taken = found.exposed_s / (found.inner.step_s + found.exposed_s)
     reason = "the smallest with which meetings take at most a tenth of the time"
     if plan.every == LONGEST and taken > MEETINGS_SHARE:
-        reason = f"the longest that was published, though meetings take {100 * taken:.0f} % of the time"
+        reason = f"the longest published, though meetings take {100 * taken:.0f} % of the time"
     advice = f"Islands: H = {plan.every}, {reason}; {rule.why}."
     if below is not None:
         rates = [f"{name} {spoken_rate(rate)}" for name, rate in below.items()]
-        advice += f" In Gbit/s an adapter, they are {WORTH:g} times as fast as {', as '.join(rates)}."
+        advice += f" In Gbit/s per adapter, they are {WORTH:g} times as fast as {', as '.join(rates)}."
     outer = f"{{name: {rule.name}, lr: {rule.lr:g}, momentum: {rule.momentum:g}}}"
     settings = (f"islands.count={plan.count}", f"islands.every={plan.every}", f"islands.overlap={plan.overlap}",
                 f"islands.outer={outer}")  # fmt: skip
@@ -211,16 +211,16 @@ def _way(
 
 
 def synchronous(workload: Workload, best: Choice, *, price: float, lifetime_h: float) -> Way:
-    """The synchronous way of a choice, on devices that are lost so often, at this price of a device hour."""
+    """The synchronous way of a choice, with this lifetime of devices and price per device hour."""
     prediction = best.prediction
     lost = lost_share("synchronous", prediction.devices, lifetime_h)
     return _way(workload, best, "synchronous", prediction.scheme.label, prediction.samples_s, lost, price)
 
 
 def recommend(ways: Sequence[Way]) -> tuple[Way, str]:
-    """The way to go, and why: the synchronous one, unless another is `WORTH` times as fast.
+    """The recommended way, and why: the synchronous one, unless another is `WORTH` times as fast.
 
-    Others take more epochs by an amount that no law here predicts, so that a small gain a second is none in the end.
+    Others take more epochs, by an amount that no law here predicts, so a small gain in speed may be none in the end.
     """
     synchronous = next(way for way in ways if way.method == "synchronous")
     worth = [way for way in ways if way.samples_s >= WORTH * synchronous.samples_s]
@@ -246,13 +246,13 @@ def cheapest(
     collective: str = "",
     codec: str = "",
 ) -> Way:
-    """The number of devices on which the synchronous way costs least; of equal ones the fastest.
+    """The number of devices on which the synchronous way costs least; among equals the fastest.
 
     Args:
         workload: The model.
-        cluster: Where it runs.
+        cluster: The cluster it runs on.
         counts: Numbers of devices to try; at least one of them must be able to run it.
-        price: Of a device hour.
+        price: Price of a device hour.
         law: Epochs against batch; without it the price is that of a million samples.
         lifetime_h: Mean hours until a device is lost.
         batch: Global batch; 0 lets the search choose.

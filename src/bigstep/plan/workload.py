@@ -1,4 +1,4 @@
-"""What one step of a model asks of a device: gradient sizes and compute by layer, in the order of the backward pass."""
+"""What one step of a model costs a device: gradient sizes and compute by layer."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ __all__ = ["Layer", "Workload", "workload_names"]
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """One layer: its parameters, and what it computes."""
+    """One layer: its parameters and its arithmetic."""
 
     name: str
     shapes: tuple[tuple[int, ...], ...]
     flops: float = 0.0
     """Floating-point operations of one sample's forward pass."""
     outputs: int = 0
-    """Numbers of one sample that wait in memory for the backward pass, at four bytes."""
+    """Values of one sample kept in memory for the backward pass, counted at four bytes."""
     sequential: int = 1
-    """Steps of which each waits for the one before it, and each of which costs a launch."""
+    """Number of steps that must run one after another; each costs a launch."""
     forward_s: float = 0.0
-    """Measured time of the forward pass at the workload's `measured_batch`; 0 where it is derived from flops."""
+    """Measured time of the forward pass at the workload's `measured_batch`; 0 if it is derived from flops."""
     backward_s: float = 0.0
     """Measured time of the backward pass."""
 
@@ -42,11 +42,11 @@ class Layer:
 
     @property
     def launches(self) -> int:
-        """How often the device's fixed cost is paid: for each tensor, or for each step of a sequence."""
+        """How many times the device's fixed cost is paid: once per tensor, or once per step of a sequence."""
         return self.sequential if self.sequential > 1 else len(self.shapes)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)  # compared by identity, so that what is derived from it can be cached
+@dataclass(frozen=True, kw_only=True, eq=False)  # compared by identity, so that derived values can be cached
 class Workload:
     """A model as the planner sees it.
 
@@ -59,13 +59,13 @@ class Workload:
     layers: tuple[Layer, ...]
     """In forward order."""
     samples: int = 0
-    """Samples in one epoch; 0 where it is not known."""
+    """Samples in one epoch; 0 if unknown."""
     measured_batch: int = 0
-    """Local batch at which the layers' times were measured; 0 where they are derived."""
+    """Local batch at which the layers' times were measured; 0 if they are derived."""
     optimizer_s: float = 0.0
-    """Measured time of the update; 0 where it is derived from the memory's bandwidth."""
+    """Measured time of the update; 0 if it is derived from the memory bandwidth."""
     tokens: int = 0
-    """Tokens of a sample; 0 where samples are no sequences."""
+    """Tokens of a sample; 0 if samples are not sequences."""
     optimizer: str = "lars"
     """The update rule that the model is usually trained with."""
 
@@ -76,12 +76,12 @@ class Workload:
 
     @functools.cached_property
     def outputs(self) -> int:
-        """Numbers that one sample's layers put out."""
+        """Values of one sample kept for the backward pass, by all layers."""
         return sum(layer.outputs for layer in self.layers)
 
     @functools.cached_property
     def tensors(self) -> int:
-        """Parameter tensors."""
+        """Number of parameter tensors."""
         return sum(len(layer.shapes) for layer in self.layers)
 
     @functools.cached_property
@@ -95,7 +95,7 @@ class Workload:
         return 3 * sum(layer.flops for layer in self.layers) - self.layers[0].flops
 
     def rate(self, device: Device) -> float:
-        """Operations a second on a device: sequences are matrix products throughout, which run faster than images."""
+        """Operations per second on a device: sequences are all matrix products, which run faster than convolutions."""
         return device.matmul_flop_s if self.tokens and device.matmul_flop_s else device.flop_s
 
     def times(self, device: Device, local_batch: float) -> list[tuple[float, float]]:
@@ -114,9 +114,9 @@ class Workload:
         return sum(forward + backward for forward, backward in self.times(device, local_batch))
 
     def memory_byte(self, local_batch: float, optimizer: str = "") -> float:
-        """The least memory of a step: weights, gradients, the optimizer's state, and what backward needs again.
+        """The least memory of a step: weights, gradients, the optimizer's state, and activations kept for backward.
 
-        All but the last in float32; an empty name stands for the rule that the model is usually trained with.
+        All but the last are in float32; an empty name means the rule that the model is usually trained with.
 
         >>> gpt = Workload.load("gpt-124m")  # 16 bytes a parameter with AdamW, 12 with momentum
         >>> [round(gpt.memory_byte(0, rule) / 1e9, 2) for rule in ("adamw", "sgd")]
@@ -125,7 +125,7 @@ class Workload:
         return sum(self.memory_parts(local_batch, optimizer).values())
 
     def memory_parts(self, local_batch: float, optimizer: str = "") -> dict[str, float]:
-        """What `memory_byte` adds up, by name.
+        """The parts that `memory_byte` adds up, by name.
 
         >>> parts = Workload.load("gpt-124m").memory_parts(0, "lamb")
         >>> round(parts["optimizer"] / parts["weights"], 1)
@@ -141,7 +141,7 @@ class Workload:
 
     @classmethod
     def load(cls, name: str) -> Workload:
-        """Take a model that ships by name, or read a YAML file by path."""
+        """Return a built-in model by name, or read a YAML file by path."""
         path = Path(name)
         if path.suffix in (".yaml", ".yml"):
             return cls.from_mapping(read_yaml(path), str(path))
@@ -154,7 +154,7 @@ class Workload:
 
     @classmethod
     def from_mapping(cls, mapping: dict[str, Any], origin: str) -> Workload:
-        """Build a workload from the content of a file, or refuse it with one sentence that names the field."""
+        """Build a workload from the content of a file; refuse a bad one in one sentence that names the field."""
         top = {
             "samples": units.count("samples", 0, zero_allowed=True),
             "measured_batch": units.count("measured_batch", 0, zero_allowed=True),
@@ -169,7 +169,7 @@ class Workload:
             raise ConfigError("measured_batch is set, but no layer has forward_us or backward_us; add them or drop it.")
         if not values["measured_batch"] and not any(layer.flops for layer in layers):
             raise ConfigError(
-                f"{origin} says nothing of compute: give layers gflop, or forward_us with measured_batch."
+                f"{origin} says nothing about compute; give the layers gflop, or forward_us with measured_batch."
             )
         usual = "adamw" if values["tokens"] else "lars"
         return cls(**{"name": Path(origin).stem, "optimizer": usual, **values, "layers": layers})
@@ -177,7 +177,7 @@ class Workload:
 
 @functools.cache
 def _shipped(name: str) -> Workload:
-    """A model that ships, the same object each time: what is derived from it is kept."""
+    """A built-in model: the same object each time, so that its cached values are kept."""
     known = ARCHITECTURES[name]
     layers = tuple(
         Layer(name=layer, shapes=shapes, flops=2 * macs, outputs=outputs, sequential=sequential)
@@ -202,5 +202,5 @@ def _layer(mapping: Any, where: str) -> Layer:
 
 
 def workload_names() -> list[str]:
-    """The models that ship with bigstep."""
+    """The names of the built-in models."""
     return sorted(ARCHITECTURES)

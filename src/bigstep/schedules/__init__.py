@@ -1,9 +1,9 @@
-"""Epoch -> number: learning rates, blends and batches as pure functions of how much of the data has been seen.
+"""Epoch -> number: learning rates, blends and batches as pure functions of the amount of data seen.
 
 A schedule is any callable that takes an absolute epoch (a float: samples seen / size of the training set) and returns
 a number. Counting in epochs, not in steps or calls, keeps a schedule right when the batch, the number of ranks or the
-gradient accumulation changes. Every schedule here holds its first value before its beginning and its last value after
-its end, so pieces can be joined without gaps.
+gradient accumulation changes. Every schedule here keeps its first value before it begins and its last value after it
+ends, so pieces can be joined without gaps.
 """
 
 from __future__ import annotations

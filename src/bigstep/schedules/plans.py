@@ -1,4 +1,4 @@
-"""Batch plans: which workers and local batch rule at an epoch."""
+"""Batch plans: how many workers and which local batch apply at an epoch."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ class BatchStage:
 
 
 class Plan(Protocol):
-    """Says which workers and local batch rule at an epoch."""
+    """Tells how many workers and which local batch apply at an epoch."""
 
     @property
     def stages(self) -> tuple[BatchStage, ...]:
-        """The stages that are known, by rising epoch."""
+        """The stages known so far, by rising epoch."""
 
     def at(self, epoch: float) -> BatchStage:
-        """The stage that rules at `epoch`."""
+        """The stage that applies at `epoch`."""
 
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """Batch-size control: which workers and local batch rule at an epoch.
+    """Batch-size control: how many workers and which local batch apply at an epoch.
 
     Args:
-        stages: Stages by rising epoch; the first begins at epoch 0, each rules until the next begins.
+        stages: Stages by rising epoch; the first begins at epoch 0, and each lasts until the next begins.
 
     >>> plan = BatchPlan((BatchStage(0, 2176, 16), BatchStage(30, 2176, 32)))
     >>> plan.at(29.9).batch, plan.at(30.0).batch, plan.largest.batch
@@ -74,15 +74,15 @@ class BatchPlan:
         epochs = [stage.epoch for stage in self.stages]
         require(
             epochs[:1] == [0] and epochs == sorted(set(epochs)),
-            f"The stages of a batch plan must begin at epoch 0 and rise, but begin at {epochs}.",
+            f"The stages of a batch plan must begin at epoch 0 and rise, but they begin at {epochs}.",
         )
 
     def at(self, epoch: float) -> BatchStage:
-        """The stage that rules at `epoch`."""
+        """The stage that applies at `epoch`."""
         after = bisect.bisect_right(self.stages, epoch, key=lambda stage: stage.epoch)
         return self.stages[max(after - 1, 0)]
 
     @property
     def largest(self) -> BatchStage:
-        """The stage with the largest global batch, the first of them if there are several."""
+        """The stage with the largest global batch; of equals the first."""
         return max(self.stages, key=lambda stage: stage.batch)

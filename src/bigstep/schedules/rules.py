@@ -1,4 +1,4 @@
-"""Rules for a learning rate: what it becomes with another batch, and what a change of it asks of the momentum."""
+"""Rules for a learning rate: how it scales with the batch, and how to correct the momentum when it changes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["momentum_correction", "scale_lr"]
 def scale_lr(
     base: float, batch: int, base_batch: int = 256, rule: Literal["linear", "sqrt", "none"] = "linear"
 ) -> float:
-    """Carry a learning rate from the batch it was tuned for to another batch.
+    """Scale a learning rate from the batch it was tuned for to another batch.
 
     ::
 
@@ -22,7 +22,7 @@ def scale_lr(
     Args:
         base: The rate at `base_batch`.
         batch: Global batch: workers x local batch.
-        base_batch: The batch that `base` is meant for.
+        base_batch: The batch that `base` was tuned for.
         rule: How the rate grows with the batch.
 
     Returns:
@@ -45,16 +45,16 @@ def scale_lr(
 def momentum_correction(lr: float, previous_lr: float) -> float:
     """Factor for the momentum of a step whose learning rate differs from the last step's: lr / previous_lr.
 
-    Where the rate is inside the velocity, v <- m * v + lr * g, the old velocity still carries the old rate. For one
-    step, multiply the momentum by this factor: v <- m * (lr / previous_lr) * v + lr * g. LARS is of that form and is
+    If the rate is inside the velocity, v <- m * v + lr * g, the old velocity still contains the old rate. For one
+    step, multiply the momentum by this factor: v <- m * (lr / previous_lr) * v + lr * g. LARS has that form and is
     published without the correction; torch.optim.SGD keeps the rate outside its velocity and needs none.
 
     Args:
         lr: Rate of this step.
-        previous_lr: Rate of the step before.
+        previous_lr: Rate of the previous step.
 
     Returns:
-        The factor; 1 where the rate before was 0, since the velocity then holds nothing to correct.
+        The factor; 1 if the previous rate was 0, since the velocity then contains nothing to correct.
 
     >>> momentum_correction(lr=0.25, previous_lr=2.5)  # a drop by 10 shrinks the old velocity by 10
     0.1

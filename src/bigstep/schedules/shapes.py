@@ -27,7 +27,7 @@ def constant(value: float) -> Schedule:
 
 
 def linear(start: float, end: float, begin: float, until: float) -> Schedule:
-    """A straight line: start + (end - start) * t, with t = (epoch - begin) / (until - begin) kept within 0 and 1.
+    """A straight line: start + (end - start) * t, with t = (epoch - begin) / (until - begin) clamped to 0..1.
 
     Args:
         start: Value at `begin` and before.
@@ -50,12 +50,12 @@ def linear(start: float, end: float, begin: float, until: float) -> Schedule:
 
 
 def warmup(start: float, end: float, until: float, begin: float = 0.0) -> Schedule:
-    """Gradual warm-up: a straight line from `start` to `end`, which stays at `end` afterwards.
+    """Gradual warm-up: a straight line from `start` to `end`, and `end` afterwards.
 
     Args:
         start: Value at `begin`.
         end: Value at `until` and after.
-        until: Epoch at which the warm-up is over.
+        until: Epoch at which the warm-up ends.
         begin: Epoch at which it starts.
 
     Returns:
@@ -67,7 +67,7 @@ def warmup(start: float, end: float, until: float, begin: float = 0.0) -> Schedu
 
     Reference: Goyal et al., Accurate, Large Minibatch SGD, 2017, section 2.2 (gradual warm-up).
 
-    Differs from the paper: counted in epochs, so the increment of a step follows from the batch.
+    Differs from the paper: it counts in epochs, so the increment per step follows from the batch.
     """
     return linear(start, end, begin, until)
 
@@ -91,7 +91,7 @@ def polynomial(start: float, end: float, begin: float, until: float, power: floa
 
     Reference: You, Gitman, Ginsburg, Large Batch Training of Convolutional Networks, 2017.
 
-    Differs from the paper: in nothing; a warm-up goes before it through `join`.
+    Differs from the paper: in nothing; use `join` to put a warm-up before it.
     """
     require(power > 0, f"The power of a polynomial is {power}, but it must be greater than 0.")
     return _curve(lambda t: 1 - (1 - t) ** power, start, end, begin, until)
@@ -115,7 +115,7 @@ def cosine(start: float, end: float, begin: float, until: float) -> Schedule:
 
     Reference: Loshchilov, Hutter, SGDR, 2016, equation 5.
 
-    Differs from the paper: one period and no restart.
+    Differs from the paper: one period without restarts.
     """
     return _curve(lambda t: (1 - math.cos(math.pi * t)) / 2, start, end, begin, until)
 
@@ -125,7 +125,7 @@ def table(at: Sequence[float], values: Sequence[float]) -> Schedule:
 
     Args:
         at: Epochs of the changes, rising.
-        values: One value more than changes.
+        values: Values, one more than there are changes.
 
     Returns:
         The schedule.
@@ -149,7 +149,7 @@ def step_decay(value: float, at: Sequence[float], factor: float = 0.1) -> Schedu
     Args:
         value: Value before the first drop.
         at: Epochs of the drops, rising.
-        factor: What each drop multiplies by.
+        factor: Factor of each drop.
 
     Returns:
         The schedule.
@@ -166,7 +166,7 @@ def step_decay(value: float, at: Sequence[float], factor: float = 0.1) -> Schedu
 
 
 def slow_start(peak: float, epochs: float = 90.0) -> Schedule:
-    """The rate that follows the RMSprop warm-up: half of `peak` for long, then three steep drops.
+    """The rate that goes with the RMSprop warm-up: half of `peak` for a long time, then three steep drops.
 
     ::
 
@@ -174,7 +174,7 @@ def slow_start(peak: float, epochs: float = 90.0) -> Schedule:
 
     Args:
         peak: The rate of the linear scaling rule, 0.1 * batch / 256; the schedule itself starts at half of it.
-        epochs: Length of the run; the edges of the published 90 epochs are scaled to it.
+        epochs: Length of the run; the published edges, for 90 epochs, are scaled to it.
 
     Returns:
         The schedule.
@@ -187,7 +187,7 @@ def slow_start(peak: float, epochs: float = 90.0) -> Schedule:
 
     Reference: Akiba, Suzuki, Fukuda, Extremely Large Minibatch SGD, 2017, section 3.2.
 
-    Differs from the paper: edges for other numbers of epochs are scaled in proportion; the paper has 90 only.
+    Differs from the paper: for other numbers of epochs the edges are scaled in proportion; the paper has only 90.
     """
     require(epochs > 0, f"slow_start was given {epochs} epochs, but a run must be longer than 0.")
     edges = [edge * epochs / 90 for edge in (40, 70, 85)]
@@ -195,11 +195,11 @@ def slow_start(peak: float, epochs: float = 90.0) -> Schedule:
 
 
 def join(*pieces: tuple[float, Schedule]) -> Schedule:
-    """Put schedules one after another: each rules until its epoch, the last one beyond its own as well.
+    """Put schedules one after another: each applies until its epoch, and the last one also after its own.
 
     Args:
         pieces: Pairs of (epoch at which the next piece takes over, schedule). Schedules are called with the
-            absolute epoch, so a piece says itself where it begins.
+            absolute epoch, so each piece itself must define where it begins.
 
     Returns:
         The schedule.
@@ -210,8 +210,8 @@ def join(*pieces: tuple[float, Schedule]) -> Schedule:
     """
     require(len(pieces) > 0, "join was given no pieces, but it needs at least one (until, schedule).")
     ends = [until for until, _ in pieces]
-    require(ends == sorted(set(ends)), f"The pieces of a schedule must follow one another, but end at {ends}.")
-    # the end of the last piece is no change: it rules beyond
+    require(ends == sorted(set(ends)), f"The pieces of a schedule must follow one another, but they end at {ends}.")
+    # ends[:-1]: the last piece also applies after its end
     return lambda epoch: pieces[bisect.bisect_right(ends[:-1], epoch)][1](epoch)
 
 
@@ -226,7 +226,7 @@ def elu_blend(epoch: float, center: float = 10.0, period: float = 5.0) -> float:
 
     Args:
         epoch: Absolute epoch.
-        center: Epoch at which SGD and RMSprop weigh the same.
+        center: Epoch at which SGD and RMSprop have equal weight.
         period: Length of the transition in epochs.
 
     Returns:
@@ -237,9 +237,9 @@ def elu_blend(epoch: float, center: float = 10.0, period: float = 5.0) -> float:
 
     Reference: Akiba, Suzuki, Fukuda, Extremely Large Minibatch SGD, 2017, section 3.1.
 
-    Differs from the paper: the line is printed with the slope 2 / period. With it the weight would climb to 1.5 and
-    fall back to 1, and RMSprop's weight would turn negative on the way. The values that the text describes (1/2 at
-    the center, 1 at center + period/2) and a slope without a break at the center both ask for 1 / period.
+    Differs from the paper: there the line has the slope 2 / period. With it the weight would climb to 1.5 and fall
+    back to 1, and RMSprop's weight would turn negative on the way. The values that the text describes (1/2 at the
+    center, 1 at center + period/2) and a continuous slope at the center both require 1 / period.
     """
     require(period > 0, f"The period of elu_blend is {period}, but it must be greater than 0.")
     if epoch < center:
@@ -248,14 +248,14 @@ def elu_blend(epoch: float, center: float = 10.0, period: float = 5.0) -> float:
 
 
 def _curve(shape: Schedule, start: float, end: float, begin: float, until: float) -> Schedule:
-    """From `start` to `end` along `shape`, which runs from 0 to 1 as its argument does."""
+    """A schedule from `start` to `end` along `shape`, which maps 0..1 to 0..1."""
     require(begin < until, f"A schedule must end after it begins, but it begins at epoch {begin} and ends at {until}.")
 
     def value(epoch: float) -> float:
         if epoch <= begin:
             return start
         if epoch >= until:
-            return end  # exactly: start + (end - start) may miss it by a rounding
+            return end  # exactly, since start + (end - start) may be off by a rounding
         return start + (end - start) * shape((epoch - begin) / (until - begin))
 
     return value

@@ -1,5 +1,5 @@
 "use strict";
-// The closed form of bigstep.plan in the browser: the same formulas as cost.py, method.py and simulate.py.
+// The closed form of bigstep.plan in the browser: the same formulas as cost.py, scheme.py and simulate.py.
 const planner = (() => {
   const STREAMED = 0.9;
   const sum = (list) => list.reduce((total, value) => total + value, 0);
@@ -60,7 +60,7 @@ const planner = (() => {
     return p === N ? [2 * Math.log2(p), bytes] : [2 * Math.log2(p) + 2, bytes + n];
   }
 
-  // Seconds to sum n encoded bytes over `devices`, k in each of m nodes; the names are those of bigstep.tables.collectives.
+  // Seconds to sum n encoded bytes over `devices`, k in each of m nodes; names as in bigstep.tables.collectives.
   const PRICES = {
     ring: (n, c, devices, k) => ring(n, devices, k, c, 1, 1, 0),
     torus(n, c, devices, k, m) {
@@ -132,7 +132,7 @@ const planner = (() => {
       values = 0;
       bytes = 0;
     };
-    const first = layers.findIndex((layer) => layer.values > 0); // the last gradient; layers before it may have none
+    const first = layers.findIndex((layer) => layer.values > 0); // the last gradient to be ready; layers before it may have none
     for (let index = layers.length - 1; index >= 0; index -= 1) {
       now += times[index][1] * slowest;
       values += layers[index].values;
@@ -162,8 +162,8 @@ const planner = (() => {
     };
   }
 
-  // The rate between nodes at which 1-bit takes as long as the other exchange; null where one always wins.
-  // where the best of one list of schemes takes as long as the best of another, as in plan/crossover.py
+  // The rate between nodes at which the best compressed scheme takes as long as the best plain one; null if one side
+  // always wins. As in plan/crossover.py.
   function crossover(model, cluster, ask, plain = [{}], compressed = [{ collective: "gather", codec: "onebit" }]) {
     const best = (schemes, bandwidth) =>
       Math.min(...schemes.map((scheme) => predict(model, cluster, { ...ask, ...scheme, bandwidth }).step));

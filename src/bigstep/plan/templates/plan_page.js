@@ -7,7 +7,7 @@ const PARTS = [["forward", "forward"], ["backward", "backward"], ["straggler", "
 
 function chosen() {
   const gpus = facts.counts[+by("gpus").value], rate = by("bandwidth"), codec = by("codec").value;
-  const untouched = +rate.value === +rate.defaultValue; // the slider has no place for every rate: a plan's own is exact
+  const untouched = +rate.value === +rate.defaultValue; // the slider's steps miss most rates; untouched, it stands for the plan's exact one
   return {
     devices: gpus, localBatch: facts.batches[+by("batch").value], codec,
     bandwidth: untouched ? facts.cluster.between.bandwidth : (10 ** +rate.value * 1e9) / 8,
@@ -91,12 +91,12 @@ function update() {
     xaxis: { type: "log", dtick: 1, hoverformat: ".3g", tickformat: "~g" }, yaxis: { type: "log", rangemode: "normal", dtick: 1 },
     rest: { shapes: [{ type: "line", x0: (ask.bandwidth * 8) / 1e9, x1: (ask.bandwidth * 8) / 1e9, yref: "paper", y0: 0, y1: 1, line: { color: look.quiet, dash: "dot", width: 1.5 } }] },
   }));
-  // the same schemes as in the words below: each side at its best
+  // the same schemes as in the sentences below: each side at its best
   const sizes = [4, 64];
   const plain = names.filter((name) => name !== "gather").flatMap((collective) => ["none", "fp16"].flatMap((codec) => sizes.map((bucketMb) => ({ collective, codec, bucketMb }))));
   const onebit = sizes.map((bucketMb) => ({ collective: "gather", codec: "onebit", bucketMb }));
   const cross = planner.crossover(facts.model, facts.cluster, ask, plain, onebit);
-  by("crossover").textContent = ask.devices <= facts.cluster.perNode ? "Nothing leaves the node: there is nothing to compress."
+  by("crossover").textContent = ask.devices <= facts.cluster.perNode ? "Nothing leaves the node, so there is nothing to compress."
     : cross === null ? "At its best, 1-bit meets no plain exchange between 1 Mbit/s and 10 Tbit/s."
       : `At its best, 1-bit beats every plain exchange below ${number((cross * 8) / 1e9)} Gbit/s; the dotted line is the rate chosen above.`;
 }
