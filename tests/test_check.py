@@ -172,7 +172,7 @@ PLANTED_IN_TEXT: list[tuple[str, str, str, str]] = [
         "microbatches",
         "over tokens that are not padding",
     ),
-    ("clipping_before_the_exchange", "gradient of P ranks = of one", "on 2 ranks differs", "clip after the mean"),
+    ("clipping_before_the_exchange", "gradient of P ranks = of one", "on 2 ranks differs", "clip after it"),
 ]
 
 

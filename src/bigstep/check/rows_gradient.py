@@ -71,8 +71,8 @@ def gradient_of_ranks(lab: Laboratory) -> Verdict:
         "relative difference between the gradient of P ranks and of one",
         words=_codec_note(lab),
         fault=fault,
-        remedy="average over ranks instead of summing (DDP averages; dist.all_reduce adds): weight each sample by ranks "
-        "/ global batch before a mean over ranks, also where ranks have unequal shares or none; clip after the mean.",
+        remedy="average over ranks instead of summing (DDP averages; dist.all_reduce adds): weight each sample by "
+        "ranks / global batch before a mean over ranks, also where ranks have unequal shares or none; clip after it.",
     )
 
 

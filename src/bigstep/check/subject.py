@@ -99,7 +99,7 @@ class Subject:
     """Apply the gradient and clear it."""
     train: Callable[[Any, int, Path | None], list[tuple[float, float]]] | None = None
     """The loop itself: train from the run's position to its end, write a checkpoint into the folder when this many
-    steps are done, and return (loss over all ranks, rate) of each step. Without it `check` composes the functions above."""
+    steps are done, and return (loss over all ranks, rate) of each step. Without it `check` composes those above."""
     evaluate: Callable[[Any], Evaluation] | None = None
     """Evaluate on the whole evaluation set; leaves in the model's buffers what an evaluation uses."""
     save: Callable[[Any, Position, Path], None] | None = None
