@@ -40,7 +40,7 @@ def test_the_page_follows_the_records(watch: Watch, tmp_path: Path) -> None:
     status, page = ask(watch, "/")
     assert status == 200
     assert "holds no run folder" in page
-    assert "looks again" in page
+    assert "reload by itself" in page
     state = json.loads(ask(watch, "/state")[1])["state"]
     assert f'const shown = "{state}"' in page
     folder = write_run(tmp_path / "runs" / "one", recipe="sony", finished=False)

@@ -80,7 +80,7 @@ def _runs_of(given: Any, options: Options) -> list[Planned]:
         procs=1 if entry.recipe in recipes.ASYNCHRONOUS else entry.procs or options.procs,
     )
     refuse_seed(run.settings)
-    run.config()  # raises on a mistake before anything is started
+    run.config()  # a mistake is reported before anything starts
     named = [str(value) for path, value in flatten(entry.set) if path in CODE]
     require_trust(named, "it", trusted=options.trust)
     return [dataclasses.replace(run, seed=seed) for seed in range(seeds)]

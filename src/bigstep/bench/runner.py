@@ -64,7 +64,7 @@ def run_all(
     """
     if any(run.network for run in runs) and (reason := why_no_lab()):
         raise RunError(f"This suite runs on shaped links, but {reason}.")
-    states = [state_of(run, root / run.name) for run in runs]  # refuses a folder before the first run
+    states = [state_of(run, root / run.name) for run in runs]  # a wrong folder is refused before the first run
     states = ["new" if state == "failed" and retry else state for state in states]
     finished: list[Finished] = []
     with locked(root), _stoppable(root), watch:

@@ -48,7 +48,7 @@ class Group:
 
     @cached_property
     def counted(self) -> tuple[Outcome, ...]:
-        """Runs whose figures count: those that ended, or all of them, as far as they got, if none has."""
+        """Runs whose figures count: those that ended, or, if none has, all of them as far as they got."""
         return tuple(o for o in self.outcomes if o.status not in ("running", "stopped", "unfinished")) or self.outcomes
 
     @cached_property

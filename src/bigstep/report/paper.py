@@ -53,7 +53,7 @@ def beside_paper(outcome: Outcome, reached: float | None, measure: Measure = ACC
         theirs = "others" if data == "–" else data
         differences.append(
             f"Data and model: {outcome.data or 'another set'} with {outcome.model or 'another model'} here, {theirs} "
-            "in the paper. The two results are not comparable; each compares only with others on the same data."
+            "in the paper. The results are not comparable; each compares only with others on the same data."
         )
     elif outcome.data != "imagenet":  # on ImageNet, everybody trains the same network
         differences.append(f"Model: {outcome.model or 'another'} here; the paper's own may differ.")

@@ -110,7 +110,7 @@ class Study:
 
     @property
     def unsure(self) -> list[str]:
-        """Names of the groups that more seeds could yet show to be level with the first; not those that only failed."""
+        """Names of the groups that more seeds could show to be level with the first; none whose runs all failed."""
         failed = {group.label for group in self.groups if group.failures == len(group.outcomes)}
         return [label for label in self.peers("too few") if label not in failed]
 

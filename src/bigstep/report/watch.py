@@ -108,7 +108,7 @@ class _Page(BaseHTTPRequestHandler):
         """Answer with the page or with the state of the records."""
         port = self.server.server_port
         if self.headers.get("Host") not in (f"127.0.0.1:{port}", f"localhost:{port}"):
-            self.send_error(403, "Ask for 127.0.0.1")  # a foreign name resolves here: DNS rebinding
+            self.send_error(403, "Ask for 127.0.0.1")  # refuse DNS rebinding
         elif self.path == "/":
             self._send("text/html; charset=utf-8", self.server.page())
         elif self.path == "/state":
