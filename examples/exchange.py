@@ -19,9 +19,9 @@ def train(rank: int, ranks: int, store: str) -> None:
     model = DistributedDataParallel(
         torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1))
     )
-    exchange = Exchange(codec="onebit").attach(model)  # 1 bit a value, with error feedback
+    exchange = Exchange(codec="onebit").attach(model)  # 1 bit per value, with error feedback
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    torch.manual_seed(rank)  # each rank has samples of its own
+    torch.manual_seed(rank)  # each rank has its own samples
     inputs = torch.randn(256, 64)
     target = inputs[:, :1] * 2
     for _ in range(30):

@@ -1,4 +1,4 @@
-"""LARS with warm-up and polynomial decay in a plain PyTorch loop: the pieces work without the program."""
+"""LARS with warm-up and polynomial decay in a plain PyTorch loop: the pieces work without the bigstep program."""
 
 import torch
 

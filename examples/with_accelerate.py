@@ -1,4 +1,4 @@
-"""LARS and one bit a gradient inside Accelerate; two processes: torchrun --nproc-per-node 2 with_accelerate.py."""
+"""LARS and 1-bit gradients inside Accelerate; two processes: torchrun --nproc-per-node 2 with_accelerate.py."""
 
 import torch
 from accelerate import Accelerator

@@ -18,8 +18,8 @@ with tempfile.TemporaryDirectory() as folder:
             settings = [f"seed={seed}", f"lr.base={rate}", "model=mlp", "data.holdout=0.9", "workers.count=4"]
             config = apply_settings(recipes.load("plain"), settings)
             bigstep.fit(config, out=Path(folder) / f"{rate}-{seed}", max_steps=10, device="cpu")
-    runs = pandas.DataFrame(as_rows(gather([Path(folder)])))  # a row a run
-    steps = pandas.DataFrame(read_run(Path(folder) / "0.1-0").train)  # a row a step of one of them
+    runs = pandas.DataFrame(as_rows(gather([Path(folder)])))  # one row per run
+    steps = pandas.DataFrame(read_run(Path(folder) / "0.1-0").train)  # one row per step of one of them
 
 table = runs.groupby("group")["accuracy"].agg(["count", "mean", "min", "max"])
 print(table.to_string(float_format="{:.3f}".format))

@@ -1,6 +1,6 @@
 """A BERT of the transformers library, whose samples are several tensors (tokens and their mask), on four workers.
 
-The same path on any number of ranks, dropout and all: torchrun --nproc-per-node 2 examples/with_transformers.py
+The same path on any number of ranks, dropout included: torchrun --nproc-per-node 2 examples/with_transformers.py
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ WORDS, LENGTH = 50, 12
 
 
 class Sentences(Dataset):
-    """Sentences of 4 to 12 words; of the second class if most of them come late in the vocabulary."""
+    """Sentences of 4 to 12 words; the class is 1 if most of them are in the upper half of the vocabulary."""
 
     def __init__(self, count: int, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -35,7 +35,7 @@ class Sentences(Dataset):
 
 
 class Classifier(nn.Module):
-    """Gives the library's model the parts of a sample by name."""
+    """Passes the parts of a sample to the library's model by name."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -116,7 +116,7 @@ def test_a_larger_preset_takes_the_recipes_that_have_it_with_batches_of_its_own(
         config = run.config()
         largest = max(stage.count * stage.local_batch for stage in (config.workers, *config.plan))
         assert f"batch {largest}" == run.variant
-    with pytest.raises(ConfigError, match="no recipe of seeds has: cifar10, mini"):
+    with pytest.raises(ConfigError, match="no recipe of seeds has; choose from cifar10, mini"):
         planned_runs(SUITES["seeds"], Options(preset="cifar"))
 
 

@@ -78,23 +78,23 @@ PLANTED: list[tuple[str, str, str, str]] = [
     ("clipping_before_the_exchange", "start", "accumulation = big batch", "disagree"),
     ("codec_that_drops_its_residual", "exchange", "exchange = no exchange", "carries no residual"),
     ("exchange_whose_last_rank_gets_another_mean", "exchange", "exchange = no exchange", "2 different gradients"),
-    ("exchange_that_gives_no_numbers", "exchange", "exchange = no exchange", "something else than the mean"),
+    ("exchange_that_gives_no_numbers", "exchange", "exchange = no exchange", "something other than the mean"),
     ("rate_set_behind_the_step", "train", "loop = rate, gradient, update", "part"),
     ("loop_that_stays_in_evaluation_mode", "start", "loop = rate, gradient, update", "the losses part at step"),
     ("loop_that_forgets_the_last_step", "train", "loop = rate, gradient, update", "steps are taken instead of"),
     ("meeting_that_counts_islands_alike", "start", "averaging every step = synchronous", "the losses part at step 6"),
     ("outer_gradient_with_the_wrong_sign", "start", "one island = ordinary training", "the losses part at step 4"),
     ("outer_gradient_from_a_stale_start", "start", "one island = ordinary training", "the losses part at step 7"),
-    ("meeting_that_averages_optimizer_state", "start", "islands = islands by hand", "another path than the runs"),
+    ("meeting_that_averages_optimizer_state", "start", "islands = islands by hand", "different path from the runs"),
     ("islands_that_part_without_momentum", "start", "islands = islands by hand", "the losses part at step 5"),
     ("crew_that_keeps_its_optimizer_state", "start", "path with waiting ranks = of one", "the losses part at step"),
     ("crew_that_evaluates_what_it_has", "start", "path with waiting ranks = of one", "end with other weights"),
-    ("graph_with_the_rate_of_its_capture", "start", "steps as graphs = steps in the open", "graphs take another path"),
+    ("graph_with_the_rate_of_its_capture", "start", "steps as graphs = steps in the open", "take a different path"),
     (
         "graph_that_adds_parts_to_the_step_before",
         "start",
         "steps as graphs = steps in the open",
-        "graphs take another path",
+        "graphs take a different path",
     ),
     ("graph_that_counts_every_batch_alike", "start", "steps as graphs = steps in the open", "part at step 6"),
     ("scale_that_is_not_taken_out", "start", "scaled loss = plain loss", "on 1 rank(s) scaling changes the path"),
@@ -105,10 +105,10 @@ PLANTED: list[tuple[str, str, str, str]] = [
     ("evaluation_without_numbers", "evaluate", "each sample once an evaluation", "the loss is nan instead of"),
     ("accuracy_of_each_rank", "evaluate", "each sample once an evaluation", "on 2 rank(s) the accuracy is"),
     ("load_that_finds_no_checkpoint", "load", "resume = no interruption", "steps are taken again"),
-    ("checkpoint_without_optimizer", "start", "resume = no interruption", "behind the checkpoint"),
-    ("checkpoint_that_begins_the_epoch_again", "start", "resume = no interruption", "behind the checkpoint"),
-    ("checkpoint_without_residuals", "start", "resume = no interruption", "behind the checkpoint"),
-    ("rate_that_begins_again_after_a_resume", "start", "resume = no interruption", "the rate is another"),
+    ("checkpoint_without_optimizer", "start", "resume = no interruption", "after the checkpoint"),
+    ("checkpoint_that_begins_the_epoch_again", "start", "resume = no interruption", "after the checkpoint"),
+    ("checkpoint_without_residuals", "start", "resume = no interruption", "after the checkpoint"),
+    ("rate_that_begins_again_after_a_resume", "start", "resume = no interruption", "the rate differs"),
     (
         "statistics_that_every_rank_takes_whole",
         "start",
@@ -170,9 +170,9 @@ PLANTED_IN_TEXT: list[tuple[str, str, str, str]] = [
         "mean_of_means_over_unequal_tokens",
         "accumulation = big batch",
         "microbatches",
-        "over tokens that are no padding",
+        "over tokens that are not padding",
     ),
-    ("clipping_before_the_exchange", "gradient of P ranks = of one", "on 2 ranks is another", "clip behind the mean"),
+    ("clipping_before_the_exchange", "gradient of P ranks = of one", "on 2 ranks differs", "clip after it"),
 ]
 
 
@@ -297,7 +297,7 @@ def test_a_loop_that_is_not_bigsteps_can_be_checked(check_pool: Pool) -> None:
     assert "come twice" in report.cause.words, "DistributedSampler pads"
     assert report.row("rate follows the batch").status == "fail"
     assert report.row("same start on every rank").status == "pass"
-    assert report.row("resume = no interruption").words == "the loop gives no checkpoints"
+    assert report.row("resume = no interruption").words == "the loop has no checkpoints"
 
 
 def mean_over_tokens(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

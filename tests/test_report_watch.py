@@ -40,7 +40,7 @@ def test_the_page_follows_the_records(watch: Watch, tmp_path: Path) -> None:
     status, page = ask(watch, "/")
     assert status == 200
     assert "holds no run folder" in page
-    assert "looks again" in page
+    assert "reload by itself" in page
     state = json.loads(ask(watch, "/state")[1])["state"]
     assert f'const shown = "{state}"' in page
     folder = write_run(tmp_path / "runs" / "one", recipe="sony", finished=False)
@@ -51,7 +51,7 @@ def test_the_page_follows_the_records(watch: Watch, tmp_path: Path) -> None:
     assert "The run did not finish" in page
     with locked(folder):  # as the run itself keeps it
         assert json.loads(ask(watch, "/state")[1])["state"] != newer
-        assert "The run still goes on" in ask(watch, "/")[1]
+        assert "The run is still in progress" in ask(watch, "/")[1]
     assert "The run did not finish" in ask(watch, "/")[1]
     with open(folder / "metrics.jsonl", "a") as rows:
         rows.write('{"kind": "train", "step"')  # a row that is just being written

@@ -93,7 +93,7 @@ def test_what_is_right_passes_on_one_two_and_three_ranks(check_pool: Pool) -> No
 @pytest.mark.parametrize(
     ("model", "loss", "words"),
     [
-        (NoiseByRank, None, "'gradient of P ranks = of one' fails, the gradient of .* on 2 ranks is another"),
+        (NoiseByRank, None, "'gradient of P ranks = of one' fails, the gradient of .* on 2 ranks differs"),
         (MeanOfRanks, None, "'gradient of P ranks = of one' fails, the gradient of .* times as large"),
         (CentredByBatch, None, "'accumulation = big batch' fails, .* no layer but a batch norm may mix the samples"),
         (Net, summed, "'accumulation = big batch' fails, .* let the loss be a mean over samples"),

@@ -2,8 +2,8 @@
 # sbatch slurm.sh sony --preset paper --data /data/imagenet
 #
 # srun starts one rank for each GPU; bigstep finds its place among them. Slurm sends SIGTERM two minutes before the time
-# limit: the run saves itself and leaves with status 143, and this script puts it back into the queue, where it goes on.
-# A mistake or a fault of the program has another status and is not tried again.
+# limit: the run saves itself and exits with status 143, and this script requeues the job, which then resumes the run.
+# A mistake in the command or an error of the program has another status and is not retried.
 #SBATCH --job-name=bigstep
 #SBATCH --nodes=4
 #SBATCH --ntasks-per-node=8

@@ -8,7 +8,7 @@ set -eu
 : "${RUN:?set RUN to the run folder, on storage that all machines see}"
 : "${HEAD:?set HEAD to HOST:PORT of a machine that stays}"
 
-# without this, a machine that joins a run under way waits for the address of a store that was told before it came
+# without this, a machine that joins a run in progress waits for a store address that was sent before it joined
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 
 exec torchrun \

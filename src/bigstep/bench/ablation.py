@@ -1,4 +1,4 @@
-"""The techniques that recipes are made of, and how to switch each off, alone, in a configuration that uses it."""
+"""The techniques that recipes are made of, and how to switch off just one of them in a configuration that uses it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Technique:
     name: str
     used: Callable[[RunConfig], bool]
     off: Callable[[RunConfig], list[str]]
-    """Settings, as `--set` takes them, that leave it out and touch nothing else."""
+    """Settings, as `--set` takes them, that leave it out and change as little else as possible."""
 
 
 def techniques_of(config: RunConfig) -> list[Technique]:
@@ -52,7 +52,7 @@ def _without_warmup(config: RunConfig) -> list[str]:
 
 
 def _without_lars(config: RunConfig) -> list[str]:
-    """Momentum SGD with the rate that was tuned for `plain`: LARS's own has no meaning for it."""
+    """Momentum SGD with the rate that was tuned for `plain`: LARS's own rate means nothing to SGD."""
     rate = recipes.load("plain", "mini").lr
     return [
         "optimizer.name=sgd", f"lr.base={rate.base}", f"lr.scaling={rate.scaling}", f"lr.base_batch={rate.base_batch}",
@@ -60,7 +60,7 @@ def _without_lars(config: RunConfig) -> list[str]:
 
 
 def _without_codec(config: RunConfig) -> list[str]:
-    """fp32 on the wire; codes that cannot be summed have a collective of their own, which goes with them."""
+    """Send fp32; codes that cannot be summed need a collective of their own, so the ring takes its place."""
     if CODECS[config.exchange.codec].summable:
         return ["exchange.codec=none"]
     exchange = {**dataclasses.asdict(config.exchange), "codec": "none", "collective": "ring", "double_buffer": False}

@@ -44,7 +44,7 @@ def bench_command(
         out: The folder that holds a folder for each suite.
         html: Where to write the page; by default report.html beside the runs.
         tune: Trials for each recipe before the suite; 0 takes the recipes as they are.
-        retry: Run again what failed before.
+        retry: Run failed runs again.
         device: As `bigstep train --device` takes it.
         quiet: Print no summary.
     """
@@ -108,7 +108,7 @@ def _tuned(
 
 
 def planned_trials(suite: Suite, options: Options, tune: int) -> dict[str, list[Planned]]:
-    """Return the trials of every recipe of a suite, those that others are only compared to included."""
+    """Return the trials of every recipe of a suite, including those that serve only as a baseline."""
     take_part = tuple(dict.fromkeys(run.recipe for run in planned_runs(suite, options)))
     terms = dataclasses.replace(options, seeds=1, recipes=take_part)
     once = planned_runs(dataclasses.replace(suite, build=SUITES["seeds"].build), terms)

@@ -19,7 +19,7 @@ State = Literal["new", "finished", "failed", "unfinished"]
 
 
 def state_of(run: Planned, folder: Path) -> State:
-    """Say how far a planned run is; a folder that holds another experiment is refused, never mixed in or replaced."""
+    """Return how far a planned run is; a folder with another experiment is refused, never added to or replaced."""
     if not (folder / "run.json").exists():
         return "new"
     facts = read_run(folder).facts
@@ -40,7 +40,7 @@ def state_of(run: Planned, folder: Path) -> State:
 def prepare(run: Planned, folder: Path, state: State) -> bool:
     """Make the folder ready for `bigstep train` and return whether to resume.
 
-    Only a synchronous run with a checkpoint can go on; what others left behind is removed, as it will come again.
+    Only a synchronous run with a checkpoint can be resumed; any other starts over, so its files are removed.
     """
     resume = state == "unfinished" and run.config().asynchronous.method == "none" and _has_checkpoint(folder)
     if not resume and folder.exists():
@@ -53,7 +53,7 @@ def prepare(run: Planned, folder: Path, state: State) -> bool:
 
 
 def mark(run: Planned, folder: Path, suite: str, wall_s: float, failure: str | None = None) -> None:
-    """Write into the records what the suite knows about a run; one that failed before it had records gets them."""
+    """Write what the suite knows about a run into its records, which are created if it failed before it had any."""
     if not (folder / "run.json").exists():
         RunWriter(folder, config_to_mapping(run.config()), ranks=run.ranks).close()
     facts = json.loads((folder / "run.json").read_bytes())
@@ -69,14 +69,14 @@ def mark(run: Planned, folder: Path, suite: str, wall_s: float, failure: str | N
 
 
 def failure_of(folder: Path) -> str | None:
-    """Return the sentence with which a run failed, if it did."""
+    """Return the error of a run that failed, or else None."""
     facts = read_run(folder).facts
     failure = facts.get("bench", {}).get("failure")
     return str(failure) if failure else None
 
 
 def wall_seconds(folder: Path) -> float | None:
-    """Return what a run took in all, with start and end."""
+    """Return the wall time of a run, start-up and shutdown included; None if it is not recorded."""
     wall_s = read_run(folder).facts.get("bench", {}).get("wall_s")
     return float(wall_s) if isinstance(wall_s, int | float) else None
 

@@ -1,4 +1,4 @@
-"""A suite of one's own, from YAML: a list of runs, each with recipe, preset, settings and seeds."""
+"""A suite of your own, from YAML: a list of runs, each with recipe, preset, settings and seeds."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Entry:
 
 
 def read_suite(file: Path, options: Options) -> list[Planned]:
-    """Return the runs that a file lists; what it leaves open is as `options` say.
+    """Return the runs that a file lists; `options` decide what it leaves open.
 
     Raises:
         ConfigError: One sentence that names the entry and what is wrong with it.
@@ -62,7 +62,7 @@ def read_suite(file: Path, options: Options) -> list[Planned]:
     (twice, times), *_ = Counter(run.name for run in runs).most_common(1)
     if times > 1:
         raise ConfigError(f"Two runs of {file} would be called {twice}; give one of them another `name:`.")
-    return sorted(runs, key=lambda run: run.seed)  # whole comparisons first
+    return sorted(runs, key=lambda run: run.seed)  # seed by seed, so that an interrupted suite has whole comparisons
 
 
 def _runs_of(given: Any, options: Options) -> list[Planned]:
@@ -80,7 +80,7 @@ def _runs_of(given: Any, options: Options) -> list[Planned]:
         procs=1 if entry.recipe in recipes.ASYNCHRONOUS else entry.procs or options.procs,
     )
     refuse_seed(run.settings)
-    run.config()  # a mistake is told before anything is started
+    run.config()  # a mistake is reported before anything starts
     named = [str(value) for path, value in flatten(entry.set) if path in CODE]
     require_trust(named, "it", trusted=options.trust)
     return [dataclasses.replace(run, seed=seed) for seed in range(seeds)]

@@ -1,4 +1,4 @@
-"""One run of a suite as data: what `bigstep train` is told, and the configuration that it leads to."""
+"""One run of a suite as data: the arguments of `bigstep train`, and the configuration that they lead to."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Planned:
     label: str
     """What reports call the runs that differ from this one in the seed only."""
     variant: str = ""
-    """What its folder is called beside the label, where runs under one label differ in more than the seed."""
+    """Follows the label in the folder's name, where runs with one label differ in more than the seed."""
     without: str = ""
     """The technique of the recipe that is left out, to see what it brings."""
     recipe: str

@@ -1,7 +1,7 @@
-"""Runs a list of planned runs one after another, each in a process of its own, and goes on where it was left.
+"""Runs a list of planned runs one after another, each in its own process, and continues a list that was interrupted.
 
-One at a time, since runs beside one another would spoil each other's times; one thread a process, so that the speed
-of two ranks over one is that of ranks and not of threads.
+One at a time, since concurrent runs would distort each other's times; one thread per process, so that the speed-up of
+two ranks over one comes from ranks and not from threads.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ class SuiteStoppedError(RunError):
 
 @dataclass(frozen=True)
 class Finished:
-    """One run after its turn."""
+    """What became of one planned run."""
 
     run: Planned
     folder: Path
     skipped: bool
-    """Whether it was there already."""
+    """Whether it had already finished or failed before this call."""
     failure: str | None
 
 
 def run_all(
     runs: Sequence[Planned], suite: str, root: Path, watch: Watch, *, device: str = "auto", retry: bool = False
 ) -> list[Finished]:
-    """Run what is not finished yet; a run that fails is recorded as such and the others go on.
+    """Run what is not finished yet; a run that fails is recorded as failed, and the others follow.
 
     Args:
         runs: In the order in which to run them.
@@ -60,11 +60,11 @@ def run_all(
         root: The folder that holds a folder for each run.
         watch: Shows progress.
         device: As `bigstep train --device` takes it.
-        retry: Run again what failed before.
+        retry: Run failed runs again.
     """
     if any(run.network for run in runs) and (reason := why_no_lab()):
         raise RunError(f"This suite runs on shaped links, but {reason}.")
-    states = [state_of(run, root / run.name) for run in runs]  # refusals come before the first run
+    states = [state_of(run, root / run.name) for run in runs]  # a wrong folder is refused before the first run
     states = ["new" if state == "failed" and retry else state for state in states]
     finished: list[Finished] = []
     with locked(root), _stoppable(root), watch:
@@ -85,7 +85,7 @@ def _run_one(run: Planned, folder: Path, state: State, suite: str, watch: Watch,
     words += ["--resume"] if resume else []
     log = folder.parent / "logs" / f"{run.name}.txt"
     log.parent.mkdir(exist_ok=True)
-    log.unlink(missing_ok=True)  # never written through a link that somebody has put there
+    log.unlink(missing_ok=True)  # never write through a link that somebody has put there
     watch.begin(run, folder)
     started = time.monotonic()
     failure = _in_laboratory(run, words) if run.network else _in_a_process(words, log, watch)
@@ -121,7 +121,7 @@ def _in_a_process(words: list[str], log: Path, watch: Watch) -> str | None:
 
 
 def _sentence(log: Path, status: int) -> str:
-    """What a failed run said last; the sentence for people rather than what came after it."""
+    """The last error sentence of a failed run, or else how it ended and the last line of its log."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     told = [line.removeprefix("bigstep: ") for line in lines if line.startswith("bigstep: ")]
     if told:
@@ -140,13 +140,13 @@ def _in_laboratory(run: Planned, words: list[str]) -> str | None:
     except ConfigError:
         raise
     except (BigstepError, json.JSONDecodeError) as error:
-        return str(error).rpartition("bigstep: ")[2]  # the run's own sentence, if it said one
+        return str(error).rpartition("bigstep: ")[2]  # the run's own sentence, if it printed one
     return None
 
 
 @contextlib.contextmanager
 def _stoppable(root: Path) -> Iterator[None]:
-    """End a suite on SIGTERM as on Ctrl-C: the run under way is saved, and a sentence says how to go on."""
+    """End a suite on SIGTERM as on Ctrl-C: the run under way is saved, and a message says how to continue."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield

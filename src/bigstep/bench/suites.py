@@ -42,16 +42,16 @@ class Scale:
     """How large the runs of a preset are."""
 
     epochs: float = 1.0
-    """Times the epochs of a suite."""
+    """Factor on the epochs of a suite."""
     batches: tuple[int, ...] = (128, 512, 1024, 2048, 4096)
     quick_batches: tuple[int, ...] = (256, 1024, 4096)
     of_largest: bool = False
-    """Whether those are batches of a plan's largest stage, which must fit the data, and not of its first."""
+    """Whether these are the batches of a plan's largest stage, which must fit the data, instead of its first."""
 
 
 MINI = Scale()
 SCALES = {"cifar10": Scale(2.5, (512, 2048, 8192, 16384, 24992), (512, 4096, 16384), of_largest=True)}
-"""By preset, where not that of the embedded data: as many epochs as the preset has, and the batches of its images."""
+"""By preset, where it is not that of the embedded data: as many epochs as the preset has, and its own batches."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,26 +65,26 @@ class Suite:
     recipes: tuple[str, ...]
     """Those that take part unless others are named."""
     build: Callable[[Suite, Options], list[Planned]]
-    """The runs of one seed."""
+    """Makes the runs of one seed."""
 
 
 def planned_runs(suite: Suite, options: Options) -> list[Planned]:
-    """Return the runs of a suite: seed after seed, so that an interrupted one has whole comparisons."""
+    """Return the runs of a suite: seed by seed, so that an interrupted suite has whole comparisons."""
     for name in options.recipes:
         if name not in recipes.NAMES:
             raise ConfigError(f"--recipes names {name!r}, which is unknown: {nearest(name, recipes.NAMES)}")
     refuse_seed(options.settings)
     seeds = options.seeds or (1 if options.quick else 3)
-    once = list(dict.fromkeys(suite.build(suite, options)))  # on one core "one replica" and "one a core" are the same
+    once = list(dict.fromkeys(suite.build(suite, options)))  # on one core, "one replica" is "one per core"
     if not once:
-        raise ConfigError(f"--recipes names none that {suite.name} compares: {', '.join(suite.recipes)}.")
+        raise ConfigError(f"--recipes names none that {suite.name} compares; choose from {', '.join(suite.recipes)}.")
     return [dataclasses.replace(run, seed=seed) for seed in range(seeds) for run in once]
 
 
 def refuse_seed(settings: Iterable[str]) -> None:
-    """Refuse a setting that would not be kept: the runs of a suite are those of the seeds 0, 1, 2, …"""
+    """Refuse a seed, which would be overridden: a suite runs the seeds 0, 1, 2, …"""
     if any(setting.partition("=")[0].strip() == "seed" for setting in settings):
-        raise ConfigError("seed is set, but a suite goes through the seeds 0, 1, 2, … by itself; say how many instead.")
+        raise ConfigError("seed is set, but a suite runs the seeds 0, 1, 2, … by itself; set their number instead.")
 
 
 def _run(suite: Suite, options: Options, recipe: str, label: str = "", *more: str, **fields: object) -> Planned:
@@ -118,7 +118,9 @@ def _chosen(suite: Suite, options: Options) -> Iterable[str]:
     found = [name for name in suite.recipes if options.preset in recipes.describe(name).presets]
     if not found:
         known = sorted({preset for name in suite.recipes for preset in recipes.describe(name).presets})
-        raise ConfigError(f"--preset is {options.preset!r}, which no recipe of {suite.name} has: {', '.join(known)}.")
+        raise ConfigError(
+            f"--preset is {options.preset!r}, which no recipe of {suite.name} has; choose from {', '.join(known)}."
+        )
     return found
 
 
@@ -169,7 +171,7 @@ def _exchange(suite: Suite, options: Options) -> list[Planned]:
     for place, network in networks.items():
         for name, (collective, codec) in ways.items():
             exchange = f"exchange={json.dumps({'collective': collective, 'codec': codec})}"
-            # mostly weights, little arithmetic: the network decides; without batch norm it takes a tenth of the rate
+            # many weights, little arithmetic: the network decides; without batch norm it needs a tenth of the rate
             settings = ("model=mlp", "lr.base=0.02", exchange)
             runs += [
                 _run(suite, options, recipe, f"{recipe} by {name} at {place}", *settings, network=network)
@@ -217,7 +219,7 @@ def _ablation(suite: Suite, options: Options) -> list[Planned]:
 
 
 TEXT_BATCHES = {"mini": (16, 64, 256, 1024), "books": (64, 256, 1024, 4096)}
-"""Sequences of a step, by preset; the rate follows their square root under every rule."""
+"""Sequences per step, by preset; under every rule the rate grows with their square root."""
 
 SGD_ON_TEXT = (
     "optimizer.name=sgd",
@@ -233,14 +235,15 @@ RULES: dict[str, tuple[str, tuple[str, ...], float]] = {
     "lamb": ("lamb", (), 1.0),
     "adamw, 1-bit": ("adamw", ('exchange={"collective": "gather", "codec": "onebit"}',), 1.0),
 }
-"""By label: a recipe of text, what is changed in it, and the rate as a multiple of the recipe's own.
+"""By label: a text recipe, what is changed in it, and the rate as a multiple of the recipe's own.
 
-Searched with gpt-mini and 16 sequences, one seed: SGD 0.5 and 1, LARS 2, 8 and 16; beyond the best LARS fails to learn.
+Rates tried with gpt-mini, 16 sequences and one seed: SGD 0.5 and 1, LARS 2, 8 and 16; above the best, LARS fails to
+learn.
 """
 
 
 def _sequence(suite: Suite, options: Options) -> list[Planned]:
-    """Every rule at every batch, in the same tokens; model, data, clipping and schedule are those of the recipe."""
+    """Every rule at every batch, over the same tokens; model, data, clipping and schedule are those of the recipe."""
     if options.preset not in TEXT_BATCHES:
         raise ConfigError(f"--preset is {options.preset!r}, but this suite has {' and '.join(TEXT_BATCHES)}.")
     batches = TEXT_BATCHES[options.preset][:: 2 if options.quick else 1]
@@ -257,11 +260,11 @@ def _sequence(suite: Suite, options: Options) -> list[Planned]:
 
 
 TWINS = {"localsgd": "plain", "postlocal": "plain", "diloco": "adamw", "streaming": "adamw"}
-"""By recipe of islands, the synchronous one that it is compared to."""
+"""By islands recipe, the synchronous recipe that it is compared with."""
 
 
 def _islands(suite: Suite, options: Options) -> list[Planned]:
-    """Every count of islands with every H, in the same samples, beside the synchronous run that they stand for."""
+    """Every number of islands with every H, over the same samples, beside the synchronous run that they replace."""
     counts, steps_between = ((4,), (5, 20)) if options.quick else ((2, 4), (1, 5, 20, 50))
     chosen = [recipe for recipe in _chosen(suite, options) if recipe in TWINS]
     runs = [

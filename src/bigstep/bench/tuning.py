@@ -18,7 +18,7 @@ from bigstep.errors import ConfigError
 __all__ = ["HOLDOUT", "SPACES", "Axis", "choose", "trials_of"]
 
 HOLDOUT = 1 / 6
-"""Of the training set: 2,000 of the 12,000 embedded images."""
+"""Share of the training set: 2,000 of the 12,000 embedded images."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ SPACES: dict[str, tuple[Axis, ...]] = {
     **dict.fromkeys(recipes.HUGE, (RATE, Axis("optimizer.rest_lr", (1.0, 4.0, 0.25)))),  # filters are renormalised
     "pfn": (RATE, Axis("optimizer.rms_lr", (1.0, 3.0, 1 / 3))),  # its first epochs run on RMSprop's rate
 }
-"""15 points a recipe: the rate, and what else decides most for its optimizer."""
+"""15 points per recipe: the rate, and the next most important setting of its optimizer."""
 
 
 def trials_of(run: Planned, trials: int) -> list[Planned]:
-    """Return the trials of one recipe, its own setting first, then ever further from it.
+    """Return the trials of one recipe, its own setting first, then others in order of distance from it.
 
     >>> [trial.settings[:2] for trial in trials_of(Planned(label="plain", recipe="plain"), 3)]
     ... # doctest: +NORMALIZE_WHITESPACE
@@ -72,11 +72,11 @@ def trials_of(run: Planned, trials: int) -> list[Planned]:
 
 
 def choose(trials: Sequence[Planned], accuracies: Mapping[str, float]) -> tuple[str, ...]:
-    """Return the settings of the best trial; of the recipe's own where no trial has an accuracy.
+    """Return the settings of the best trial, or the recipe's own if no trial has an accuracy.
 
     Args:
         trials: Of one recipe, as `trials_of` made them.
         accuracies: On the held-out images, by the name of the trial; failed ones are missing.
     """
-    best = max(trials, key=lambda trial: accuracies.get(trial.name, -1.0))  # the first of equals: nearest its own
+    best = max(trials, key=lambda trial: accuracies.get(trial.name, -1.0))  # of equals the first: nearest its own
     return best.settings[: len(SPACES[best.recipe])]

@@ -1,4 +1,4 @@
-"""Progress over a whole suite: what runs now, how far it is, and how long the rest will take."""
+"""Progress over a whole suite: the current run, how far it is, and how long the rest will take."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Watch:
             self._live = None
 
     def plan(self, runs: Sequence[Planned], states: Sequence[State], root: Path) -> None:
-        """Take in the whole list, and what finished runs took."""
+        """Take the whole list of runs, and the wall times of the finished ones."""
         self._total = len(runs)
         for run, state in zip(runs, states, strict=True):
             if state in ("finished", "failed"):
@@ -77,7 +77,7 @@ class Watch:
         self._say(f"{self._title}: {self._total} run{'' if self._total == 1 else 's'}{there}, in {root}")
 
     def begin(self, run: Planned, folder: Path) -> None:
-        """A run starts."""
+        """Note that a run starts."""
         self._waiting.remove(run)
         self._current = (run, folder, time.monotonic())
         self.look()
@@ -88,7 +88,7 @@ class Watch:
             self._live.update(self._line(self._live.console.width - 1), refresh=True)
 
     def end(self, run: Planned, folder: Path, wall_s: float, failure: str | None) -> None:
-        """A run ended, well or not."""
+        """Note that a run ended, successfully or not."""
         self._done += 1
         self._current = None
         if failure is None:
@@ -115,7 +115,7 @@ class Watch:
         return "" if seconds is None else f"  ·  {clock(seconds)} left"
 
     def seconds_left(self) -> float | None:
-        """Expect of each waiting run what its like took; None before anything has finished."""
+        """Estimate the time left from finished runs of the same kind; None before any has finished."""
         known = [wall_s for walls in self._walls.values() for wall_s in walls]
         if not known:
             return None
@@ -151,7 +151,7 @@ class Watch:
 
 
 def _kind(run: Planned) -> str:
-    """Runs that take equally long: all seeds of one setting."""
+    """The key of runs that should take equally long: all seeds of one setting."""
     return f"{run.label} {run.variant}"
 
 
@@ -161,6 +161,6 @@ def _last_row(path: Path) -> Mapping[str, Any]:
             file.seek(max(0, path.stat().st_size - _TAIL))
             lines = file.read().splitlines()
         row = json.loads(lines[-1])
-    except (OSError, ValueError, IndexError):  # not there yet, or within a row
+    except (OSError, ValueError, IndexError):  # no file yet, or its last row is incomplete
         return {}
     return row if isinstance(row, dict) else {}

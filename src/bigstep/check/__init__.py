@@ -1,4 +1,4 @@
-"""The proofs of equality: does a run on several ranks take the path of one, and if not, where do they part?"""
+"""The proofs of equality: does a run on several ranks take the path of one, and if not, where do they diverge?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`bigstep check`: small real worlds, a row for each property."""
+"""`bigstep check`: small worlds of real processes, a row for each property."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ class Property:
     name: str
     judge: Callable[[Laboratory], Verdict]
     needs: tuple[str, ...] = ()
-    """Properties without which this one cannot be looked at."""
+    """Properties that must hold before this one can be tested."""
 
 
 START, ORDER = "same start on every rank", "same parameter order on every rank"
 _BOTH = (START, ORDER)
 
-# one builds on another: the first that fails is the cause
+# later ones build on earlier ones: the first that fails is the cause
 PROPERTIES = (
     Property(START, same_start),
     Property(ORDER, same_order, (START,)),
@@ -92,18 +92,18 @@ def check(
     pool: Pool | None = None,
     watch: Callable[[str, int, int], None] | None = None,
 ) -> Report:
-    """Prove, property by property, that a run on several ranks is the run of one, or say where it is not.
+    """Prove, property by property, that a run on several ranks equals the run on one, or say where it does not.
 
     For P ranks and one, with the same logical workers w of n_w samples in a batch of B::
 
         g = sum over w of (n_w / B) * grad loss_w      the same on 1, 2, 4 ranks, up to the order of the sums
 
-    and so for all that builds on it. The run is made small (some twelve steps of about two dozen samples, in float64)
-    and keeps its structure: optimizer, schedule, batch plan, norms, exchange and augmentation. Ranks are processes
-    joined by Gloo on this machine; in a script, call this below `if __name__ == "__main__":`.
+    and so is everything that builds on it. The run is made small (some twelve steps of about two dozen samples, in
+    float64) but keeps its structure: optimizer, schedule, batch plan, norms, exchange and augmentation. Ranks are
+    processes joined by Gloo on this machine; in a script, call this below `if __name__ == "__main__":`.
 
     Args:
-        config: What to check; None takes a plain one for pieces of your own.
+        config: What to check; None takes a plain configuration for pieces of your own.
         model: A module, or better the function that builds it; None builds the one that `config` names.
         loss: (output, target) -> mean over the samples.
         data: (training set, evaluation set), one map-style set for both, or a function that returns either.
@@ -111,7 +111,7 @@ def check(
         ranks: Sizes of the worlds to compare; 1 is always among them.
         subject: A loop of your own, as functions; None checks bigstep's.
         only: Names of properties; None for all.
-        pool: Processes to use again from check to check; None starts some and ends them.
+        pool: Processes to reuse from check to check; None starts some and ends them.
         watch: Called with the name, the number and the count of properties as each one begins.
 
     Returns:
@@ -157,15 +157,15 @@ def _row(each: Property, lab: Laboratory, before: list[Row]) -> Row:
     try:
         verdict = each.judge(lab)
     except RunError as error:
-        # a world that broke down: the run itself says why
+        # the world failed, and the run itself says why
         verdict = Verdict(
-            status="fail", words=str(error), remedy="mend what the run itself complains about, then repeat."
+            status="fail", words=str(error), remedy="fix the error that the run itself reports, then check again."
         )
     return Row(name=each.name, seconds=time.perf_counter() - started, **vars(verdict))
 
 
 def _sizes(ranks: Sequence[int], islands: int) -> tuple[int, ...]:
-    """Return the worlds to compare; beyond one rank an island, each needs the same number of ranks."""
+    """Return the sizes of worlds to compare; above one rank per island, all islands need equally many ranks."""
     require(
         bool(ranks) and all(isinstance(size, int) and 1 <= size <= 16 for size in ranks),
         f"ranks is {list(ranks)}, but it must be numbers between 1 and 16, such as 1,2,4.",

@@ -82,7 +82,7 @@ def _change(model: nn.Module, *, independent: bool, dropout: bool) -> nn.Module:
 
 
 def _connect(run: Run) -> None:
-    """Nothing is left to do: a run is built connected."""
+    """Do nothing: a run is connected when it is built."""
 
 
 def _model(run: Run) -> nn.Module:
@@ -127,7 +127,7 @@ def _update(run: Run) -> None:
 
 
 class _Path(Observer):
-    """Loss and rate of every step, as the records would tell them."""
+    """Loss and rate of every step, as the records would have them."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[float, float]] = []
@@ -183,7 +183,7 @@ def _data(own: Own, trial: Trial) -> DataPair:
             where.name, where.path, where.holdout, trial.config.seed, length=where.length, vocabulary=where.vocabulary
         )
         data = pair.train, pair.test
-    elif isinstance(data, type) or not hasattr(data, "__getitem__"):  # a class, or a function: what makes a data set
+    elif isinstance(data, type) or not hasattr(data, "__getitem__"):  # a class or a function that makes a data set
         data = data()
     train, test = data if isinstance(data, tuple) else (data, data)
     return DataPair(_first(train, trial.train_samples, trial.padded), _first(test, trial.test_samples, trial.padded))

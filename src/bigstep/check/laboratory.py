@@ -1,4 +1,4 @@
-"""Where properties get what they look at: worlds that run trials, each trial once."""
+"""Where properties get their observations: worlds that run trials, each trial once."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ class Laboratory:
         self, pool: Pool, subject: Subject, own: Own, trial: Trial, ranks: tuple[int, ...], precision: str
     ) -> None:
         self.precision = precision
-        """Of the run as it is meant; trials are in float64."""
+        """Of the configured run; trials are in float64."""
         self.trial = trial
-        """As configured."""
+        """The run as configured, made small."""
         self.lossless = lossless(trial)
-        """With a codec that loses nothing: what can be compared between numbers of ranks."""
+        """With a codec that loses nothing, so that different numbers of ranks can be compared."""
         self.synchronous = one_island(self.lossless)
-        """With all workers on one island: what has one gradient."""
+        """With all workers on one island, so that there is one gradient."""
         self.path_bound, self.rounding_bound = (0.0, 0.0) if trial.config.exact else (PATH_BOUND, ROUNDING_BOUND)
         """Of differences between numbers of ranks; an exact run may have none."""
         self.subject = subject
         self.own = own
         self.ranks = ranks
-        """Sizes of the worlds, rising, from 1."""
+        """Sizes of the worlds, ascending, from 1."""
         self._pool = pool
         self._seen: dict[tuple[Any, ...], list[Any]] = {}
-        # a name that is never used again: ranks remember what they loaded by it
+        # a unique name: ranks cache what they loaded under it
         self._prefix = Path(tempfile.mkdtemp(prefix="check-", dir=pool.folder))
         self._context = self._prefix / "subject.pickle"
         try:
@@ -57,7 +57,7 @@ class Laboratory:
         return self.ranks[1:]
 
     def see(self, observation: Callable[..., Any], trial: Trial, ranks: int, *args: Any) -> list[Any]:
-        """Return what each rank of a world saw; the same question is asked once."""
+        """Return what each rank of a world saw; an observation is made once and remembered."""
         key = (observation, trial, ranks, *args)
         if key not in self._seen:
             self._seen[key] = self._pool.run(ranks, _observe, self._context, observation, trial, args)
@@ -68,7 +68,7 @@ class Laboratory:
         return self._prefix / f"{hash(trial) & 0xFFFFFFFF:08x}-{ranks}"
 
     def close(self) -> None:
-        """Remove what the ranks were given; checkpoints go with the pool."""
+        """Remove the pickled subject; checkpoints are removed with the pool."""
         self._context.unlink(missing_ok=True)
 
 

@@ -1,7 +1,7 @@
-"""What the ranks of a world see of a run: functions that run on every rank and return plain values.
+"""What the ranks of a world observe of a run: functions that run on every rank and return plain values.
 
-They touch the subject only through its functions and say nothing about right or wrong; the properties do that. All
-take (subject, own, trial), and every rank of the world must be in the same one.
+They use the subject only through its functions and do not judge what they see; the properties do that. All take
+(subject, own, trial), and every rank of the world must call the same one.
 """
 
 from __future__ import annotations
@@ -39,31 +39,31 @@ PICTURES = 16
 
 
 def present_ranks() -> Ranks:
-    """This process among those of the world it is in."""
+    """The rank of this process in its current world, and the size of that world."""
     return Ranks(dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else Ranks()
 
 
 @dataclass(frozen=True)
 class Beginning:
-    """A rank before it has met the others."""
+    """A rank before it is connected to the others."""
 
     weights: str
     """Hash of all parameters and buffers, by name."""
     order: tuple[tuple[str, tuple[int, ...]], ...]
-    """Names and shapes of the parameters, as the exchange will meet them."""
+    """Names and shapes of the parameters, as the exchange will get them."""
     sizes: tuple[int, int]
     """Samples of the training and the evaluation set."""
     epochs: tuple[tuple[tuple[int, ...], ...], ...]
     """For each of the first epochs, for each step, the samples of this rank."""
     pictures: tuple[tuple[str, ...], ...]
-    """For each of the first two epochs, a hash of what each of some samples looks like on this rank."""
+    """For each of the first two epochs, a hash of each of some samples as this rank sees it."""
     shared: int
-    """Tokens that two neighbouring windows of a text have in common; 0 for all else."""
+    """Tokens by which neighbouring windows of a text overlap; 0 for other data."""
 
 
 def beginning(subject: Subject, own: Own, trial: Trial) -> Beginning:
     """Start a run and look at it before any gradient."""
-    longer = replace(trial, config=replace(trial.config, epochs=float(EPOCHS)))  # a fault may show late
+    longer = replace(trial, config=replace(trial.config, epochs=float(EPOCHS)))  # a fault may show only later
     run = subject.start(own, longer, present_ranks())
     model = subject.model(run)
     epochs: tuple[list[tuple[int, ...]], ...] = tuple([] for _ in range(EPOCHS))
@@ -90,7 +90,7 @@ def beginning(subject: Subject, own: Own, trial: Trial) -> Beginning:
 
 
 def _shared_tokens(inputs: Any, target: Any) -> int:
-    """How many tokens the ends of windows share with the beginnings of those behind them, where most of them do.
+    """How many tokens at the end of a window recur at the start of the next, where most windows overlap.
 
     >>> text = torch.arange(100) % 23
     >>> [_shared_tokens(text.unfold(0, 8, step), text[1:].unfold(0, 8, step)) for step in (8, 5)]
@@ -101,9 +101,9 @@ def _shared_tokens(inputs: Any, target: Any) -> int:
     if not isinstance(target, Tensor) or target.shape[:2] != inputs.shape:
         return 0
     ends, follow = target[: len(inputs) - 1, -1], inputs[1 : len(target), 0]
-    whole = ends >= 0  # the others end in padding
+    whole = ends >= 0  # the other windows end in padding
     if bool(whole.any()) and bool((ends[whole] == follow[whole]).all()):
-        return 0  # each goes on where the last one ended
+        return 0  # each continues where the one before ended
     pairs = list(zip(inputs[:-1], inputs[1:], strict=True))
     for count in range(inputs.shape[1] - 1, 1, -1):
         if sum(bool((before[-count:] == after[:count]).all()) for before, after in pairs) > len(pairs) // 2:
@@ -132,11 +132,11 @@ class Gradient:
     vectors: Vectors
     digest: str
     draws: tuple[float, ...]
-    """A number drawn at each forward of this rank from where dropout draws."""
+    """At each forward of this rank, a number drawn from the generator that dropout uses."""
     drew: bool
-    """Whether a forward drew from there itself."""
+    """Whether a forward itself drew from that generator."""
     unused: tuple[str, ...]
-    """Parameters that would be trained, but got none."""
+    """Trainable parameters that got no gradient."""
 
 
 def gradients(subject: Subject, own: Own, trial: Trial) -> list[Gradient]:
@@ -193,7 +193,7 @@ def accumulation(subject: Subject, own: Own, trial: Trial) -> list[tuple[Vectors
 
 @dataclass(frozen=True)
 class Journey:
-    """Some steps of a run and its end."""
+    """The steps of a run and its final state."""
 
     losses: tuple[float, ...]
     rates: tuple[float, ...]
@@ -211,7 +211,7 @@ def journey(subject: Subject, own: Own, trial: Trial, folder: Path) -> Journey:
     """The whole run, with a checkpoint written half way, in the middle of an epoch."""
     run = _connected(subject, own, trial)
     steps = list(subject.steps(run, Position()))
-    # an epoch's first step would hide a checkpoint that forgets where in the epoch it was written
+    # not at an epoch's first step, which would hide a checkpoint that forgets its place in the epoch
     inside = [index for index, step in enumerate(steps) if step.position.offset] or list(range(len(steps)))
     half = min(inside, key=lambda index: abs(index - len(steps) // 2))
     if subject.train is not None:
@@ -223,7 +223,7 @@ def journey(subject: Subject, own: Own, trial: Trial, folder: Path) -> Journey:
 
 
 def composed(subject: Subject, own: Own, trial: Trial) -> Journey:
-    """The whole run, step by step out of the subject's functions instead of by its loop."""
+    """The whole run, composed step by step of the subject's functions instead of by its loop."""
     run = _connected(subject, own, trial)
     return journey_of(subject, run, _compose(subject, run, subject.steps(run, Position())))
 
@@ -255,7 +255,7 @@ def _compose(subject: Subject, run: Any, steps: Iterable[Step]) -> list[tuple[fl
 
 
 def journey_of(subject: Subject, run: Any, path: list[tuple[float, float]]) -> Journey:
-    """Look at a run that has taken its path, and let it go."""
+    """Describe a run whose steps are done, and finish it."""
     model = subject.model(run)
     weights = list(model.named_parameters())
     evaluation = subject.evaluate(run) if subject.evaluate else None

@@ -1,4 +1,4 @@
-"""What an exchange makes of gradients that are known: no network, no data, only the exchange itself."""
+"""What an exchange does to known gradients: no network, no data, only the exchange itself."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ class Exchanged:
     unaccounted: float
     """|sum of results + what is still owed - sum of means|: what was lost or invented."""
     carries: bool
-    """Whether the exchange says that it owes anything."""
+    """Whether the exchange reports that it owes anything."""
     digest: str
-    """Of all that this rank got; what is owed, and hence what is unaccounted for, rank 0 alone knows."""
+    """Of all results on this rank. Only rank 0 knows what is owed, and hence what is unaccounted for."""
 
 
 def exchanged(subject: Subject, own: Own, trial: Trial) -> Exchanged:
-    """Send gradients with parameters of the model's shapes through the exchange."""
+    """Send gradients of the shapes of the model's parameters through the exchange."""
     assert subject.exchange is not None
     ranks = present_ranks()
     run = subject.start(own, trial, ranks)
     form = _Form(subject.model(run))
     subject.finish(run)
     parallel = DistributedDataParallel(form, bucket_cap_mb=0.05)  # several buckets even for a small model
-    # what is carried must not fade here, where it is counted
+    # residuals must not fade while they are counted
     exchange = subject.exchange(replace(trial.config.exchange, decay=1.0))
     exchange.attach(parallel)
     totals = [torch.zeros_like(parameter) for parameter in form.parameters()]
@@ -71,7 +71,7 @@ def exchanged(subject: Subject, own: Own, trial: Trial) -> Exchanged:
 
 
 def _largest(tensor: Tensor) -> float:
-    """The largest magnitude; infinite where something is no number."""
+    """The largest magnitude; infinite if any value is NaN."""
     return float(tensor.abs().max().nan_to_num(nan=math.inf, posinf=math.inf))
 
 
@@ -88,6 +88,6 @@ class _Form(nn.Module):
 
 
 def _coefficients(form: _Form, turn: int, rank: int) -> list[Tensor]:
-    """Numbers that every rank can draw for every other, so that nothing but the exchange travels."""
+    """Numbers that every rank can draw for every other, so that only the exchange itself communicates."""
     generator = torch.Generator().manual_seed(1000 * turn + rank)
     return [torch.randn(value.shape, generator=generator, dtype=torch.float64) for value in form.values]

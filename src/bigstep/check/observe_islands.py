@@ -1,4 +1,4 @@
-"""Islands put together by hand: a run of its own for each, and torch's SGD for the outer step."""
+"""Islands computed by hand: a separate run for each, and torch's SGD for the outer step."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ __all__ = ["islands_by_hand"]
 
 
 def islands_by_hand(subject: Subject, own: Own, trial: Trial) -> Journey:
-    """Let every island take its part of each step as an ordinary run would, and average what they moved.
+    """Let every island take its part of each step as an ordinary run would, and average how far they moved.
 
-    On one rank. Each island is a run of its own, with an optimizer that nobody else touches; every H steps the
-    parameters of `agreed` get the mean of what the islands have moved as their gradient. Until the islands begin, each
-    run takes the steps of all workers, and so comes to where they part with the optimizer state of a synchronous run.
+    Runs on one rank. Each island is a separate run with its own optimizer; every H steps, the mean over islands of how
+    far they moved becomes the gradient of the `agreed` parameters. Until the islands begin, each run takes the steps of
+    all workers, so that it enters its island with the optimizer state of a synchronous run.
     """
     islands = trial.config.islands
     runs = [subject.start(own, one_island(trial), Ranks()) for _ in range(islands.count)]

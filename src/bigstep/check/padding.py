@@ -1,4 +1,4 @@
-"""Text with windows of unequal length: what divides by samples where tokens count shows only there.
+"""Text with windows of unequal length: only these expose code that divides by samples instead of by tokens.
 
 A text that is cut into windows has one short window at its end, which may fall into a step that no row looks at. In a
 check most windows end in padding, as sentences do in a batch.
@@ -25,7 +25,7 @@ class _Padded(TokenWindows):
     """Windows of which three in four end early: by a fifth, two fifths and three fifths of their length."""
 
     def targets(self, indices: Tensor) -> Tensor:
-        """Count what is left of each window."""
+        """Return how many targets each window has left."""
         return (super().targets(indices) - self._windows(indices) % 4 * self.length // 5).clamp(min=1)
 
     def _taken_on(self, device: torch.device) -> Any:

@@ -1,8 +1,8 @@
 """Rank processes that stay alive: started once, joined into worlds of any size, never left behind.
 
-A fresh process costs seconds (it imports torch); joining those that live into another world costs milliseconds. So all
-properties of a check share one pool. Most compare one rank with several in turn: the world of one has a process of its
-own, so that the others stay joined.
+A new process takes seconds (it imports torch); joining live ones into another world takes milliseconds. So all
+properties of a check share one pool. Most alternate between one rank and several: the world of one has a process of
+its own, so that the others stay joined.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from bigstep.errors import BigstepError, ConfigError, RunError
 __all__ = ["Pool"]
 
 COLLECTIVE_TIMEOUT_S = 60.0
-"""After this long a rank gives up on a collective that its peers do not reach."""
+"""After this long, a rank gives up on a collective that its peers do not reach."""
 CALL_TIMEOUT_S = 240.0
-"""After this long ranks that did not answer are ended and replaced."""
+"""After this long, ranks that have not answered are killed and replaced."""
 
 _Member = tuple[BaseProcess, Connection]
 
@@ -40,8 +40,8 @@ _Member = tuple[BaseProcess, Connection]
 class Pool:
     """Processes for Gloo worlds on this machine; a context manager that ends them all.
 
-    Functions and their arguments travel by pickle, so a function must be importable: at the top level of a module, and
-    in a script below `if __name__ == "__main__":` only the call.
+    Functions and their arguments are pickled, so a function must be importable: define it at the top level of a
+    module; in a script, put only the call below `if __name__ == "__main__":`.
 
     >>> import operator
     >>> with Pool() as pool:
@@ -56,7 +56,7 @@ class Pool:
         """For files that ranks share; removed with the pool."""
         self._alone: list[_Member] = []
         self._together: list[_Member] = []
-        self._joined = 0  # ranks of the present world of several; 0 for none
+        self._joined = 0  # size of the current world of several ranks; 0 for none
         self._worlds = 0
 
     def __enter__(self) -> Pool:
@@ -86,7 +86,7 @@ class Pool:
         return self._ask(self._join(ranks), [message] * ranks)
 
     def start(self, ranks: int) -> None:
-        """Start what worlds of up to `ranks` need, without waiting for it: processes import torch side by side."""
+        """Start the processes for worlds of up to `ranks`, without waiting: they import torch in parallel."""
         self._start(self._alone, 1)
         if ranks > 1:
             self._start(self._together, ranks)
@@ -108,7 +108,7 @@ class Pool:
         return members[:count]
 
     def _join(self, ranks: int) -> list[_Member]:
-        """Return the processes of a world, joined unless they are."""
+        """Return the processes of a world, and join them if they are not joined yet."""
         if ranks == 1:
             return self._start(self._alone, 1)
         members = self._start(self._together, ranks)
@@ -120,13 +120,13 @@ class Pool:
         return members
 
     def _ask(self, members: Sequence[_Member], messages: Sequence[bytes]) -> list[Any]:
-        """Send each rank its message and collect the answers of all, or say what went wrong first."""
+        """Send each rank its message and collect all answers, or raise the error that came first."""
         answers: dict[int, Any] = {}
         problems: dict[int, tuple[float, BaseException | str]] = {}
         deadline = time.monotonic() + self.call_timeout_s
         dead = False
         for rank, (_, connection) in enumerate(members):
-            with contextlib.suppress(OSError):  # a process that died is named below
+            with contextlib.suppress(OSError):  # a process that died is reported below
                 connection.send_bytes(messages[rank])
         for rank, (process, connection) in enumerate(members):
             try:
@@ -159,7 +159,7 @@ class Pool:
     def _end(self) -> None:
         members = self._alone + self._together
         for _, connection in members:
-            connection.close()  # an idle process ends by itself; a busy one is ended
+            connection.close()  # an idle process then ends by itself; a busy one is killed
         for process, _ in members:
             process.join(0.2)
             if process.is_alive():
@@ -170,10 +170,10 @@ class Pool:
 
 @contextlib.contextmanager
 def _leaving_interrupts() -> Any:
-    """Start a process that leaves Ctrl-C to this one, from its first instruction on."""
+    """Ignore SIGINT while a process starts: it inherits that, so that only this process reacts to Ctrl-C."""
     try:
         previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    except ValueError:  # not the main thread: signals are not ours to set
+    except ValueError:  # only the main thread can set signal handlers
         yield
         return
     try:
@@ -183,9 +183,9 @@ def _leaving_interrupts() -> Any:
 
 
 def _serve(connection: Connection, launcher: int) -> None:
-    """What a rank process does: join the world it is told to, run functions, send back what they return."""
+    """The main loop of a rank process: join worlds, run functions, send back what they return."""
     die_with_launcher(launcher)
-    os.dup2(2, 1)  # standard output is the report's: what a model prints goes to standard error
+    os.dup2(2, 1)  # standard output is for the report: what a model prints goes to standard error
     os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
     import torch
 
@@ -215,13 +215,14 @@ def _serve(connection: Connection, launcher: int) -> None:
             connection.send_bytes(answer)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # an interpreter that takes torch apart first needs longer than it is given
+    os._exit(0)  # a normal exit tears torch down, which takes longer than the pool waits
 
 
 def tidy(calls: int) -> None:
-    """Let go of what runs have left, now and then: a run refers to itself, and its process groups have threads.
+    """Collect garbage every ten calls: a run is a reference cycle, and its process groups have threads.
 
-    Without it a check leaves sixty threads in a process. Modules live as long as it, and are looked through once.
+    Without it a check leaves sixty threads in a process. Modules live as long as the process, so the collector scans
+    them only once.
     """
     if calls % 10 == 1:
         gc.collect()

@@ -11,7 +11,7 @@ __all__ = ["Report", "Row", "Status"]
 Status = Literal["pass", "fail", "not applicable", "not run"]
 
 WIDE = 110
-"""Columns of a terminal from which on the table says what each figure is."""
+"""Width of a terminal, in columns, from which the table says what each figure is."""
 _MARKS = {"pass": "pass", "fail": "FAIL", "not applicable": "n/a", "not run": "not run"}
 _STYLES = {"pass": "green", "fail": "bold red", "not applicable": "dim", "not run": "yellow"}
 
@@ -49,7 +49,7 @@ class Report:
     rows: tuple[Row, ...]
     """In the order in which one builds on another: the first that fails is the cause, later ones may follow from it."""
     seconds: float
-    """Time in all."""
+    """Total time."""
 
     @property
     def passed(self) -> bool:
@@ -66,7 +66,7 @@ class Report:
         return next(row for row in self.rows if row.name == name)
 
     def to_mapping(self) -> dict[str, Any]:
-        """Plain values, as `--json` prints them; JSON knows no infinity, so a figure without limit is null."""
+        """Plain values, as `--json` prints them; JSON has no infinity, so an infinite figure is null."""
         facts = {"passed": self.passed, **asdict(self)}
         for row in facts["rows"]:
             if row["figure"] is not None and not math.isfinite(row["figure"]):

@@ -15,7 +15,7 @@ __all__ = ["augmentation", "epoch_once", "evaluation_once"]
 
 
 def epoch_once(lab: Laboratory) -> Verdict:
-    """The ranks of a world together see each sample once an epoch, in one rank's batches and a new order each time."""
+    """The ranks of a world together see each sample once an epoch, in the same batches as one rank, in a new order."""
     wrong, fault = 0, ""
     alone: Beginning = lab.see(beginning, lab.trial, 1)[0]
     size = alone.sizes[0]
@@ -33,32 +33,32 @@ def epoch_once(lab: Laboratory) -> Verdict:
             if not fault and repeated + missing:
                 fault = f"on {ranks} rank(s) {repeated} samples come twice and {missing} never in epoch {epoch}"
             elif not fault and apart:
-                fault = f"on {ranks} ranks {apart} samples of epoch {epoch} are in another batch than on one rank"
+                fault = f"on {ranks} ranks {apart} samples of epoch {epoch} are in a different batch than on one rank"
             wrong += repeated + missing + apart
             if not wrong and lab.own.data is None and (shared := max(rank.shared for rank in seen)):
                 wrong, fault = shared, f"neighbouring windows of the text overlap by {shared} tokens on {ranks} rank(s)"
     orders = {tuple(i for step in epoch for i in step) for epoch in alone.epochs}
-    if not wrong and len(orders) == 1 and size > 2:  # two samples come in one order of two by chance
+    if not wrong and len(orders) == 1 and size > 2:  # two samples may keep their order by chance
         wrong, fault = size, f"all {EPOCHS} epochs have the samples in the same order"
     return judged(
         wrong,
         0,
-        f"samples of {size} seen twice, never, in another batch, or in no new order, in {EPOCHS} epochs",
+        f"samples of {size} seen twice, never, in a different batch or in the same order, in {EPOCHS} epochs",
         fault=fault,
-        remedy="shuffle with one seed on all ranks and the epoch (set_epoch), and divide each batch by workers; let "
-        "the last one be short: "
+        remedy="shuffle by the epoch and a seed that all ranks share (set_epoch), divide each batch by workers, and "
+        "let the last one be short: "
         "no padding to equal shares (DistributedSampler's default) and no drop_last. bigstep.data.sampler does so. Cut "
         "a text once, the same on all ranks, into windows that begin where the last one ended.",
     )
 
 
 def _by_step(seen: list[Beginning], epoch: int) -> list[tuple[tuple[int, ...], ...]]:
-    """For each step, the samples of each rank; none of one that has ended the epoch before the others."""
+    """For each step, the samples of each rank; none for a rank that has ended the epoch before the others."""
     return list(zip_longest(*(rank.epochs[epoch] for rank in seen), fillvalue=()))
 
 
 def augmentation(lab: Laboratory) -> Verdict:
-    """A sample looks the same on whichever rank it is loaded, and different in another epoch where it is augmented."""
+    """A sample looks the same on whichever rank loads it; if augmented, it looks different in another epoch."""
     alone: Beginning = lab.see(beginning, lab.trial, 1)[0]
     different, fault = 0, ""
     for ranks in lab.several:
@@ -69,7 +69,7 @@ def augmentation(lab: Laboratory) -> Verdict:
                 for mine, theirs in zip(seen.pictures[epoch], alone.pictures[epoch], strict=True)
             )
             if count and not fault:
-                fault = f"rank {rank} of {ranks} sees {count} samples unlike one rank alone does"
+                fault = f"rank {rank} of {ranks} sees {count} samples differently from one rank alone"
             different += count
     changing = sum(a != b for a, b in zip(*alone.pictures, strict=True))
     return judged(
@@ -78,7 +78,7 @@ def augmentation(lab: Laboratory) -> Verdict:
         "samples that look different on another rank",
         words=f"{changing} of {len(alone.pictures[0])} change from epoch to epoch"
         if changing
-        else "nothing is random in them: no sample changes from epoch to epoch",
+        else "no sample changes from epoch to epoch: nothing about them is random",
         fault=fault,
         remedy="draw what augmentation needs from (seed, epoch, sample), not from a generator seeded by rank or "
         "loader: bigstep.data.augment.sample_uniform does so.",
@@ -88,7 +88,7 @@ def augmentation(lab: Laboratory) -> Verdict:
 def evaluation_once(lab: Laboratory) -> Verdict:
     """An evaluation sees each sample once, so its loss and its accuracy are those of one rank."""
     if lab.subject.evaluate is None:
-        return not_applicable("the loop gives no evaluation")
+        return not_applicable("the loop has no evaluation")
     size = lab.see(beginning, lab.trial, 1)[0].sizes[1]
     expected = {**_figures(_evaluations(lab, 1)[0]), "number of samples": size}
     figure, fault = 0.0, ""
@@ -117,12 +117,12 @@ def _evaluations(lab: Laboratory, ranks: int) -> list[Evaluation]:
 
 
 def _figures(evaluation: Evaluation) -> dict[str, float]:
-    """What an evaluation says; outputs that are no scores of classes have no accuracy."""
+    """The figures of an evaluation; outputs that are not class scores have no accuracy."""
     figures = {"number of samples": evaluation.samples, "loss": evaluation.loss}
     return figures if evaluation.accuracy is None else {**figures, "accuracy": evaluation.accuracy}
 
 
 def _apart(value: float, expected: float) -> float:
-    """The relative difference; infinite where there is none, since one of the two is no number."""
+    """The relative difference; infinite if one of the two is NaN."""
     apart = abs(value - expected) / max(abs(expected), 1e-12)
     return apart if apart == apart else math.inf

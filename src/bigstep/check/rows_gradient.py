@@ -30,11 +30,11 @@ def accumulation_is_big_batch(lab: Laboratory) -> Verdict:
             "normalises by its own samples, as the papers do: that is part of the run, whatever the number of ranks"
         )
     if lab.precision != "float64":
-        words += f"; in {lab.precision} they agree to its rounding only"
+        words += f"; in {lab.precision} they agree only up to its rounding"
     fault = (
         f"full microbatches agree ({full:.1g}), uneven ones do not (largest in {where})"
         if full <= ROUNDING_BOUND
-        else f"even microbatches of one size disagree (largest in {where})"
+        else f"even microbatches of equal size disagree (largest in {where})"
     )
     return judged(
         max(full, uneven),
@@ -43,13 +43,13 @@ def accumulation_is_big_batch(lab: Laboratory) -> Verdict:
         words=words,
         fault=fault,
         remedy="weight each microbatch by its number of samples over that of the whole batch, not by one over the "
-        "number of microbatches; let the loss be a mean over samples, or for text over tokens that are no padding, and "
-        "weigh by their count; and no layer but a batch norm may mix the samples of a forward.",
+        "number of microbatches; let the loss be a mean over samples, or for text over tokens that are not padding, "
+        "and weight by their count; and no layer but a batch norm may mix the samples of a forward.",
     )
 
 
 def gradient_of_ranks(lab: Laboratory) -> Verdict:
-    """The gradient on P ranks is that of one rank with the same workers, and the same bits on every rank."""
+    """The gradient on P ranks equals that of one rank with the same workers, and has the same bits on every rank."""
     if not lab.several:
         return not_applicable("one rank only; name more with --ranks 1,2,4")
     alone: list[Gradient] = lab.see(gradients, lab.synchronous, 1)[0]
@@ -64,15 +64,15 @@ def gradient_of_ranks(lab: Laboratory) -> Verdict:
                 worst = apart
                 ratio = _ratio(mine.vectors, reference.vectors)
                 by = f", {ratio:.3g} times as large" if abs(ratio - 1) > 0.01 else ""
-                fault = f"the gradient of {reference.samples} samples on {ranks} ranks is another{by} (most in {where})"
+                fault = f"the gradient of {reference.samples} samples on {ranks} ranks differs{by} (most in {where})"
     return judged(
         worst,
         lab.rounding_bound,
         "relative difference between the gradient of P ranks and of one",
         words=_codec_note(lab),
         fault=fault,
-        remedy="average over ranks, do not add up (DDP averages; dist.all_reduce adds): weight each sample by ranks / "
-        "global batch before a mean over ranks, also where ranks have unequal shares or none; clip behind the mean.",
+        remedy="average over ranks instead of summing (DDP averages; dist.all_reduce adds): weight each sample by "
+        "ranks / global batch before a mean over ranks, also where ranks have unequal shares or none; clip after it.",
     )
 
 
@@ -94,7 +94,7 @@ def exchange_is_mean(lab: Laboratory) -> Verdict:
     if not lab.several:
         return not_applicable("one rank exchanges nothing")
     if lab.subject.exchange is None:
-        return not_applicable("the loop gives no exchange of its own: the rows on gradient and path see what it does")
+        return not_applicable("the loop has no exchange of its own: the rows on gradient and path cover it")
     config = lab.trial.config.exchange
     worlds: dict[int, list[Exchanged]] = {ranks: lab.see(exchanged, lab.trial, ranks) for ranks in lab.several}
     seen = {ranks: world[0] for ranks, world in worlds.items()}
@@ -107,8 +107,8 @@ def exchange_is_mean(lab: Laboratory) -> Verdict:
                 1,
                 f"different results on the ranks of a world ({travels})",
                 fault=f"the {ranks} ranks get {different} different gradients out of the exchange",
-                remedy="let every rank decode the same codes in the same order, and take nothing but what all received "
-                "into the result: weights that take other updates never meet again.",
+                remedy="let every rank decode the same codes in the same order, and put nothing into the result but "
+                "what all received: weights that get different updates never agree again.",
             )
     if entry.loses != "carried" and not config.double_buffer:
         worst = max(seen, key=lambda ranks: seen[ranks].error)
@@ -116,10 +116,10 @@ def exchange_is_mean(lab: Laboratory) -> Verdict:
             seen[worst].error,
             worst * 2.0**-entry.digits if entry.digits else ROUNDING_BOUND,
             f"largest difference from the plain mean ({travels})",
-            words=f"{entry.digits} bits are kept a value and a sum; what is rounded away is not carried"
+            words=f"{entry.digits} bits are kept per value and sum; what is rounded away is not carried"
             if entry.digits
             else "",
-            fault=f"on {worst} ranks the exchange returns something else than the mean",
+            fault=f"on {worst} ranks the exchange returns something other than the mean",
             remedy="divide by the number of ranks once, sum every element once, and write the result to every rank.",
         )
     worst = max(seen, key=lambda ranks: seen[ranks].unaccounted)

@@ -1,4 +1,4 @@
-"""Islands: what their equations promise where they come down to something known, and a path put together by hand."""
+"""Islands: cases in which their equations reduce to something known, and a path computed by hand."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from bigstep.tables.optimizers import SgdSettings
 __all__ = ["averaging_is_synchronous", "islands_are_their_parts", "one_island_is_training"]
 
 PLAIN_RATE = 0.02
-"""For plain SGD in place of the run's own optimizer, whose rate may be of another order."""
+"""For plain SGD in place of the run's own optimizer, whose rate may be of another order of magnitude."""
 
 
 def averaging_is_synchronous(lab: Laboratory) -> Verdict:
-    """With plain SGD the mean of weights after one step is the step with the mean gradient."""
+    """With plain SGD, averaging the weights after each step equals taking the step with the mean gradient."""
     if reason := _why_not(lab):
         return not_applicable(reason)
     if lab.own.optimizer is not None:
@@ -35,12 +35,12 @@ def averaging_is_synchronous(lab: Laboratory) -> Verdict:
         "relative difference between averaging every step and a synchronous run",
         words=f"{config.islands.count} islands, H = 1, plain SGD",
         fault="averaging every step is not synchronous SGD",
-        remedy="weigh islands by the samples they have seen, and give every island the mean itself.",
+        remedy="weight islands by the samples they have seen, and give every island the mean itself.",
     )
 
 
 def one_island_is_training(lab: Laboratory) -> Verdict:
-    """One island with an outer rate of 1 and no momentum goes where it would have gone alone."""
+    """One island with an outer rate of 1 and no momentum takes the path of ordinary training."""
     if reason := _why_not(lab):
         return not_applicable(reason)
     every = lab.trial.config.islands.every
@@ -49,16 +49,16 @@ def one_island_is_training(lab: Laboratory) -> Verdict:
         journey_on(lab, _with(lab.lossless, alone), 1)[0],
         journey_on(lab, lab.synchronous, 1)[0],
         PATH_BOUND,
-        "relative difference between one island that goes all the way and ordinary training",
+        "relative difference between one island and ordinary training",
         words=f"outer rate 1, no momentum, H = {every}",
-        fault="a meeting with nobody moves the island",
-        remedy="the outer gradient is where the island started less where it is; subtract it, and start the next "
-        "round from what was agreed on now.",
+        fault="a meeting without other islands changes the weights",
+        remedy="the outer gradient is the weights at the start of the round minus the present ones; subtract it, and "
+        "start the next round from the result.",
     )
 
 
 def islands_are_their_parts(lab: Laboratory) -> Verdict:
-    """Islands take the path of as many runs by themselves that meet by hand."""
+    """Islands take the path of as many separate runs that are averaged by hand."""
     if reason := _why_not(lab):
         return not_applicable(reason)
     islands = lab.lossless.config.islands
@@ -68,18 +68,18 @@ def islands_are_their_parts(lab: Laboratory) -> Verdict:
         journey_on(lab, trial, 1)[0],
         lab.see(islands_by_hand, trial, 1)[0],
         PATH_BOUND,
-        "relative difference between islands and as many runs that meet by hand",
-        words=f"{plain.count} islands, H = {plain.every}, outer {plain.outer.name}; one fragment, nothing on the way",
-        fault="islands take another path than the runs they are made of",
-        remedy="let nothing but weights meet: optimizer state, loss scale and batch-norm statistics stay with their "
-        "island, every island starts from what was agreed on last, and with a copy of all that was carried before.",
+        "relative difference between islands and as many runs averaged by hand",
+        words=f"{plain.count} islands, H = {plain.every}, outer {plain.outer.name}; one fragment, no overlap",
+        fault="islands take a different path from the runs they are made of",
+        remedy="average nothing but weights: optimizer state, loss scale and batch-norm statistics stay with their "
+        "island, which begins with a copy of all of it and starts each round from the weights agreed on last.",
     )
 
 
 def _why_not(lab: Laboratory) -> str | None:
     if lab.trial.config.islands.count == 1:
         return "all workers are one island"
-    return "the loop gives its pieces only" if lab.subject.train is None else None
+    return "the loop is given in pieces only" if lab.subject.train is None else None
 
 
 def _with(trial: Trial, islands: IslandsConfig) -> Trial:

@@ -26,7 +26,7 @@ def same_path(lab: Laboratory) -> Verdict:
     if not all(map(math.isfinite, alone.losses)):
         return Verdict(
             status="fail",
-            words="the loss of this small run is not finite on one rank already, so there is no path to compare",
+            words="the loss of this small run is not finite even on one rank, so there is no path to compare",
             remedy="lower lr.base, or lengthen the warm-up.",
         )
     worst, fault = 0.0, ""
@@ -43,7 +43,7 @@ def same_path(lab: Laboratory) -> Verdict:
     codec = lab.trial.config.exchange.codec
     note = "" if CODECS[codec].loses == "nothing" else f"; with codec none, since {codec} quantises per rank"
     if lab.trial.config.exchange.double_buffer:
-        note += "; without double_buffer, since one rank has nothing late"
+        note += "; without double_buffer, since on one rank nothing is late"
     if lab.trial.config.optimizer.before_exchange:
         note += "; with adagrad=after, since before scales per rank"
     return judged(
@@ -52,23 +52,23 @@ def same_path(lab: Laboratory) -> Verdict:
         "relative difference of losses and weights from one rank's",
         words=f"{len(alone.losses)} steps with batch plan, schedule, augmentation and incomplete batches{note}",
         fault=fault,
-        remedy="mend the rows above first; if they pass, look for what differs between ranks over time: an optimizer "
+        remedy="fix the rows above first; if they pass, look for what differs between ranks over time: an optimizer "
         "that updates on some ranks only, buffers that are broadcast, a rate set on rank 0 alone.",
     )
 
 
 def waiting_ranks_change_nothing(lab: Laboratory) -> Verdict:
-    """A run that begins and ends with one worker takes the path of one rank, though most ranks wait meanwhile."""
+    """A run that begins and ends with one worker takes the path of one rank, although most ranks wait meanwhile."""
     if lab.subject.train is None:
-        return not_applicable("the loop gives its pieces only")
+        return not_applicable("the loop is given in pieces only")
     if lab.trial.config.islands.count > 1:
         return not_applicable("every stage has workers for every island")
     if not lab.several:
         return not_applicable("one rank only; name more with --ranks 1,2,4")
     trial, most = few_workers(lab.lossless), lab.ranks[-1]
     remedy = (
-        "give a rank that joins the weights and the optimizer state of those that trained, and one that waits the "
-        "weights before it evaluates."
+        "give a joining rank the weights and the optimizer state of those that trained, and a waiting one the weights "
+        "before it evaluates."
     )
     seen, alone = journey_on(lab, trial, most), journey_on(lab, trial, 1)[0]
     verdict = hold(
@@ -77,7 +77,7 @@ def waiting_ranks_change_nothing(lab: Laboratory) -> Verdict:
         lab.path_bound,
         f"relative difference between {most} ranks, most of which wait, and one",
         words=f"one worker, then {trial.config.plan[0].count}, then one again",
-        fault=f"on {most} ranks a run with fewer workers than ranks takes another path",
+        fault=f"on {most} ranks a run with fewer workers than ranks takes a different path",
         remedy=remedy,
     )
     if verdict.status == "pass" and len({(rank.digest, rank.statistics_digest) for rank in seen}) > 1:
@@ -87,9 +87,9 @@ def waiting_ranks_change_nothing(lab: Laboratory) -> Verdict:
 
 
 def loop_is_its_steps(lab: Laboratory) -> Verdict:
-    """On one rank the loop does what its pieces do when they are put together by hand: rate, gradient, update."""
+    """On one rank the loop does what its pieces do when composed by hand: rate, gradient, update."""
     if lab.subject.train is None:
-        return not_applicable("the loop gives its pieces only, and these are what is run")
+        return not_applicable("the loop is given in pieces only, and these are what is run")
     loop, hand = journey_on(lab, lab.synchronous, 1)[0], lab.see(composed, lab.synchronous, 1)[0]
     return hold(
         loop,
@@ -97,30 +97,30 @@ def loop_is_its_steps(lab: Laboratory) -> Verdict:
         0.0,
         "relative difference between the loop and rate, gradient, update by hand",
         words=f"{len(hand.losses)} steps, evaluations and checkpoints between them, the same bits",
-        fault="the loop does something else than its steps",
-        remedy="set the rate before the step it is for, update once a step, and go back to training mode behind an "
+        fault="the loop does something other than its steps",
+        remedy="set the rate before the step it is for, update once a step, and go back to training mode after an "
         "evaluation.",
     )
 
 
 def graphs_are_steps(lab: Laboratory) -> Verdict:
-    """Steps that run as graphs take the path of steps in the open."""
+    """Steps that run as graphs take the path of steps run eagerly."""
     if lab.subject.train is None:
         return not_applicable("the loop has no graphs")
     if lab.trial.config.optimizer.before_exchange or lab.trial.config.islands.count > 1:
         return not_applicable("such steps do not run as one graph")
     if lab.trial.config.exact:
-        return not_applicable("an exact step brings workers together between backward and update")
+        return not_applicable("an exact step combines workers between backward and update")
     if unused := lab.see(gradients, lab.synchronous, 1)[0][0].unused:
-        return not_applicable(f"{unused[0]} gets no gradient, and a graph updates all that is trained")
+        return not_applicable(f"{unused[0]} gets no gradient, and a graph updates every trainable parameter")
     trial = replace(lab.lossless, graphs=True)
     return hold(
         journey_on(lab, trial, 1)[0],
         journey_on(lab, lab.lossless, 1)[0],
         PATH_BOUND,
-        "relative difference between steps as graphs and in the open",
+        "relative difference between steps as graphs and run eagerly",
         words="emulated on the CPU: a tape in place of the GPU's graph",
-        fault="graphs take another path",
+        fault="graphs take a different path",
         remedy="let a graph read from the device what changes from step to step (rate, loss scale), and begin each sum "
         "of parts from zero.",
     )
@@ -129,10 +129,10 @@ def graphs_are_steps(lab: Laboratory) -> Verdict:
 def scale_changes_nothing(lab: Laboratory) -> Verdict:
     """A loss that is scaled by a power of two gives the same bits, on one rank and on several.
 
-    Exact sums do so up to rounding: the levels that they are rounded on are four binary digits apart.
+    Exact sums do so only up to rounding: the levels to which they round are four binary digits apart.
     """
     if lab.subject.train is None:
-        return not_applicable("the loop gives its pieces only")
+        return not_applicable("the loop is given in pieces only")
     trial, exact = replace(lab.lossless, loss_scale=True), lab.trial.config.exact
     verdict = not_applicable("")
     for ranks in {1, lab.ranks[-1]}:
@@ -143,7 +143,7 @@ def scale_changes_nothing(lab: Laboratory) -> Verdict:
             "relative difference between a scaled and a plain loss",
             words=f"as fp16 scales it, in float64: the same bits{' up to rounding' if exact else ''}",
             fault=f"on {ranks} rank(s) scaling changes the path",
-            remedy="divide gradients by the scale once, behind the exchange and before clipping and update, and count "
+            remedy="divide gradients by the scale once, after the exchange and before clipping and update, and count "
             "a step as skipped only where a gradient is not finite.",
         )
         if verdict.status == "fail":
@@ -154,13 +154,13 @@ def scale_changes_nothing(lab: Laboratory) -> Verdict:
 def hold(
     seen: Journey, expected: Journey, bound: float, measure: str, *, words: str, fault: str, remedy: str
 ) -> Verdict:
-    """Hold one journey to another: losses, rates and final weights."""
+    """Compare a journey with the expected one: losses, rates and final weights."""
     apart, step = _first_apart(seen.losses, expected.losses, bound)
     rates, late = _first_apart(seen.rates, expected.rates, bound)
     weights, where = difference(seen.weights, expected.weights)
     place = f"the losses part at step {step}" if step else f"the weights part (most in {where})"
     if late and (not step or late <= step):
-        place = f"the rate is another at step {late}"
+        place = f"the rate differs at step {late}"
     if len(seen.losses) != len(expected.losses):
         place = f"{len(seen.losses)} steps are taken instead of {len(expected.losses)}"
     return judged(max(apart, rates, weights), bound, measure, words=words, fault=f"{fault}: {place}", remedy=remedy)
@@ -169,7 +169,7 @@ def hold(
 def same_statistics(lab: Laboratory) -> Verdict:
     """At an evaluation every rank holds the same batch-norm statistics, those of all workers."""
     if lab.subject.evaluate is None:
-        return not_applicable("the loop gives no evaluation")
+        return not_applicable("the loop has no evaluation")
     alone = journey_on(lab, lab.lossless, 1)[0]
     if not alone.statistics:
         return not_applicable("the model keeps no running statistics")
@@ -197,9 +197,9 @@ def same_statistics(lab: Laboratory) -> Verdict:
 
 
 def resume_here(lab: Laboratory) -> Verdict:
-    """Saved half way and loaded into a fresh run on as many ranks: the same bits as without the interruption."""
+    """Saved halfway and loaded into a fresh run on as many ranks: the same bits as without interruption."""
     if lab.subject.save is None or lab.subject.load is None:
-        return not_applicable("the loop gives no checkpoints")
+        return not_applicable("the loop has no checkpoints")
     ranks = lab.several[0] if lab.several else 1
     whole, parts = journey_on(lab, lab.trial, ranks), _resumed(lab, lab.trial, ranks, ranks)
     left = parts[0].losses
@@ -210,13 +210,13 @@ def resume_here(lab: Laboratory) -> Verdict:
     figure = max(apart, weights, rates, statistics)
     if not figure and [rank.digest for rank in parts] != [rank.digest for rank in whole]:
         figure = float("inf")
-    if not figure and len(left) == len(whole[0].losses):  # to begin anew gives the same bits, too
+    if not figure and len(left) == len(whole[0].losses):  # starting over gives the same bits, too
         figure = float("inf")
         soon = f"all {len(left)} steps are taken again: nothing was resumed"
     elif rates:
-        soon = f"the rate is another from step {late} behind the checkpoint on"
+        soon = f"the rate differs from step {late} after the checkpoint on"
     elif step:
-        soon = f"the losses part at step {step} behind the checkpoint"
+        soon = f"the losses part at step {step} after the checkpoint"
     elif statistics > weights:
         soon = f"the statistics that an evaluation uses differ (most in {norm})"
     else:
@@ -235,12 +235,12 @@ def resume_here(lab: Laboratory) -> Verdict:
 
 
 def resume_elsewhere(lab: Laboratory) -> Verdict:
-    """Saved on some ranks and loaded on another number of them: the path of one rank goes on."""
+    """Saved on some ranks and loaded on another number of them, a run continues the path of one rank."""
     if not lab.several:
         return not_applicable("one rank only; name more with --ranks 1,2,4")
     alone = journey_on(lab, lab.lossless, 1)[0]
     if lab.subject.save is None or lab.subject.load is None:
-        return not_applicable("the loop gives no checkpoints")
+        return not_applicable("the loop has no checkpoints")
     most = lab.ranks[-1]
     pairs = [(1, most), (most, lab.ranks[-2])]
     worst, fault = 0.0, ""
@@ -254,7 +254,7 @@ def resume_elsewhere(lab: Laboratory) -> Verdict:
             apart = float("inf")
         if max(apart, weights) > worst:
             worst = max(apart, weights)
-            at = f"part at step {step} behind the checkpoint" if step else f"agree, the weights do not ({where})"
+            at = f"part at step {step} after the checkpoint" if step else f"agree, the weights do not ({where})"
             at = f"are those of all {len(alone.losses)} steps again: nothing was resumed" if again else at
             fault = f"saved on {before} rank(s) and resumed on {after}, the losses {at}"
     return judged(

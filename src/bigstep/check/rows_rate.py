@@ -20,8 +20,8 @@ BOUND = 1e-12
 
 
 def rate_in_samples(lab: Laboratory) -> Verdict:
-    """After the same number of samples the rate is the same, however many ranks, microbatches or steps that took."""
-    trial = lab.synchronous  # islands share the workers evenly, and the rate does not know them
+    """After the same number of samples the rate is the same, however many ranks, microbatches or steps it took."""
+    trial = lab.synchronous  # no islands: they need workers in equal shares, and the rate does not depend on them
     usual = dict(lab.see(rates, trial, 1)[0])
     variants: list[tuple[str, dict[int, float], dict[int, float]]] = []
     for ranks in lab.several:
@@ -35,14 +35,14 @@ def rate_in_samples(lab: Laboratory) -> Verdict:
         )
     without, planned = _plans(trial)
     tables = [dict(lab.see(rates, each, 1)[0]) for each in (without, planned)]
-    variants.append(("with a batch that doubles half way", tables[1], tables[0]))
+    variants.append(("with a batch that doubles halfway", tables[1], tables[0]))
 
     peak = max(usual.values())
     worst, fault = 0.0, ""
     for name, table, reference in variants:
         for samples in sorted(table.keys() & reference.keys()):
             apart = abs(table[samples] - reference[samples]) / peak
-            if not apart <= worst:  # what is no number is another too
+            if not apart <= worst:  # NaN differs too
                 worst = apart if apart == apart else math.inf
                 fault = (
                     f"{name} the rate after {samples} samples is {table[samples]:.4g} instead of "
@@ -60,7 +60,7 @@ def rate_in_samples(lab: Laboratory) -> Verdict:
 
 
 def _plans(trial: Trial) -> tuple[Trial, Trial]:
-    """The trial with a constant batch, and with one that doubles half way; the rate is not to follow the plan."""
+    """The trial with a constant batch, and with one that doubles halfway; the rate does not follow the plan."""
     config = trial.config
     lr = replace(config.lr, follow_plan=False)
     later = Stage(epoch=config.epochs / 2, count=config.workers.count, local_batch=2 * config.workers.local_batch)
@@ -68,15 +68,15 @@ def _plans(trial: Trial) -> tuple[Trial, Trial]:
 
 
 def rate_follows_batch(lab: Laboratory) -> Verdict:
-    """Twice the global batch has twice the rate under the linear rule, the square root of it, or the same."""
-    # where the rate saturates or the warm-up gets longer is no part of the rule
+    """Doubling the global batch multiplies the rate by 2 under the linear rule, or by sqrt(2), or by 1."""
+    # saturation and a longer warm-up are not part of the rule
     lr = replace(lab.synchronous.config.lr, saturation=0, beyond=0.0, warmup_batch=0)
     trial = replace(lab.synchronous, config=replace(lab.synchronous.config, lr=lr))
     double = with_batch(trial, local_batch=2)
     one, two = (dict(lab.see(rates, each, 1)[0]) for each in (trial, double))
     expected = scale_lr(1.0, 2, base_batch=1, rule=lr.scaling)
     size = lab.see(beginning, trial, 1)[0].sizes[0]
-    # a warm-up from the unscaled rate starts at the same rate whatever the batch: the rule holds behind it
+    # a warm-up from the unscaled rate starts at the same rate whatever the batch: the rule holds after it
     begins = size * max((piece.until for piece in lr.schedule if piece.start == "base"), default=0.0)
     peak = max(one.values())
     worst, fault = 0.0, ""

@@ -28,14 +28,14 @@ def same_start(lab: Laboratory) -> Verdict:
         words="the module was given ready-made and copied; give the function that builds it to check that too"
         if copied
         else f"{first[:12]} everywhere",
-        fault=f"other weights than one rank alone has: on {', '.join(odd[:4])}",
+        fault=f"weights that differ from those of one rank: on {', '.join(odd[:4])}",
         remedy="seed every rank alike before the model is built (torch.manual_seed(seed), not seed + rank), or "
         "broadcast rank 0's weights; seed by worker only what must differ, such as dropout.",
     )
 
 
 def same_order(lab: Laboratory) -> Verdict:
-    """Every rank meets its parameters in the same order, with the same shapes: an exchange pairs them by place."""
+    """Every rank meets its parameters in the same order, with the same shapes: an exchange pairs them by position."""
     seen: dict[int, list[Beginning]] = {size: lab.see(beginning, lab.trial, size) for size in lab.ranks}
     first = seen[1][0].order
     distinct = {rank.order for ranks in seen.values() for rank in ranks}
@@ -47,13 +47,13 @@ def same_order(lab: Laboratory) -> Verdict:
                 place = next((i for i, (mine, theirs) in enumerate(pairs) if mine != theirs), len(first))
                 name = one.order[place][0] if place < len(one.order) else "nothing"
                 there = first[place][0] if place < len(first) else "nothing"
-                fault = f"rank {rank} of {size} has {name} at place {place}, where one rank alone has {there}"
+                fault = f"rank {rank} of {size} has {name} at position {place}, where one rank alone has {there}"
     return judged(
         len(distinct),
         1,
         f"different orders of {len(first)} parameters",
         fault=fault,
-        remedy="register layers in one order on every rank: no sets, no dictionaries filled in the order of arrival, "
+        remedy="register layers in one order on every rank: no sets, no dictionaries filled in order of arrival, "
         "no branches on the rank in the model's constructor; otherwise gradients of different layers are added up.",
     )
 
@@ -69,11 +69,11 @@ def random_streams(lab: Laboratory) -> Verdict:
     repeated = sum(count - 1 for counts in drawn.values() for count in counts.values())
     moved = sum(sum((counts - alone).values()) for counts in drawn.values())
     if (moved or repeated) and not any(gradient.drew for ranks in seen.values() for rank in ranks for gradient in rank):
-        return not_applicable("nothing in the network draws random numbers, so that workers may share a forward")
+        return not_applicable("nothing in the network draws random numbers, so workers may share a forward")
     fault = (
-        f"{repeated} forwards drew the numbers of another: streams that must be apart are the same"
+        f"{repeated} forwards drew the same numbers as another: streams that must differ are the same"
         if repeated
-        else f"{moved} forwards drew other numbers than the same worker on one rank"
+        else f"{moved} forwards drew different numbers from those of the same worker on one rank"
     )
     return judged(
         repeated + moved,

@@ -14,14 +14,14 @@ from bigstep.tables.optimizers import SgdSettings
 __all__ = ["few_workers", "lossless", "one_island", "shrink", "with_batch"]
 
 WORKERS, LOCAL_BATCH = 6, 4
-"""Six workers lie unevenly on four ranks, which brings out what divides by the wrong number."""
+"""Six workers are uneven on four ranks, which exposes code that divides by the wrong number."""
 EPOCHS = 2.5
 TEST_SAMPLES = 260
 """Two forwards of an evaluation on a CPU, of 250 and 10: shared unevenly by any number of ranks."""
 MEETING_STEPS = 3
 """Steps between two meetings of islands, at most, so that a check sees several."""
 WARMUP_STEPS = 2
-"""Dense steps before a lossy codec sets in, at most; a check is too short for more."""
+"""Dense steps before a lossy codec starts, at most; a check is too short for more."""
 
 
 def shrink(config: RunConfig, most_ranks: int) -> Trial:
@@ -50,13 +50,13 @@ def shrink(config: RunConfig, most_ranks: int) -> Trial:
         exchange=replace(config.exchange, warmup_steps=min(config.exchange.warmup_steps, WARMUP_STEPS)),
         islands=_meet_soon(scaled.islands),
         data=replace(scaled.data, loaders=0),
-        checkpoint=replace(scaled.checkpoint, every=1e-6),  # every step may be the one to save
+        checkpoint=replace(scaled.checkpoint, every=1e-6),  # so that any step may be saved
     )
     return Trial(
         config=small,
         train_samples=max(4 * batch, 2 * largest) + batch // 2 + 1,
         test_samples=TEST_SAMPLES,
-        padded=config.islands.count == 1,  # islands meet as means over samples
+        padded=config.islands.count == 1,  # islands are averaged by samples, not by tokens
     )
 
 
@@ -66,12 +66,12 @@ def _meet_soon(islands: IslandsConfig) -> IslandsConfig:
 
 
 def lossless(trial: Trial) -> Trial:
-    """Return the trial with nothing that depends on ranks: no losses, no late gradients, and AdaGrad on the mean."""
+    """Return the trial without what depends on ranks: a lossy codec, late gradients, AdaGrad before the mean."""
     optimizer = trial.config.optimizer
     if isinstance(optimizer, SgdSettings) and optimizer.adagrad == "before":
         trial = replace(trial, config=replace(trial.config, optimizer=replace(optimizer, adagrad="after")))
     exchange = trial.config.exchange
-    plain = replace(exchange, double_buffer=False)  # a rank that is alone exchanges nothing, and has nothing late
+    plain = replace(exchange, double_buffer=False)  # one rank exchanges nothing, so nothing is late
     if CODECS[exchange.codec].loses != "nothing":
         collective = exchange.collective if COLLECTIVES[exchange.collective].sums else "ring"
         plain = replace(plain, collective=collective, codec="none", warmup_steps=0)

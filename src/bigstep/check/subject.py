@@ -1,4 +1,4 @@
-"""What a check looks at: a training loop as a handful of functions, bigstep's own by default."""
+"""What a check examines: a training loop as a handful of functions, bigstep's own by default."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Own", "Subject", "Trial"]
 
 @dataclass(frozen=True)
 class Own:
-    """A user's own pieces; None where the configuration's are taken."""
+    """A user's own pieces; None takes the configuration's."""
 
     model: nn.Module | Callable[[], nn.Module] | None = None
     """A module (copied for each trial), or a function that builds one; only the latter can prove a common start."""
@@ -35,7 +35,7 @@ class Own:
 
 @dataclass(frozen=True)
 class Trial:
-    """One small run that a property wants to see; hashable, so that it is made once."""
+    """One small run that a property examines; hashable, so that it is run only once."""
 
     config: RunConfig
     """Workers, local batch, plan, rate, exchange, …; already shrunk."""
@@ -46,13 +46,13 @@ class Trial:
     independent: bool = False
     """No dropout, and batch norms without statistics: then samples do not influence each other."""
     dropout: bool = True
-    """Whether dropout layers drop."""
+    """Whether dropout layers are active."""
     graphs: bool = False
     """Whether steps are graphs, emulated where there is no GPU."""
     padded: bool = False
     """Whether most windows of a text end early, so that samples have unequal numbers of targets."""
     loss_scale: bool = False
-    """Whether the loss is scaled as in fp16; by a power of two, so that nothing may change."""
+    """Whether the loss is scaled as in fp16; by a power of two, which must not change anything."""
 
 
 def _nothing_owed(exchange: Any) -> dict[str, Tensor]:
@@ -65,20 +65,20 @@ def _nothing_to_do(run: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A training loop as functions over a run, an object of the loop's own making.
+    """A training loop as functions on a run, which is an object of the loop's own choice.
 
-    `check` composes them as a loop would: for each of `steps`, `learning_rate`, then `gradient`, then `update`; where
-    there is a `train`, whole runs go through that, and are held to the composition. To
-    check a loop of your own, give `check(subject=…)` a Subject whose functions drive it; to see whether one piece of
-    yours fits, replace that one: `dataclasses.replace(bigstep_loop(), gradient=mine)`. Every function runs on every
-    rank of a world, in the same order, so it may use collectives unless it says otherwise. Functions are importable.
-    What a loop does not have (an evaluation, checkpoints, an exchange of its own) may be left out; the rows say so.
+    `check` composes them as a loop would: for each of `steps`, `learning_rate`, then `gradient`, then `update`. If
+    there is a `train`, whole runs use it, and must agree with the composition. To check a loop of your own, give
+    `check(subject=…)` a Subject whose functions drive it; to see whether one piece of yours fits, replace that one:
+    `dataclasses.replace(bigstep_loop(), gradient=mine)`. Every function runs on every rank of a world, in the same
+    order, so it may use collectives unless it says otherwise. Functions must be importable. What a loop does not have
+    (an evaluation, checkpoints, an exchange of its own) may be left out; the rows say so.
     """
 
     start: Callable[[Own, Trial, Ranks], Any]
     """Build the run on this rank: weights, optimizer, data. Nothing depends on other ranks yet."""
     connect: Callable[[Any], None]
-    """Make the ranks one: wrap the model in DDP, attach the exchange."""
+    """Connect the ranks: wrap the model in DDP, attach the exchange."""
     model: Callable[[Any], nn.Module]
     """The module that is trained."""
     sizes: Callable[[Any], tuple[int, int]]
@@ -98,8 +98,8 @@ class Subject:
     update: Callable[[Any], None]
     """Apply the gradient and clear it."""
     train: Callable[[Any, int, Path | None], list[tuple[float, float]]] | None = None
-    """The loop itself: train from where the run stands to its end, write a checkpoint into a folder behind the step of
-    this number, and return (loss over all ranks, rate) of each step. Without it `check` composes what stands above."""
+    """The loop itself: train from the run's position to its end, write a checkpoint into the folder when this many
+    steps are done, and return (loss over all ranks, rate) of each step. Without it `check` composes those above."""
     evaluate: Callable[[Any], Evaluation] | None = None
     """Evaluate on the whole evaluation set; leaves in the model's buffers what an evaluation uses."""
     save: Callable[[Any, Position, Path], None] | None = None
@@ -111,4 +111,4 @@ class Subject:
     owed: Callable[[Any], dict[str, Tensor]] = _nothing_owed
     """What a lossy exchange still owes the mean gradient, by parameter; rank 0's answer counts."""
     finish: Callable[[Any], None] = _nothing_to_do
-    """Let go of threads and the like."""
+    """Release threads and the like."""

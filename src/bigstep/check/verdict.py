@@ -1,4 +1,4 @@
-"""From figures to rows: small words that all properties share."""
+"""From figures to rows: helpers that all properties share."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from bigstep.check.report import Status
 __all__ = ["PATH_BOUND", "ROUNDING_BOUND", "Verdict", "difference", "judged", "not_applicable"]
 
 ROUNDING_BOUND = 1e-11
-"""One gradient in float64: 1e-16 an operation, some thousands of operations, and room."""
+"""One gradient in float64: 1e-16 per operation, some thousands of operations, and a margin."""
 PATH_BOUND = 1e-8
-"""A path of some dozen steps, along which a difference of rounding grows; faults are larger by orders."""
+"""A path of about a dozen steps, along which rounding differences grow; faults are orders of magnitude larger."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,15 +46,15 @@ def judged(figure: float, bound: float, measure: str, *, words: str = "", fault:
 
 
 def not_applicable(reason: str) -> Verdict:
-    """Say why a property has nothing to say here."""
+    """Say why a property does not apply."""
     return Verdict(status="not applicable", words=reason)
 
 
 def difference(left: Vectors, right: Vectors) -> tuple[float, str]:
     """Return the largest relative difference between tensors of the same names, and where it is.
 
-    A tensor is measured against its own largest entry in `right`, or a thousandth of the largest of all where that is
-    more, so that tensors of zeros do not turn rounding into a difference.
+    A tensor is measured against its own largest entry in `right`, or a thousandth of the largest entry of all tensors
+    if that is more, so that rounding in a tensor of zeros does not count as a large difference.
 
     >>> difference({"a": np.array([1.0, 2.02])}, {"a": np.array([1.0, 2.0])})
     (0.010000000000000009, 'a')

@@ -11,12 +11,12 @@ Network = tuple[dict[str, Any], list[dict[str, Any]]]
 
 BATCHES = {"mlp": 16, "small": 2, "resnet9": 2}
 DENSE = [("ring", "none"), ("ring", "fp16"), ("halving", "none"), ("torus", "none")]
-# below 50 Mbit/s the 100 ms of queue that a shaper holds are shorter than a message: packets are lost
+# below 50 Mbit/s a message is longer than a shaper's queue of 100 ms, so packets are lost
 FLAT_RATES = ("50mbit", "100mbit", "200mbit", "400mbit")
 LEVELS = [("100mbit", "20mbit"), ("200mbit", "50mbit"), ("400mbit", "100mbit")]
-# at 50 Mbit/s a queue is shorter than the weights of mlp: TCP shares the server's link in a way that is not modelled
+# at 50 Mbit/s the queue holds less than the weights of mlp: how TCP then shares the server's link is not modelled
 SERVER_RATES = {"50mbit": False, "100mbit": True, "200mbit": True, "400mbit": True}
-"""And whether the run counts."""
+"""By rate, whether the run counts towards the error of the predictions."""
 # 1-bit and a dense exchange: the model, its buckets, the dense collective, and rates on both sides of their crossover
 CROSSINGS = [
     (4, "small", 0.01, "halving", ("60mbit", "80mbit", "100mbit", "125mbit", "160mbit", "220mbit", "300mbit")),
@@ -27,7 +27,7 @@ CROSSINGS = [
 def case(
     collective: str, codec: str, model: str = "mlp", *, bucket_mb: float = 4.0, steps: int = 3, counts: bool = True
 ) -> dict[str, Any]:
-    """Synchronous steps through an Exchange, as many in each turn."""
+    """A case of synchronous steps through an Exchange, `steps` of them in each turn."""
     return {
         "kind": "sync",
         "model": model,
@@ -43,7 +43,7 @@ def case(
 
 
 def server_case(steps: int, counts: bool = True) -> dict[str, Any]:
-    """A server, and workers that push and pull without computing."""
+    """A case of a server, and workers that push and pull without computing."""
     return {"kind": "server", "model": "mlp", "codec": "none", "steps": steps, "local_batch": 1, "counts": counts}
 
 

@@ -1,4 +1,4 @@
-"""Where 1-bit stops paying: the bandwidth at which its step and a dense one take equally long."""
+"""Where 1-bit stops paying off: the bandwidth at which its step and a dense one take equally long."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _SAME = ("model", "bucket_mb", "local_batch", "world")
 def find_crossovers(runs: Sequence[dict[str, Any]], machine: Cluster) -> list[dict[str, Any]]:
     """Compare 1-bit with each dense exchange that was measured at the same rates of one world, on one level of links.
 
-    The measured crossover lies between two of the rates, straight in log-log; the predicted one is where the two
-    predictions are equal, whatever the rates that were measured.
+    The measured crossover is interpolated between two of the rates, linearly in log-log; the predicted one is where the
+    two predictions are equal, whatever rates were measured.
 
     Args:
         runs: Of one world, with the machine's constants (`bigstep.lab.machine.with_constants`).
@@ -27,7 +27,7 @@ def find_crossovers(runs: Sequence[dict[str, Any]], machine: Cluster) -> list[di
 
     Returns:
         For each pair with at least three rates in common its curves and its crossovers in Mbit/s, measured and
-        predicted; None for a crossover that is not there. `error` is that of the prediction where both are there.
+        predicted; None for a crossover that does not exist. `error` is that of the prediction where both exist.
     """
     curves: dict[tuple[Any, ...], dict[float, dict[str, Any]]] = {}
     for run in runs:

@@ -1,8 +1,8 @@
 """A network laboratory on one machine: hosts in network namespaces, joined by a switch, on links of chosen speed.
 
 Every host is a namespace with one interface, eth0. The switch is a bridge in a namespace of its own, so that nothing,
-neither interface nor address nor route, appears outside. Names carry the number of the process that made the
-laboratory; one whose process has ended is swept away when the next is made.
+neither interface nor address nor route, appears outside. Names contain the ID of the process that made the
+laboratory; one whose process has ended is removed when the next is made.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ __all__ = ["Lab", "why_no_lab"]
 _PREFIX = "bigstep-lab"
 _NUMBER = itertools.count()
 _UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
-# 64 KiB, and 66 bytes of headers for each of the 46 frames that they stand for, as shapers count them. With less a
-# shaper cuts such packets into frames, which costs 5 ms of processor time a megabyte.
+# 64 KiB, plus 66 bytes of headers for each of the 46 frames that these make, as shapers count them. With a smaller
+# burst, a shaper splits such packets into frames, which costs 5 ms of processor time per megabyte.
 _LARGEST_PACKET = 69_000
 
 
 def why_no_lab() -> str | None:
-    """The reason why no laboratory can be made here, or None."""
+    """Return why no laboratory can be made here, or None if one can."""
     for tool in ("ip", "tc"):
         if shutil.which(tool) is None:
             return f"the network laboratory needs the program {tool!r} (package iproute2)"
@@ -56,7 +56,7 @@ class Lab:
         rate: Speed of each host's link in both directions, such as "100mbit" or "1gbit".
         nodes: Groups of hosts/nodes neighbouring hosts; with more than one, `rate` is the speed inside a node.
         rate_between: Speed between nodes.
-        uplink: own gives every host `rate_between` to other nodes for itself; shared gives it to each node once.
+        uplink: own gives each host its own `rate_between` to other nodes; shared gives each node one for all its hosts.
 
     Example:
         >>> lab = Lab(hosts=8, rate="1gbit", nodes=2, rate_between="100mbit")
@@ -104,7 +104,7 @@ class Lab:
         self.close()
 
     def close(self) -> None:
-        """Take everything away; interfaces and addresses go with their namespaces."""
+        """Remove everything; interfaces and addresses disappear with their namespaces."""
         for name in _namespaces():
             if name.startswith(f"{self._name}-"):
                 _run("ip", "netns", "del", name)
@@ -115,7 +115,7 @@ class Lab:
         """Run a Python script on every host at once and return what each printed last, read as JSON.
 
         The environment is torchrun's (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT), with
-        GLOO_SOCKET_IFNAME for the host's link. If a host fails or time runs out, all are ended.
+        GLOO_SOCKET_IFNAME for the host's link. If a host fails or time runs out, all are killed.
 
         Raises:
             RunError: with the last lines of the host that failed.
@@ -144,7 +144,7 @@ class Lab:
             return [json.loads(output.read_text().strip().splitlines()[-1]) for output in outputs]
 
     def sent(self) -> list[dict[str, int]]:
-        """What each host has put on its link so far: bytes, headers included, and packets."""
+        """Return what each host has sent so far: bytes, headers included, and packets."""
         return [
             json.loads(_run("ip", "-n", self._host(h), "-s", "-j", "link", "show", "eth0"))[0]["stats64"]["tx"]
             for h in range(self.hosts)
@@ -199,14 +199,14 @@ class Lab:
         return self.nodes > 1 and self.uplink == "own"
 
     def commands_for(self, rate: str, rate_between: str = "") -> list[list[list[str]]]:
-        """For each host the commands that give its link other speeds, in both directions; root may run them anywhere.
+        """For each host, the commands that change its link's speeds in both directions; root may run them anywhere.
 
         With a shared uplink only `rate` can change.
         """
         return [self._speed(host, rate, rate_between) for host in range(self.hosts)]
 
     def _speed(self, host: int, rate: str, rate_between: str) -> list[list[str]]:
-        """What sets a host's link to these speeds, and may be run again with others."""
+        """The commands that set a host's link to these speeds; they may be run again with others."""
         ends = ((self._host(host), "eth0"), (f"{self._name}-switch", f"p{host}"))
         if not self._two_levels:
             return [_limit(*end, rate) for end in ends]
@@ -227,7 +227,7 @@ def bits_per_second(rate: str) -> float:
 
 
 def sweep() -> None:
-    """Take away what laboratories of processes that have ended left behind."""
+    """Remove the laboratories of processes that have ended."""
     for name in _namespaces():
         match = re.match(rf"{_PREFIX}-(\d+)-", name)
         if match and not os.path.exists(f"/proc/{match[1]}"):
@@ -257,10 +257,10 @@ def _limit_class(space: str, device: str, number: str, rate: str) -> list[str]:
 
 
 def _two_levels(space: str, device: str, near: tuple[str, str]) -> tuple[list[str], list[str]]:
-    """Two classes: 1:10 for what goes to (dst) or comes from (src) the own node, 1:20 for everything else.
+    """Two classes: 1:10 for what goes to (dst) or comes from (src) the host's own node, 1:20 for everything else.
 
     Returns:
-        What makes room for the classes, and what sorts packets into them once they are there.
+        The command that makes room for the classes, and the one that sorts packets into them once they exist.
     """
     root = ["tc", "-n", space, "qdisc", "add", "dev", device, "root", "handle", "1:", "htb", "default", "20"]
     match = ("protocol", "ip", "u32", "match", "ip", *near, "flowid", "1:10")
@@ -268,7 +268,7 @@ def _two_levels(space: str, device: str, near: tuple[str, str]) -> tuple[list[st
 
 
 def _wait(processes: Sequence[subprocess.Popen[bytes]], timeout: float) -> tuple[int, str] | None:
-    """None once all have ended well, else the first host that has not, and what became of it."""
+    """Return None once all have succeeded, or the first host that has not, and what happened to it."""
     end = time.monotonic() + timeout
     while True:
         codes = [process.poll() for process in processes]

@@ -1,6 +1,6 @@
-"""What this machine costs by itself: the constants of the local validation, on links that do not limit it.
+"""What the machine itself costs: the constants of the local validation, on links that do not limit it.
 
-All ranks share the machine's cores, so everything is measured with all of them at work at once.
+All ranks share the machine's cores, so everything is measured while all of them work at once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["PAYLOAD", "as_cluster", "describe_run", "layout", "measure_world", "
 FREE = "20gbit"
 """A rate that no rank of one machine reaches."""
 UNLIMITED = {"rate_mbit_s": 1e6, "inside_mbit_s": 1e6, "burst_byte": 0.0, "inside_burst_byte": 0.0}
-"""How that rate is predicted: what it lets through at once is more than any message."""
+"""How predictions treat that rate, whose burst is larger than any message: as no limit."""
 HALVES = ("fp16", "bf16")
 PAYLOAD = 1448 / 1514
 """Share of an Ethernet frame that TCP with time stamps carries, as shapers count frames."""
@@ -41,7 +41,7 @@ def measure_world(networks: list[Network], quick: bool) -> tuple[dict[str, Any],
     """Measure the machine and all runs of the networks of one world.
 
     One laboratory serves all of them. First come the costs of collectives, codecs and models on links that limit
-    nothing. Then all runs take turns, at one speed after another, and with them the same steps on unlimited links.
+    nothing. Then all runs take turns, one link speed after another; the same steps on unlimited links take turns too.
 
     Args:
         networks: Of one world, hence with the same hosts and nodes.
@@ -92,27 +92,27 @@ def measure_world(networks: list[Network], quick: bool) -> tuple[dict[str, Any],
 
 
 def _model(each: dict[str, Any]) -> str:
-    """What the layers' times depend on."""
+    """The key of what the layers' times depend on."""
     return f"{each['model']}, {each['bucket_mb']:g} MB"
 
 
 def _method(each: dict[str, Any]) -> str:
-    """What a rank's own time depends on; half precision has it from float32, and its casts from the codec's speed."""
+    """The key of what a rank's own time depends on; half precision takes float32's, plus casts at the codec's speed."""
     if each["kind"] == "server":
         return f"{each['model']}, server"
     return f"{_model(each)}, {each['collective']} {'none' if each['codec'] in HALVES else each['codec']}"
 
 
 def own_times(machine: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """What a step takes beside the network, by model and method, from the steps on unlimited links.
+    """What a step takes apart from the network, by model and method, from the steps on unlimited links.
 
-    Until the last gradient, `free_s - exposed_s - after - encoding`: the measured layers, and what of the exchange
-    competed with them for the cores; encoding is predicted by itself, and `after` is what followed the last gradient
-    where buckets came back at once. Behind the last exchange, `after` and what that exchange took beyond its
+    Until the last gradient, `free_s - exposed_s - after - encoding`: the measured layers, and the part of the exchange
+    that competed with them for the cores. Encoding is predicted separately; `after` is what followed the last gradient
+    when every bucket was returned at once. After the last exchange, `after` plus what that exchange took beyond its
     prediction: its codec and its threads wait for cores too.
 
     Returns:
-        `compute_s` (all of it), `after_s` (what is behind the last exchange), `free_s` (the step on unlimited links).
+        `compute_s` (all of it), `after_s` (what follows the last exchange), `free_s` (the step on unlimited links).
     """
     cluster, found = as_cluster(machine), {}
     for key, run in machine["free"].items():
@@ -127,15 +127,15 @@ def own_times(machine: dict[str, Any]) -> dict[str, dict[str, float]]:
 
 
 def relief(machine: dict[str, Any]) -> float:
-    """How much cheaper the exchange's software is where links are the bottleneck: cores / ranks, at most 1.
+    """Factor on the exchange's software cost where links are the bottleneck: cores / ranks, at most 1.
 
-    It was measured while all ranks wanted the cores. Ranks that wait for bytes leave the cores to one another.
+    That cost was measured while all ranks needed the cores. Ranks that wait for bytes leave the cores to the others.
     """
     return min(1.0, float(machine["cores"]) / float(machine["ranks"]))
 
 
 def quartiles(values: list[float]) -> list[float]:
-    """The three; a run is judged by the first, since other programs and TCP's tests of a link only lengthen steps."""
+    """The three quartiles; a run is judged by the first: other programs and TCP's probing only lengthen steps."""
     return statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
 
 
@@ -153,7 +153,7 @@ def describe_run(network: dict[str, Any], each: dict[str, Any], steps: list[list
         "name": f"{each['model']}, {network['hosts']} hosts, {way}, {rate}{levels}",
         "world": network["hosts"] - 1 if server else network["hosts"],
         "layout": layout(network),
-        # each host has its own link to other nodes: as many adapters as ranks
+        # each host has its own link to other nodes, so there are as many adapters as ranks
         "ranks_per_node": network["hosts"] // nodes if nodes > 1 else 1,
         "adapters_per_node": network["hosts"] // nodes if nodes > 1 else 1,
         "rate_mbit_s": bits_per_second(rate) / 1e6,
@@ -174,7 +174,7 @@ def with_constants(run: dict[str, Any], machine: dict[str, Any], own: dict[str, 
 
 
 def as_cluster(machine: dict[str, Any]) -> Cluster:
-    """The machine as the planner reads one; runs bring the rates of their links."""
+    """The machine as the planner reads one; each run supplies the rates of its links."""
     collectives = {
         name: cost | {"latency_us": cost["latency_us"] * relief(machine)}
         for name, cost in machine["collectives"].items()

@@ -1,9 +1,9 @@
-"""What a host of the network laboratory runs: training steps with one exchange after another, timed.
+"""What a host of the network laboratory runs: timed training steps, with one exchange after another.
 
 Called as a script with one argument, a JSON list of cases; prints one JSON list of results. Cases have a `kind`:
 `links` (give the links other speeds), `sync` (DDP steps through an Exchange), `server` (rank 0 serves, the others push
 and pull), `collectives`, `codecs` and `workload` (what the probe measures, on all hosts at once), and `turns` (groups
-of cases, all of them again and again, so that what drifts on the machine falls on all alike).
+of cases, repeated in turns, so that drift of the machine affects all alike).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Host:
             exchange.close()
 
     def _take_turns(self, groups: list[list[dict[str, Any]]], count: int) -> list[list[list[list[float]]]]:
-        """The steps of all turns, by group and case; each turn goes through the groups in an order of its own."""
+        """The steps of all turns, by group and case; each turn goes through the groups in a different order."""
         found: list[list[list[list[float]]]] = [[[] for _ in group] for group in groups]
         for turn in range(count):
             for index in random.Random(turn).sample(range(len(groups)), len(groups)):  # the same on all hosts
@@ -92,7 +92,7 @@ class Host:
             start, exposed = time.perf_counter(), exchange.exposed_seconds
             step()
             times.append([time.perf_counter() - start, exchange.exposed_seconds - exposed])
-        # steps follow one another without a barrier, as in training: what one rank waits, another gains
+        # no barrier between steps, as in training: one rank's wait is another's gain
         total = torch.tensor(times, dtype=torch.float64)
         dist.all_reduce(total)
         found: list[list[float]] = (total / dist.get_world_size()).tolist()
@@ -100,7 +100,7 @@ class Host:
 
 
 def _warm_up(step: Callable[[], None]) -> None:
-    """Steps for half a second, two at least: DDP groups its buckets anew, TCP finds out what the links let through."""
+    """Take steps for half a second, at least two: DDP rebuilds its buckets, and TCP finds the rate of the links."""
     begun, count, longest = time.perf_counter(), 0, torch.zeros(1)
     while count < 2 or longest.item() < 0.5:
         step()
@@ -111,7 +111,7 @@ def _warm_up(step: Callable[[], None]) -> None:
 
 
 def _change_links(commands: list[list[str]]) -> None:
-    """Let nothing be under way while the speeds change."""
+    """Change the speeds of links while no message is in flight."""
     dist.barrier()
     for command in commands:
         subprocess.run(command, check=True)
@@ -146,8 +146,8 @@ def _make_training(
 def _measure_workload(case: dict[str, Any]) -> dict[str, Any]:
     """Times of the model's layers while every host computes, as a workload file has them.
 
-    The layers are timed one by one; how long all of them take, and what comes after them, is measured on whole steps
-    under DDP with a hook that hands each bucket back at once.
+    The layers are timed one by one; how long they take together, and what follows them, is measured on whole steps
+    under DDP with a hook that returns each bucket at once.
     """
     model, images = _model_and_batch(case)
     dist.barrier()
@@ -191,7 +191,7 @@ def _time_server(case: dict[str, Any]) -> list[list[float]]:
             with lock:
                 weights.add_(gradient, alpha=-1e-6)
                 fresh = weights.clone()
-            # before the weights leave, for the reason given in `bigstep.exchange.messages.transfer`
+            # posted before the weights are sent, for the reason given in `bigstep.exchange.messages.transfer`
             if index + 1 < rounds:
                 coming = _receive(gradient, worker, tag=worker)
             dist.send(fresh, worker, tag=worker)
@@ -213,7 +213,7 @@ def _time_server(case: dict[str, Any]) -> list[list[float]]:
             thread.join()
     # the steady state: without the first update of each worker, and before the first worker stops
     steady = sorted(ends)[workers : len(ends) - workers + 1]
-    # one update of every worker at a time, since workers may come in pairs
+    # each interval spans one update of every worker, since updates may come in pairs
     return [[(later - sooner) / workers] for sooner, later in zip(steady, steady[workers:], strict=False)]
 
 
@@ -224,7 +224,7 @@ def _receive(tensor: Tensor, source: int, *, tag: int) -> dist.Work:
 
 
 def main() -> None:
-    """Join the group that the environment describes, run the cases of the argument, print the results."""
+    """Join the group that the environment describes, run the cases given as argument, print the results."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     host = Host()

@@ -24,7 +24,7 @@ from bigstep.tables.models import find_model
 __all__ = ["probe", "workload_to_mapping", "workload_to_yaml"]
 
 LOOPBACK_GBYTE_S = 1000.0
-"""Rate written for loopback: memory is the wire, so all that a byte costs is in the measured copying."""
+"""Rate written for loopback: memory is the wire, so the measured copying contains all that a byte costs."""
 
 
 def probe(
@@ -65,7 +65,7 @@ def probe(
         raise ConfigError(f"ranks is {ranks}, but a collective needs at least 2.")
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError("device is cuda, but torch sees no CUDA device; use device=cpu.")
-    of_tokens = bool(model) and find_model(model).input == "tokens"  # an unknown name is told before anything is timed
+    of_tokens = bool(model) and find_model(model).input == "tokens"  # refuses an unknown name before anything is timed
     try:
         out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=out):

@@ -38,7 +38,7 @@ def measure_workload(
 
     Each leaf module is run by itself on what it received in a forward pass of the whole model; modules without
     parameters count towards the layer before them. The times are then scaled so that they add up to those of the
-    whole model, which also does what lies between its modules.
+    whole model, which includes the work between its modules.
 
     Args:
         model: Any module that takes one tensor and returns one.
@@ -65,17 +65,17 @@ def measure_workload(
     forward, backward = _time(model, (sample,), repeats, sample.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
     update = _median(optimizer.step, repeats, sample.device)
-    took = time.perf_counter() - began  # its layers do again what it did
+    took = time.perf_counter() - began  # its layers repeat that work
     tell(f"{name}, layer by layer: {len(leaves)} layers, about {took:.0f} s" if took > 1 else f"{name}, layer by layer")
     timed = [(leaf, *_time(leaf.module, leaf.inputs, repeats, sample.device)) for leaf in leaves]
     scale_f = forward / max(1e-12, sum(row[1] for row in timed))
     scale_b = backward / max(1e-12, sum(row[2] for row in timed))
     batch = sample.shape[0]
-    # used without a call, as a table of positions may be: its gradient is complete at the end of the backward pass
+    # used without a module's call, such as a table of positions: its gradient is complete when the backward pass ends
     layers: list[Layer] = [Layer(name="without a module", shapes=unseen)] if unseen else []
     counted: set[Tensor] = set()
     for leaf, leaf_f, leaf_b in timed:
-        # a tied one is its first layer's: there, at the end of the backward pass, its gradient is complete
+        # a tied one belongs to its first layer: its gradient is complete there, late in the backward pass
         own_parameters = [parameter for parameter in leaf.module.parameters() if parameter not in counted]
         counted.update(own_parameters)
         shapes = tuple(tuple(parameter.shape) for parameter in own_parameters)
@@ -136,7 +136,7 @@ def _record(model: nn.Module, sample: Tensor) -> list[_Leaf]:
 
 def _time(module: nn.Module, inputs: tuple[Tensor, ...], repeats: int, device: torch.device) -> tuple[float, float]:
     """Median seconds of forward and of backward."""
-    # a copy, since modules such as an in-place ReLU write into what they get; none for integers
+    # copies, since modules such as an in-place ReLU overwrite their inputs; integers have no gradient
     leaves = tuple(value.clone().requires_grad_(value.is_floating_point()) for value in inputs)
     forwards, backwards = [], []
     for repeat in range(repeats + 1):
@@ -153,7 +153,7 @@ def _time(module: nn.Module, inputs: tuple[Tensor, ...], repeats: int, device: t
 
 
 def _first(output: Tensor | tuple[Tensor, ...]) -> Tensor:
-    """What the next layer sees: a recurrent one returns its last state beside it."""
+    """What the next layer sees: a recurrent layer returns its last state besides."""
     return output if isinstance(output, Tensor) else output[0]
 
 

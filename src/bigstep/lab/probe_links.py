@@ -36,7 +36,7 @@ SIZES = (1_024, 65_536, 1_048_576, 4_194_304, 16_777_216)
 def measure_collectives(ranks: int, *, repeats: int = 5) -> dict[str, list[tuple[int, float]]]:
     """Time every collective over `ranks` processes of this machine; returns (bytes, seconds) by name."""
     with scratch_folder() as folder:
-        # each rank is a node of its own: over loopback there is but one kind of link
+        # every rank counts as a node: over loopback there is only one kind of link
         mp.start_processes(_serve, args=(ranks, repeats, str(folder)), nprocs=ranks, start_method="spawn")  # type: ignore[attr-defined,no-untyped-call]  # torch's
         found: dict[str, list[tuple[int, float]]] = torch.load(folder / "result.pt", weights_only=True)
     return found
@@ -61,7 +61,7 @@ def time_collectives(repeats: int, sizes: Sequence[int] = SIZES) -> dict[str, li
     world = World.join(group, ranks_per_node=1)
     found: dict[str, list[tuple[int, float]]] = {}
     for name, entry in RUNNABLE.items():
-        if not entry.sums or entry.joins:  # what joins others costs what they do
+        if not entry.sums or entry.joins:  # one that joins others costs what they cost
             continue
         collective = load(entry.home)(world)
         buffers = [torch.zeros(size // 4) for size in sizes]
@@ -126,7 +126,7 @@ def fit_cost(name: str, points: Sequence[tuple[int, float]], ranks: int, ranks_p
 
 
 def without_codec(points: Sequence[tuple[int, float]], speed: Mapping[str, float]) -> list[tuple[int, float]]:
-    """Take encoding and decoding out of the times of an exchange of codes; at least a tenth of each time stays."""
+    """Subtract encoding and decoding from the times of an exchange of codes, but leave a tenth of each at least."""
     per_byte = 1e-9 / speed["encode_gbyte_s"] + 1e-9 / speed["decode_gbyte_s"]
     return [(size, max(seconds / 10, seconds - size * per_byte)) for size, seconds in points]
 
@@ -169,7 +169,7 @@ def _time_blocks(codec: BlockCodec, code: BlockCode, values: torch.Tensor, repea
     message = torch.zeros(nbytes, dtype=torch.uint8)
     return (
         _alone(lambda: codec.encode(flat, kept, blocks, message), repeats),
-        # the owner unpacks and adds all ranks' codes of its slice, and everybody unpacks the result
+        # the owner unpacks and adds all ranks' codes of its slice, and every rank unpacks the result
         2 * _alone(lambda: codec.decode(message, blocks, flat), repeats),
     )
 

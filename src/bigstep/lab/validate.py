@@ -1,7 +1,7 @@
 """`bigstep plan --validate-local`: real training steps on shaped links beside the planner's predictions.
 
 First the machine is measured in the laboratory on links that do not limit it (`bigstep.lab.machine`). Then
-every case (`bigstep.lab.cases`) is measured, and predicted from those constants and the rate of its
+every case (`bigstep.lab.cases`) is measured, and predicted from those constants and the rates of its
 links.
 """
 
@@ -26,7 +26,7 @@ Tell = Callable[[str], object]
 
 
 def measure(*, quick: bool = False, only: str = "", tell: Tell = lambda line: None) -> dict[str, Any]:
-    """Measure the machine and every run; needs root and `ip netns`. About 15 minutes, 1 where it has to be quick."""
+    """Measure the machine and every run; needs root and `ip netns`. Takes about 15 minutes, or 1 if `quick`."""
     started = time.monotonic()
     grid = [(network, cases) for network, cases in networks(quick) if only in json.dumps(network)]
     machines, runs = {}, []
@@ -50,7 +50,7 @@ def validate_local(
 
     Args:
         path: Where to write the result.
-        measured: A file of an earlier call, to predict its runs again without measuring.
+        measured: The result file of an earlier call, whose runs are predicted again without measuring.
         quick: Five runs instead of 62.
         only: Leave out networks whose arguments, written as JSON, do not contain this text.
         tell: Called with a line of text as the work goes on.

@@ -1,5 +1,5 @@
 "use strict";
-// five letters hold four bytes; a shorter last group is padded with the highest letter
+// five characters hold four bytes; a shorter last group is padded with the highest digit
 function bytesOf(text) {
   const alphabet = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%,()*+-;.=>?@^_`{|}~";
   const value = new Uint8Array(128);

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["charts_of"]
 
 BANDED = 6
-"""Up to so many groups show the range of their seeds as a band; more bands would hide one another."""
+"""Up to this many groups show the range of their seeds as a band; more bands would hide one another."""
 POINTS = 3_000
 """Points of one chart over all its lines, which keeps a report small."""
 
@@ -36,18 +36,18 @@ def charts_of(study: Study) -> list[Chart]:
     found += [
         _curves(study, f"{key}-time", f"{named} over time", "evaluations", "seconds", measure.key, f"time ({unit})",
                 f"The steeper a line {'falls' if measure.falls else 'rises'} and the further left it ends, the sooner "
-                f"that {measure.name} was there.", divide),
+                f"that {measure.name} was reached.", divide),
         _curves(study, f"{key}-samples", f"{named} over {amount}", "evaluations", amount, measure.key,
-                f"training {amount} seen", f"Speed of the machine taken out: what each {each} was worth."),
+                f"training {amount} seen", f"What each {each} was worth, whatever the speed of the machine."),
         _curves(study, "perplexity", "Perplexity", "evaluations", amount, "perplexity", f"training {amount} seen",
-                "Between how many tokens the model is still undecided, on held-out text.") if study.is_text else None,
+                "How many equally likely tokens would be as uncertain (held-out text).") if study.is_text else None,
         _curves(study, "loss", "Training loss", "train", "epoch", "loss", "epoch",
                 "Loss of the training batches, averaged over neighbouring steps."),
         _curves(study, "lr", "Learning rate", "train", "epoch", "lr", "epoch", "The rate that each step really used."),
         _curves(study, "batch", "Global batch", "train", "epoch", "batch", "epoch",
                 f"{study.unit.capitalize()} in each step over all workers; an epoch's smaller last batch is left out."),
         _curves(study, "noise-scale", "Gradient noise scale", "train", "epoch", "noise_scale", "epoch",
-                f"The batch, in {study.unit}, that needs twice the fewest possible steps; beyond it they are wasted."),
+                f"The batch, in {study.unit}, that needs twice the fewest possible steps; larger ones waste samples."),
     ]  # fmt: skip
     charts = [chart for chart in [*found, *tradeoff_charts(study)] if chart is not None]
     charts.sort(key=lambda chart: not (chart.key == "against-batch" and chart.wide))  # what such a study is about
@@ -78,14 +78,14 @@ def _curves(
     most = max(24, min(200, POINTS // len(groups)))
     lines = [(index, group, group_line(group.outcomes, kind, x, y, most)) for index, group in enumerate(groups)]
     drawn = [(index, group, line) for index, group, line in lines if line is not None]
-    if not any(len(set(line.x)) > 1 for _, _, line in drawn):  # a dot is no curve; the tables have it
+    if not any(len(set(line.x)) > 1 for _, _, line in drawn):  # one point is not a curve; the tables have it
         return None
     measure = study.measure if y == study.measure.key else None
     scale = measure.scale if measure else 1.0
     hovermode = "x unified" if len(drawn) <= BANDED else "closest"
     names = {"loss": "loss", "lr": "learning rate", "batch": study.unit, "noise_scale": study.unit,
              "perplexity": "perplexity", study.measure.key: study.measure.axis}  # fmt: skip
-    named = 1 < len(drawn) <= BANDED  # more names would leave no room; there the buttons above are the legend
+    named = 1 < len(drawn) <= BANDED  # more names leave no room; then the buttons above are the legend
     made = figure(x_title, names[y], hovermode=hovermode, showlegend=named, legend=LEGEND if named else None)
     for index, group, line in drawn:
         across = [value / divide for value in line.x]
@@ -108,7 +108,7 @@ def _curves(
     if y in ("batch", "lr"):
         made.update_yaxes(rangemode="tozero")
     if y in ("noise_scale", "perplexity"):
-        # they change by orders of magnitude; with more ticks a level line has digits without their zeros beside it
+        # both span orders of magnitude; with more ticks, a nearly flat line is labelled with digits without zeros
         made.update_yaxes(type="log", nticks=5, tickformat="~s")
     return Chart(key, title, caption, made.to_plotly_json())
 
@@ -130,7 +130,7 @@ def _band(index: int, across: Sequence[float], line: Line, scale: float) -> dict
 
 
 def _focus(made: Figure, lines: Sequence[Line], measure: Measure) -> str:
-    """End the axis where the lines part from one another, not at the first epoch's result."""
+    """End the axis where the lines separate, not at the result of the first epoch."""
     every = [value for line in lines for value in line.y]
     best, worst = measure.best(every), measure.worst(every)
     if abs(best - worst) <= 2 * measure.near:
@@ -145,14 +145,14 @@ def _focus(made: Figure, lines: Sequence[Line], measure: Measure) -> str:
 
 
 def _finals(study: Study) -> Chart | None:
-    """Every seed a dot, the median a bar, best group on top."""
+    """Each seed is a dot, the median a bar; the best group is on top."""
     groups = [group for group in study.groups if group.median is not None][:DRAWN]
     if not groups:
         return None
     measure, best = study.measure, groups[0].median or 0.0
     near = [value for group in groups for value in group.scores if measure.gain(best, value) <= measure.near]
     last, first = measure.worst(near), measure.best(near)
-    room = max(measure.near / 75, 0.06 * abs(first - last)) * (-1 if measure.falls else 1)  # points to what is better
+    room = max(measure.near / 75, 0.06 * abs(first - last)) * (-1 if measure.falls else 1)  # towards the better side
     made = figure(measure.axis, "", height=max(220, 70 + 30 * len(groups)))
     edge = last - 2.5 * room
     for index, group in enumerate(groups):
@@ -172,7 +172,7 @@ def _finals(study: Study) -> Chart | None:
 
 
 def _dots(made: Figure, index: int, group: Group, row: int, last: float, beyond: float) -> None:
-    """Draw the seeds of one group; what is worse than `last` becomes one mark at `beyond`, past every dot."""
+    """Draw the seeds of one group; results worse than `last` become one mark at `beyond`, past every dot."""
     color, _ = style_of(index)
     measure, scale = group.measure, group.measure.scale
     told = f"{safe(group.label)}<br>median {measure.cell(group.median)}, {plural(group.n, 'seed')}"

@@ -26,7 +26,7 @@ def report_command(
     Args:
         paths: Run folders, or folders that hold some.
         html: Where to write a page.
-        csv: Where to write a row a run.
+        csv: Where to write one row per run.
         markdown: Print a Markdown table instead of plots.
         quiet: Print nothing.
     """

@@ -48,7 +48,7 @@ class Group:
 
     @cached_property
     def counted(self) -> tuple[Outcome, ...]:
-        """Runs whose figures count: those that ended; where none has, what they have reached so far."""
+        """Runs whose figures count: those that ended, or, if none has, all of them as far as they got."""
         return tuple(o for o in self.outcomes if o.status not in ("running", "stopped", "unfinished")) or self.outcomes
 
     @cached_property
@@ -78,38 +78,38 @@ class Group:
 
     @property
     def subject(self) -> tuple[str, str, str]:
-        """What is trained on what, by whose rules: results and speeds of other subjects make no curve with these."""
+        """Name, model and task: only groups that share all three belong on one curve of results or speeds."""
         first = self.outcomes[0]
         return first.name, first.model, first.task
 
     @property
     def failures(self) -> int:
-        """Runs that diverged, failed or ended without a word; one that was asked to stop has not failed."""
+        """Runs that diverged, failed or ended without recording why; one that was asked to stop has not failed."""
         return sum(outcome.status not in ("finished", "running", "stopped") for outcome in self.outcomes)
 
     @property
     def stopped(self) -> int:
-        """Runs that were asked to stop, and can go on."""
+        """Runs that were asked to stop and can be resumed."""
         return sum(outcome.status == "stopped" for outcome in self.outcomes)
 
     @property
     def running(self) -> int:
-        """Runs that still go on."""
+        """Runs still in progress."""
         return sum(outcome.status == "running" for outcome in self.outcomes)
 
     @property
     def got_going(self) -> bool:
-        """Whether it took steps enough for a speed: of a run that hardly began, the slow first one is all there is."""
+        """Whether it took enough steps for a speed: in a very short run, the slow first step dominates."""
         return (self.median_of("steps") or math.inf) >= STEPS_OF_A_SPEED
 
     def median_of(self, name: str) -> float | None:
-        """Median over the runs of one figure of `Outcome`; what a failed run came to counts only where all failed."""
+        """Median over the runs of one figure of `Outcome`; failed runs count only if all failed."""
         whole = [outcome for outcome in self.counted if not outcome.failure] or self.counted
         values = [value for outcome in whole if (value := getattr(outcome, name)) is not None]
         return statistics.median(values) if values else None
 
     def seconds_to(self, target: float) -> float | None:
-        """Median time to the target, infinite where a run never came there; None unless more than half of them did."""
+        """Median time to the target, infinite for a run that never reached it; None unless more than half did."""
         key, falls = self.measure.key, self.measure.falls
         found = (outcome.seconds_to(target, key, falls=falls) for outcome in self.counted)
         middle = statistics.median(math.inf if seconds is None else seconds for seconds in found)
@@ -119,12 +119,12 @@ class Group:
 def group_runs(outcomes: Sequence[Outcome], measure: Measure = ACCURACY) -> list[Group]:
     """Group runs over seeds and name the groups, best median first.
 
-    A group is named by its recipe, or as a suite called it, and, where several groups share that name, by the
-    settings in which they differ.
+    A group has the name of its recipe, or the one that a suite gave it; where several groups share a name, the
+    settings in which they differ are added.
     """
     found: dict[tuple[object, ...], list[Outcome]] = {}
     for outcome in outcomes:
-        whole_name = str(outcome.run.facts.get("name") or outcome.name)  # what is shown may be cut
+        whole_name = str(outcome.run.facts.get("name") or outcome.name)  # the displayed name may be truncated
         key = (whole_name, outcome.recipe, outcome.preset, *sorted(outcome.settings.items()))
         found.setdefault(key, []).append(outcome)
     namesakes: dict[str, list[list[Outcome]]] = {}
@@ -147,12 +147,12 @@ def group_runs(outcomes: Sequence[Outcome], measure: Measure = ACCURACY) -> list
 
 MATTER = ("data.name", "model", "loss", "preset", "batch", "epochs", "optimizer.name", "lr.base",
           "exchange.collective", "exchange.codec", "precision", "asynchronous.replicas", "ranks")  # fmt: skip
-"""Settings that people compare, in the order in which a name tells them. Others, such as a schedule that was stretched
-with the epochs, are told only where runs could not be told apart without them."""
+"""Settings that people compare, in the order in which a name lists them. Others, such as a schedule that was stretched
+with the epochs, appear only where two groups would otherwise have the same name."""
 
 
 def _telling(outcomes: Sequence[Outcome]) -> list[str]:
-    """Choose the settings that name the groups: those that differ and matter, then what else keeps two apart."""
+    """Choose the settings that name the groups: up to three that differ and matter, then any that keep two apart."""
     tables = [naming_facts(outcome) for outcome in outcomes]
     names = list(dict.fromkeys(name for table in tables for name in table))
     differing = [name for name in names if len({table.get(name, "") for table in tables}) > 1]
@@ -174,7 +174,7 @@ def naming_facts(outcome: Outcome) -> dict[str, str]:
 
 def _words(field: str, outcome: Outcome) -> str:
     value = naming_facts(outcome).get(field, "")
-    if not value:  # it is set in a namesake alone
+    if not value:  # only another group of this name sets it
         return ""
     short = value if len(value) <= 24 else value[:23] + "…"
     return short if field in ("preset", "model", "data.name") else f"{field.rpartition('.')[2]} {short}"
@@ -185,7 +185,7 @@ def permutation_p(a: Sequence[float], b: Sequence[float]) -> float:
 
         p = #{splits with |mean - mean'| >= |mean(a) - mean(b)|} / #splits
 
-    All splits are counted where there are at most 20,000; beyond, 2,000 drawn with a fixed seed.
+    All splits are counted where there are at most 20,000; otherwise 2,000 are drawn with a fixed seed.
 
     >>> permutation_p([0.91, 0.92, 0.93], [0.81, 0.82, 0.83])
     0.1
@@ -212,7 +212,7 @@ def permutation_p(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def told_apart(a: Sequence[float], b: Sequence[float]) -> Verdict:
-    """Judge whether two sets of results differ by more than their seeds do (the rule is this module's docstring).
+    """Judge whether two sets of results differ by more than their seeds do (the module's docstring has the rule).
 
     >>> told_apart([0.88, 0.881, 0.882], [0.80, 0.801, 0.802])
     'apart'

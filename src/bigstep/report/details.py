@@ -1,4 +1,4 @@
-"""What stands behind every number: settings, machine, versions, commit, seeds and folders."""
+"""The provenance of every number: settings, machine, versions, commit, seeds and folders."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LISTED = 200
 
 
 def details_of(study: Study) -> dict[str, Any]:
-    """Gather what all groups share once, and for every group what is its own."""
+    """Gather what all groups share, once, and for each group what is specific to it."""
     groups = study.groups[:DETAILED]
     shared = dict(groups[0].outcomes[0].settings)
     for group in groups:

@@ -1,4 +1,4 @@
-"""What each technique brings: groups that leave one out beside the whole system."""
+"""What each technique brings: groups that leave one out, compared with the whole system."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Effect:
 
 
 def effects_of(groups: Sequence[Group], measure: Measure = ACCURACY) -> list[Effect]:
-    """Compare every group that leaves something out with the whole system, in order of what that brings."""
+    """Compare every group that leaves out a technique with its whole system; per system, the largest gain first."""
     found = []
     for group in groups:
         system, technique = group.outcomes[0].recipe, group.outcomes[0].without
@@ -62,7 +62,7 @@ def effects_of(groups: Sequence[Group], measure: Measure = ACCURACY) -> list[Eff
 
 
 def _whole_of(lacking: Outcome, groups: Sequence[Group]) -> Group | None:
-    """The whole system that a run lacks something of: other suites may have run it too, in other epochs or batches."""
+    """The whole system, from the group with the nearest settings: other suites may have run it too, differently."""
 
     def differences(group: Group) -> int:
         first = group.outcomes[0]

@@ -1,6 +1,6 @@
-"""What all charts share: the palette, an empty figure in the page's style, and a figure with its words.
+"""What all charts share: the palette, an empty figure in the page's style, and `Chart`, a figure with its text.
 
-Colours of text, grid and background are left to the page, which sets them for light, dark and paper.
+Colours of text, grid and background are left to the page, which sets them for light mode, dark mode and print.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ PALETTE = (
 DASHES = ("solid", "dash", "dot")
 DRAWN = len(PALETTE) * len(DASHES)
 LEGEND = {"traceorder": "normal", "orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "xanchor": "left"}
-"""Above the chart whose lines it names."""
+"""The legend stands above its chart."""
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A figure with its heading, and its message in words for those who cannot see it."""
+    """A figure with its heading, and its message in words for readers who cannot see it."""
 
     key: str
     title: str

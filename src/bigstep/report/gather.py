@@ -11,15 +11,15 @@ from bigstep.records import Run, read_run
 __all__ = ["gather", "run_folders"]
 
 ROWS_IN_ALL = 400_000
-"""Training rows kept over all runs: more than any chart shows, and what fits in memory with 10,000 runs."""
+"""Training rows kept over all runs: more than any chart shows, and few enough for memory with 10,000 runs."""
 
 
 def gather(paths: Sequence[Path], tell: Callable[[str], None] = lambda line: None) -> list[Run]:
     """Read every run under the given paths, each once.
 
     Args:
-        paths: Run folders (with run.json), or folders that hold run folders at any depth; one among several in such a
-            folder that cannot be read is left out.
+        paths: Run folders (with run.json), or folders that hold run folders at any depth; of several in such a
+            folder, those that cannot be read are left out.
         tell: Called with a sentence about each run that is left out.
 
     Returns:
@@ -29,7 +29,7 @@ def gather(paths: Sequence[Path], tell: Callable[[str], None] = lambda line: Non
     for path in paths:
         found = list(run_folders(path))
         if not found:
-            what = "holds no run folder (one with run.json)" if path.is_dir() else "does not exist or is no folder"
+            what = "holds no run folder (one with run.json)" if path.is_dir() else "does not exist or is not a folder"
             raise DataError(f"{path} {what}; give the folder that `bigstep train` wrote.")
         for folder in found:
             folders.setdefault(folder.resolve(), folder)
@@ -59,7 +59,7 @@ def run_folders(path: Path) -> Iterator[Path]:
 
 
 def _thin(run: Run, most: int) -> Run:
-    """Keep `most` training rows at even distances, the first and the last among them."""
+    """Keep `most` evenly spaced training rows, the first and the last among them."""
     train = run.train
     if len(train) <= most:
         return run

@@ -1,6 +1,6 @@
 """The page's two tables as columns and cells: groups over seeds, and all runs.
 
-A cell is its text, or [text, what to sort by], or [text, what to sort by, where it links to].
+A cell is its text, or [text, sort key], or [text, sort key, link target].
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def groups_grid(study: Study) -> dict[str, Any]:
 
 
 def effects_grid(study: Study) -> dict[str, Any]:
-    """Lay out one row a technique that was left out of a system."""
+    """Lay out one row for each technique that was left out of a system."""
     columns = [
         _column("System"), _column("Technique"), _column(f"Brings ({study.measure.of_gap.strip() or 'loss'})", True),
         _column("Sure?"), _column("Costs (time)", True), _column("Failed without", True),
@@ -108,7 +108,7 @@ def runs_grid(study: Study) -> dict[str, Any]:
 
 def _grid(key: str, title: str, columns: list[dict[str, Any]], rows: list[list[Any]]) -> dict[str, Any]:
     names = (row[0] if isinstance(row[0], str) else row[0][0] for row in rows)
-    widest = max(map(len, names), default=0)  # long names are broken, short ones leave their room to the figures
+    widest = max(map(len, names), default=0)  # sets a column's width: long names wrap, short ones leave room
     return {"key": key, "title": title, "columns": columns, "rows": rows, "widest": widest}
 
 

@@ -85,7 +85,7 @@ def render(study: Study) -> str:
 
 
 def _compared(study: Study) -> list[str]:
-    """The columns of recipes beside their papers; those of images and those of text have not the same rows."""
+    """The columns of recipes beside their papers: all rows that occur, since images and text differ in theirs."""
     rows = (what for _, paper in study.published for what, _, _ in paper.rows)
     return [what for what in dict.fromkeys(rows) if what not in ("data", "workers", "hardware")]
 

@@ -1,7 +1,7 @@
 """What runs are ranked by: accuracy for images, bits per byte for text, the loss for tokens of unknown length.
 
-Everything that a report says of a result goes through a measure: which way is better, how a figure and a difference of
-two are written, and what counts as near.
+Everything that a report says about a result goes through a measure: which direction is better, how a figure and a
+difference of two are written, and what counts as near.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ class Measure:
     """What a chart multiplies it by."""
     digits: int
     unit: str = ""
-    """Behind a figure, where its name does not stand beside it."""
+    """Written after a figure that stands without its name."""
     of_gap: str
-    """Behind a difference of two."""
+    """Written after a difference of two figures."""
     far: float
-    """A difference that a summary names."""
+    """A summary lists the groups that are further than this behind the best."""
     near: float
-    """A difference up to which a chart shows what it ranks; what lies further off gets a mark at the edge."""
+    """A chart shows results up to this far from the best; those further off get a mark at the edge."""
     step: float
     """A target is a multiple of this."""
 
     def cell(self, value: float | None) -> str:
-        """Write a figure beside its name.
+        """Write a figure whose name stands beside it.
 
         >>> ACCURACY.cell(0.8835), BITS_PER_BYTE.cell(2.5114), LOSS.cell(None)
         ('88.35 %', '2.511', '–')
@@ -48,7 +48,7 @@ class Measure:
         return "–" if value is None else f"{self.scale * value:.{self.digits}f}{' %' if self.scale == 100 else ''}"
 
     def text(self, value: float | None) -> str:
-        """Write a figure that stands alone.
+        """Write a figure that stands without its name.
 
         >>> ACCURACY.text(0.8835), BITS_PER_BYTE.text(2.5114), LOSS.text(0.25)
         ('88.35 %', '2.511 bits per byte', 'a loss of 0.2500')
@@ -96,7 +96,7 @@ class Measure:
         return self.gain(value, target) >= 0
 
     def target_below(self, best: float) -> float:
-        """Return what is a little less than the best: a step or two away, as a round figure.
+        """Return a round figure that is one to two steps worse than the best.
 
         >>> ACCURACY.target_below(0.8835), BITS_PER_BYTE.target_below(2.511), LOSS.target_below(0.2)
         (0.87, 2.6, 0.25)
@@ -121,9 +121,9 @@ LOSS = Measure(
 
 
 def measure_of(outcomes: Sequence[Outcome]) -> Measure:
-    """Return what some runs can be ranked by.
+    """Return the measure by which all of some runs can be ranked.
 
-    Losses are compared among sequences only: of other tasks one cannot know whether they are the same.
+    Losses are compared among sequences only: for other data, the records do not show whether the tasks are the same.
     """
     known = [outcome for outcome in outcomes if outcome.evaluations or outcome.eval_loss is not None] or list(outcomes)
     if all(outcome.bits_per_byte is not None for outcome in known):

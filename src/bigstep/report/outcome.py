@@ -1,4 +1,4 @@
-"""One run as reports see it: names, settings and figures from its records, with gaps where they are silent."""
+"""One run as reports see it: names, settings and figures from its records, with None for what they lack."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PARTS = ("compute", "exchange", "data")
 """Where the time of a step goes; exchange is the part that computation does not hide."""
 
 NAMED_APART = ("recipe", "preset", "seed")
-"""Settings that a report shows in places of their own."""
+"""Settings that a report shows elsewhere."""
 
 
 Status = Literal["finished", "diverged", "failed", "running", "stopped", "unfinished"]
@@ -27,7 +27,7 @@ Status = Literal["finished", "diverged", "failed", "running", "stopped", "unfini
 
 @dataclass(frozen=True)
 class Outcome:
-    """A run in figures; None means that the record does not tell."""
+    """A run in figures; None means that the records do not say."""
 
     run: Run
     name: str
@@ -39,15 +39,15 @@ class Outcome:
     model: str
     data: str
     task: str
-    """The data with what else tells them from others of that name: accuracies compare within a task only."""
+    """The data set and, if recorded, its fingerprint; accuracies compare only within a task."""
     unit: str
-    """What its samples are: images, sequences or, of a user's own data, samples."""
+    """What its samples are called: images, sequences or, for a user's own data, samples."""
     seed: int | None
     settings: dict[str, str]
     status: Status
-    """Stopped is what was asked to stop and can go on; unfinished is what ended without a word."""
+    """Stopped: it was asked to stop and can be resumed; unfinished: it ended without recording why."""
     failure: str
-    """The sentence with which it failed, as a suite recorded it."""
+    """Its error, as a suite recorded it, or else empty."""
     accuracy: float | None
     accuracy_last5: float | None
     """Median of the last five epochs."""
@@ -57,7 +57,7 @@ class Outcome:
     loss: float | None
     seconds: float | None
     epochs: float | None
-    """Those that it went through, which may be fewer than it was asked for."""
+    """Epochs completed, which may be fewer than were asked for."""
     steps: int | None
     samples: int | None
     batch: int | None
@@ -66,7 +66,7 @@ class Outcome:
     ranks: int | None
     images_per_s: float | None
     length: float | None
-    """Tokens of a sample; None where samples are no sequences."""
+    """Tokens per sample; None where samples are not sequences."""
     per_1000: dict[str, float]
     """Seconds that 1,000 images take, by part."""
     bytes_sent: float | None
@@ -83,7 +83,7 @@ class Outcome:
 
     @property
     def evaluated_loss(self) -> float | None:
-        """Loss of the last evaluation: all that there is where outputs are no scores of classes."""
+        """Loss of the last evaluation: the only result where outputs are not class scores."""
         return number(self.evaluations[-1].get("eval_loss")) if self.evaluations else None
 
     @property
@@ -98,18 +98,19 @@ class Outcome:
 
     @property
     def speed(self) -> tuple[float | None, str]:
-        """How much it trained on in a second, and of what: tokens where samples are sequences."""
+        """Training speed per second, and its unit: tokens where samples are sequences."""
         return (self.tokens_per_s, "tokens") if self.length else (self.images_per_s, self.unit)
 
     def score(self, key: str) -> float | None:
-        """Return what was reached, by its name in the rows of an evaluation."""
+        """Return a result by its name in the rows of an evaluation."""
         found: float | None = getattr(self, key)
         return found
 
     def seconds_to(self, target: float, key: str = "accuracy", *, falls: bool = False) -> float | None:
         """Return the time of the first evaluation that reached the target, or None if none did.
 
-        An asynchronous run evaluates beside training, the last time after its end: the weights were there by then.
+        At most the time of the whole run: an asynchronous run's last evaluation ends after training, on weights that
+        were reached by then.
         """
         for row in self.evaluations:
             score = number(row.get(key))
@@ -120,7 +121,7 @@ class Outcome:
 
 
 def unit_of(data: str) -> str:
-    """Say what the samples of a data set are, by its name.
+    """Return what the samples of a data set are called, by its name.
 
     >>> unit_of("cifar10"), unit_of("shakespeare"), unit_of("my_package:data")
     ('images', 'sequences', 'samples')
@@ -141,7 +142,7 @@ def outcome_of(run: Run) -> Outcome:
     workers = _mapping(config.get("workers"))
     ranks = _first(result.get("ranks"), run.facts.get("ranks"))
     diverged = bool(train) and number(final.get("loss")) is None
-    # what a failed run had reached on its way is no result
+    # what a failed run had reached before it failed is not a result
     accuracy = None if failure else _first(result.get("accuracy"), last.get("accuracy"))
     seconds = _first(result.get("seconds"), last.get("seconds"), final.get("seconds"))
     samples = _first(result.get("samples"), last.get("samples"), final.get("samples"))
@@ -188,12 +189,12 @@ def outcome_of(run: Run) -> Outcome:
 
 
 def _as_used(config: dict[str, Any], used: Mapping[str, Any], fingerprint: object) -> dict[str, Any]:
-    """The configuration with a user's own pieces in place of the names that they stood in for."""
+    """The configuration with a user's own pieces in place of the names that they replaced."""
     own = {name: used[name] for name in ("model", "parameters", "loss", "optimizer") if name in used}
     if "data" in used:
         named = _mapping(config.get("data"))
         own["data"] = {**named, "name": used["data"]}
-        if fingerprint and not named.get("holdout"):  # what is held out follows the seed, and so would the fingerprint
+        if fingerprint and not named.get("holdout"):  # the held-out samples, and so the fingerprint, depend on the seed
             own["data"]["fingerprint"] = fingerprint
     return {**config, **own}
 
@@ -209,7 +210,7 @@ def _status(diverged: bool, run: Run, failure: str) -> Status:
 
 
 def _told_by_label(bench: Mapping[str, Any], recipe: str) -> str:
-    """Records of the first release say what was left out in the label only."""
+    """Records of the first release name the omitted technique in the label only."""
     return str(bench.get("label", "")).removeprefix(recipe).partition(" without ")[2]
 
 
@@ -230,14 +231,14 @@ def _whole(value: float | None) -> int | None:
 
 
 def _cut_short(config: Mapping[str, Any], result: Mapping[str, Any], *last: Mapping[str, Any]) -> int | None:
-    """The steps after which a run was to end before its epochs did: its result is that of a shorter run."""
+    """The steps of a run that was limited to fewer than its epochs have: its result is that of a shorter run."""
     asked, reached = number(config.get("epochs")), [number(row.get("epoch")) or 0.0 for row in last if row]
     early = asked is not None and bool(reached) and max(reached) < asked * (1 - 1e-9)
     return _whole(number(result.get("steps"))) if early else None
 
 
 def _settings(config: Mapping[str, Any], ranks: object, device: object, steps: int | None) -> dict[str, str]:
-    """Everything that makes two runs different experiments, written short."""
+    """Everything that makes two runs different experiments, in short form."""
     # where and how fast it computed, and where it ended
     facts = {"ranks": ranks, "device": device, "kernels": config.get("kernels"), "steps": steps}
     pairs = [*flatten(config), *((name, value) for name, value in facts.items() if value is not None)]
@@ -258,10 +259,10 @@ def _short(value: object) -> str:
 
 
 def _batches(config: Mapping[str, Any], result: Mapping[str, Any]) -> tuple[float | None, str]:
-    """The first global batch, and all stages of batch-size control as text: what was decided where plan is auto."""
+    """The first global batch, and all stages of batch-size control as text; with plan auto, those it decided on."""
     stages = [_mapping(config.get("workers"))]
     if _mapping(config.get("asynchronous")).get("method", "none") != "none":
-        stages[0] = {**stages[0], "count": 1}  # every update is of one worker's share
+        stages[0] = {**stages[0], "count": 1}  # each update uses one worker's share
     later = result.get("plan") if config.get("plan") == "auto" else config.get("plan")
     stages += [_mapping(stage) for stage in later] if isinstance(later, list | tuple) else []
     found = []
@@ -281,7 +282,7 @@ def _rate(train: list[dict[str, Any]], samples: float | None, seconds: float | N
 
 
 def _length(train: list[dict[str, Any]]) -> float | None:
-    """Tokens of a sample, as two speeds of the same step tell it."""
+    """Tokens per sample: the ratio of two recorded speeds of the same step."""
     for row in train:
         tokens, samples = number(row.get("tokens_per_s")), number(row.get("images_per_s"))
         if tokens and samples:
@@ -290,7 +291,7 @@ def _length(train: list[dict[str, Any]]) -> float | None:
 
 
 def _counted(rows: list[dict[str, Any]], length: float | None) -> list[dict[str, Any]]:
-    """The rows with the tokens that were seen, where samples are sequences."""
+    """The rows, with the number of tokens seen added where samples are sequences."""
     if length is None:
         return rows
     return [{**row, "tokens": samples * length} if (samples := number(row.get("samples"))) else row for row in rows]

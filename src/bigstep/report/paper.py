@@ -15,7 +15,7 @@ __all__ = ["BesidePaper", "beside_paper"]
 
 @dataclass(frozen=True)
 class BesidePaper:
-    """Rows (what, here, published) and the differences that forbid or permit a comparison."""
+    """Rows (what, here, published) and the differences that limit a comparison."""
 
     system: str
     source: str
@@ -25,12 +25,12 @@ class BesidePaper:
     note: str
 
     def told(self, what: str) -> tuple[str, str]:
-        """What stands here and there in the row of this name; not every paper has them all."""
+        """The cells of this run and of the paper in the row of this name; dashes where there is no such row."""
         return next(((here, there) for name, here, there in self.rows if name == what), ("–", "–"))
 
 
 def beside_paper(outcome: Outcome, reached: float | None, measure: Measure = ACCURACY) -> BesidePaper | None:
-    """Lay a run and what it (or its group) reached beside the published result; None where none is recorded."""
+    """Set a run and what it (or its group) reached beside the published result; None if the record has none."""
     facts = outcome.run.facts.get("published")
     if not isinstance(facts, Mapping) or not facts or facts.get("ours"):
         return None
@@ -38,7 +38,7 @@ def beside_paper(outcome: Outcome, reached: float | None, measure: Measure = ACC
     accuracy, seconds = number(facts.get("accuracy")), number(facts.get("seconds"))
     data = clean(facts.get("data") or ("–" if accuracy is None else "ImageNet"))
     results = [(measure.name, measure.cell(reached), "–" if measure.falls else percent(accuracy))]
-    if measure.falls and accuracy is not None:  # a recipe for images on text: bits stand beside no percentage
+    if measure.falls and accuracy is not None:  # a recipe for images on text: bits and a percentage get a row each
         results.append(("accuracy", "–", percent(accuracy)))
     rows = (
         *results,
@@ -53,12 +53,12 @@ def beside_paper(outcome: Outcome, reached: float | None, measure: Measure = ACC
         theirs = "others" if data == "–" else data
         differences.append(
             f"Data and model: {outcome.data or 'another set'} with {outcome.model or 'another model'} here, {theirs} "
-            "in the paper. The results are not comparable with each other, only each with others on the same data."
+            "in the paper. The results are not comparable; each compares only with others on the same data."
         )
-    elif outcome.data != "imagenet":  # where everybody trains the same network
+    elif outcome.data != "imagenet":  # on ImageNet, everybody trains the same network
         differences.append(f"Model: {outcome.model or 'another'} here; the paper's own may differ.")
     if outcome.preset not in ("paper", ""):
-        differences.append(f"Preset {outcome.preset}: batch, epochs and rates are fitted to it, not the paper's own.")
+        differences.append(f"Preset {outcome.preset}: batch, epochs and rates are chosen for it, not the paper's.")
     if outcome.ranks is not None and outcome.workers is not None and outcome.ranks < outcome.workers:
         differences.append(
             f"{count(outcome.workers)} logical workers shared {plural(outcome.ranks, 'rank')}: the mathematics of many "

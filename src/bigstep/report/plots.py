@@ -57,7 +57,7 @@ def draw(
             mark = chr(0x2800 + dots[row][column]) if dots[row][column] else " "
             chart.append(mark, style=COLORS[owner[row][column] % len(COLORS)])
     foot = f"epoch {right:.3g}"
-    begin = "0" if 0 < left < right / 50 else f"{left:.3g}"  # the first step ends a little behind it
+    begin = "0" if 0 < left < right / 50 else f"{left:.3g}"  # the first step ends slightly after epoch 0
     chart.append(f"\n{'':>{margin}}  {begin:<{max(1, columns - len(foot))}}{foot}", style="dim")
     used = width
     for index, (name, _, _) in enumerate(lines if len(lines) > 1 else ()):

@@ -1,4 +1,4 @@
-"""Runs that should have the same bits: exact runs of one configuration, on any ranks, over any collective."""
+"""Runs that should agree bit for bit: exact runs of one configuration, on any ranks, over any collective."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _SHOWN = 4
 
 
 def same_bits(outcomes: Sequence[Outcome]) -> list[str]:
-    """Say of exact runs that should be equal whether they are, a sentence each; nothing of runs without an equal.
+    """Say for each set of exact runs that should be equal, in one sentence, whether they are.
 
-    Runs should be equal if configuration, seed and steps are the same, and so are program, versions and processor: a
-    sum has no order, but another release or another kind of processor may round differently within a forward.
+    Runs should be equal if they have the same configuration, seed, steps, program, versions and processor: an exact
+    sum does not depend on its order, but another release or kind of processor may round differently in a forward.
     """
     found: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
@@ -48,7 +48,7 @@ def _hash_of(outcome: Outcome) -> str:
 
 
 def _promise(outcome: Outcome) -> str:
-    """All that decides the bits of an exact run."""
+    """Everything that determines the bits of an exact run."""
     facts: Mapping[str, Any] = outcome.run.facts
     hardware = facts.get("hardware")
     processor = hardware.get("processor") if isinstance(hardware, Mapping) else None

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 __all__ = ["folded", "print_recipe", "print_recipes"]
 
 _BATCH = re.compile(r"any$|[\d,.]+($|K| M| ->| to)")
-"""What a paper reports as its batch, where it is one: asynchronous systems and islands report other things."""
+"""Matches a published batch that is a size; asynchronous systems and islands have other text there."""
 _KEPT = re.compile(r"\||bigstep |torchrun |- ")
-"""Begins a line of its own: of a table, a command, a list."""
+"""Starts a line that is not joined to the one before: of a table, a command, a list."""
 _WHOLE = re.compile(r"\||bigstep |torchrun ")
-"""Begins a line with which no other goes on."""
+"""Starts a line to which no later line is joined: of a table, a command."""
 _PRESET = re.compile(r"(\w+, )*\w+: ")
-"""Begins a line of its own behind a sentence that has ended."""
+"""Starts a line that is not joined to the one before if that ends a sentence: names of presets."""
 
 
 class Described(Protocol):
@@ -87,7 +87,8 @@ def print_recipe(recipe: Described, config: Mapping[str, Any]) -> None:
 
 
 def folded(evidence: str, width: int) -> str:
-    r"""Return a recipe's evidence with its lines broken at `width`: sentences between words, commands as a shell reads.
+    r"""Return a recipe's evidence with its lines broken at `width`: prose between words, commands as a shell
+    reads them.
 
     A table that is too wide becomes a list of its rows.
 
@@ -107,7 +108,7 @@ def folded(evidence: str, width: int) -> str:
 
 
 def _paragraphs(evidence: str) -> list[str]:
-    """The lines, those that go on with a sentence joined to it."""
+    """The lines, with each continuation joined to the sentence it continues."""
     paragraphs: list[str] = []
     for line in evidence.splitlines():
         before = paragraphs[-1] if paragraphs else ""
@@ -122,7 +123,7 @@ def _paragraphs(evidence: str) -> list[str]:
 
 
 def _without_wide_tables(evidence: str, width: int) -> str:
-    """Each row of a table that does not fit told cell by cell, with the names of the columns."""
+    """Turn each row of a table that is too wide into a list item: its cells, with the names of the columns."""
 
     def told(table: re.Match[str]) -> str:
         if max(map(len, table[0].splitlines())) <= width:
@@ -138,7 +139,7 @@ def _without_wide_tables(evidence: str, width: int) -> str:
 
 
 def _filled(paragraph: str, width: int) -> str:
-    """One paragraph, broken: a command before its options, so that it can still be copied."""
+    """Wrap one paragraph; a command is broken before options only, so that it can still be copied."""
     indent = paragraph[: len(paragraph) - len(paragraph.lstrip())]
     if paragraph.strip().startswith("|"):
         return paragraph

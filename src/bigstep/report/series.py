@@ -1,4 +1,4 @@
-"""Curves of a group of runs: one line a group, the median over its seeds with their range, on few points."""
+"""Curves of a group of runs: one line a group, the median over its seeds with their range, at few points."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Line:
 
 
 def curve(rows: Sequence[dict[str, Any]], x: str, y: str, most: int) -> tuple[Array, Array, Array]:
-    """Take (samples, x, y) of the rows that have all three, averaged in runs of neighbours down to `most` points."""
+    """Take (samples, x, y) from rows that have all three; neighbours are averaged to leave at most `most` points."""
     points = []
     for row in rows:
         position, across, value = number(row.get("samples")), number(row.get(x)), number(row.get(y))
@@ -51,7 +51,7 @@ def group_line(outcomes: Sequence[Outcome], kind: str, x: str, y: str, most: int
         kind: Which rows: "train" or "evaluations".
         x: Column for the horizontal axis.
         y: Column for the vertical axis.
-        most: Points at most; neighbours are averaged beyond.
+        most: The most points; where there are more, neighbours are averaged.
 
     Returns:
         The line, or None where no run has both columns.
@@ -63,7 +63,7 @@ def group_line(outcomes: Sequence[Outcome], kind: str, x: str, y: str, most: int
     if len(found) == 1:
         return Line(_short(found[0][1]), _short(found[0][2]), [], [])
     grid = max((run[0] for run in found), key=len)
-    # a run that stopped early counts only as far as it came; before its first row it has nothing to say either
+    # a run counts only between its first and its last row: nothing is extrapolated
     across, values = (
         np.array([np.interp(grid, run[0], run[column], left=np.nan, right=np.nan) for run in found])
         for column in (1, 2)
@@ -79,7 +79,7 @@ def group_line(outcomes: Sequence[Outcome], kind: str, x: str, y: str, most: int
 
 
 def _dips(values: Array) -> npt.NDArray[np.bool_]:
-    """Mark values below both neighbours: the incomplete batch at the end of an epoch, which is no change of plan."""
+    """Mark values below both neighbours: the incomplete batch at the end of an epoch is not a change of the batch."""
     if len(values) < 2:
         return np.zeros(len(values), dtype=np.bool_)
     before = np.concatenate([values[:1], values[:-1]])
@@ -89,5 +89,5 @@ def _dips(values: Array) -> npt.NDArray[np.bool_]:
 
 
 def _short(values: Array) -> list[float]:
-    """Five digits are more than a chart shows, and compress well."""
+    """Round to five digits: more than a chart shows, and they compress well."""
     return [float(f"{value:.5g}") for value in values]

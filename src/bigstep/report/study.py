@@ -26,12 +26,12 @@ class Study:
     outcomes: tuple[Outcome, ...]
     groups: tuple[Group, ...]
     target: float | None
-    """What the time-to-target figures are about, in the measure of the study."""
+    """The result that the time-to-target figures are for, in the study's measure."""
     measure: Measure = ACCURACY
 
     @property
     def title(self) -> str:
-        """One line that could stand on a poster."""
+        """The headline, in one line."""
         best = self.groups[0]
         if len(self.outcomes) == 1:
             outcome = self.outcomes[0]
@@ -60,7 +60,7 @@ class Study:
 
     @property
     def unit(self) -> str:
-        """What samples are called: what all runs call them, else samples."""
+        """What samples are called: the runs' common word for them, or else samples."""
         units = {outcome.unit for outcome in self.outcomes}
         return units.pop() if len(units) == 1 else "samples"
 
@@ -81,7 +81,7 @@ class Study:
 
     @cached_property
     def leaders(self) -> dict[str, Group]:
-        """The best group on each data set: results on different data do not compare."""
+        """The best group on each data set: results on different data cannot be compared."""
         found: dict[str, Group] = {}
         for group in self.groups:
             if group.median is not None:
@@ -90,7 +90,7 @@ class Study:
 
     @cached_property
     def verdicts(self) -> list[Verdict]:
-        """How each group stands to the leader on its data; leaders are level with themselves."""
+        """How each group compares with the leader on its data; a leader is level with itself."""
         return [self._verdict(group) for group in self.groups]
 
     def _verdict(self, group: Group) -> Verdict:
@@ -110,7 +110,7 @@ class Study:
 
     @property
     def unsure(self) -> list[str]:
-        """Names of the groups that more seeds could still put beside the first; one that only failed is no rival."""
+        """Names of the groups that more seeds could show to be level with the first; none whose runs all failed."""
         failed = {group.label for group in self.groups if group.failures == len(group.outcomes)}
         return [label for label in self.peers("too few") if label not in failed]
 
@@ -120,7 +120,7 @@ class Study:
         return effects_of(self.groups, self.measure)
 
     def peers(self, verdict: Verdict) -> list[str]:
-        """Names of the groups on the data of the first that stand so to it."""
+        """Names of the groups that have this verdict against the first, on the same data."""
         task = self.groups[0].outcomes[0].task
         pairs = zip(self.groups[1:], self.verdicts[1:], strict=True)
         return [
@@ -135,7 +135,7 @@ class Study:
 
     @property
     def published(self) -> list[tuple[Outcome, BesidePaper]]:
-        """One run a recipe that has a published figure, with that figure."""
+        """For each recipe that has a published figure, one run and that figure."""
         found: dict[str, tuple[Outcome, BesidePaper]] = {}
         # the recipe itself before variants of it that a suite named
         for group in sorted(self.groups, key=lambda group: group.outcomes[0].name != group.outcomes[0].recipe):
@@ -173,7 +173,7 @@ class Study:
         elif run.status == "stopped":
             said.append(f"{clean(run.run.facts['stopped'])}")
         elif run.status == "running":
-            said.append("The run still goes on; what follows is what it has recorded so far.")
+            said.append("The run is still in progress; what follows is what it has recorded so far.")
         elif run.status == "unfinished":
             said.append("The run did not finish; what follows is what it recorded.")
         if run.per_1000:
@@ -200,7 +200,7 @@ class Study:
         return said
 
     def _losses(self) -> list[str]:
-        """What runs reached whose outputs are no scores of classes; losses of different tasks are not ranked."""
+        """Losses of runs whose outputs are not class scores; losses of different tasks are not ranked."""
         known = [
             (group.label, loss) for group in self.groups if (loss := group.median_of("evaluated_loss")) is not None
         ]
@@ -247,7 +247,7 @@ class Study:
         return said
 
     def _reasons(self) -> list[str]:
-        """What the leaders have in common that the others lack: where to look for why they lead."""
+        """Settings that the leaders share and the others lack: a hint at why they lead."""
         known = [group for group in self.groups if group.median is not None]
         level = {*self.peers("alike"), known[0].label}
         leaders = [group for group in known if group.label in level]
@@ -280,7 +280,7 @@ class Study:
         return [f"First to {goal}: {label}, after {duration(seconds)}.{never}"]
 
     def _scaling(self) -> list[str]:
-        """What more ranks (or replicas) brought, for every name that ran on several numbers of them."""
+        """What more ranks (or replicas) brought, for each subject that ran on different numbers of them."""
         speeds: dict[tuple[str, str, str], dict[float, float]] = {}
         for group in self.groups:
             ranks, rate = group.median_of("ranks"), group.median_of(self.speed_name)
@@ -352,11 +352,11 @@ def _values(groups: Sequence[Group], field: str) -> set[str]:
 
 
 def study_of(runs: Sequence[Run] | Study, target: float | None = None) -> Study:
-    """Group runs and choose the target of the times: one point under the best median, as a whole percent.
+    """Group runs and choose the target of the times: one point below the best median, rounded down to a whole percent.
 
-    For text and losses it is a twentieth above the lowest median, rounded up to one.
+    For text and losses it is a twentieth above the lowest median, rounded up to a multiple of a twentieth.
 
-    A study is returned as it is, so that one that serves several outputs is made once.
+    A `Study` is returned unchanged, so that several outputs can share one.
     """
     if isinstance(runs, Study):
         return runs

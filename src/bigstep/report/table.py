@@ -104,7 +104,7 @@ def to_csv(runs: Sequence[Run] | Study) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()
-    # a spreadsheet would run a cell that starts like a formula
+    # a spreadsheet would evaluate a cell that starts like a formula
     writer.writerows(
         {k: f"'{v}" if isinstance(v, str) and v[:1] in "=+-@" and v else v for k, v in r.items()} for r in rows
     )

@@ -29,7 +29,7 @@ def print_summary(runs: Sequence[Run] | Study, console: Console | None = None) -
 
 
 def summary(runs: Sequence[Run] | Study, *, width: int = 80) -> RenderableType:
-    """Return the report of the runs as one thing that rich prints, for a terminal of `width` columns."""
+    """Return the report of the runs as one rich renderable, for a terminal of `width` columns."""
     from rich.console import Group
     from rich.text import Text
 
@@ -67,7 +67,7 @@ def _published(study: Study) -> RenderableType | None:
 
 
 def _groups(study: Study, width: int) -> Table:
-    """Groups best first; columns that explain least are left out until the rest fits."""
+    """Groups, best first; the least informative columns are dropped until the rest fits."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -130,7 +130,7 @@ def _rest(study: Study) -> str | None:
 def _charts(study: Study, width: int) -> list[RenderableType]:
     from rich.text import Text
 
-    from bigstep.report.series import group_line  # numpy, only where something is drawn
+    from bigstep.report.series import group_line  # imports numpy, which only drawing needs
 
     charts: list[RenderableType] = []
     for title, kind, y, write in (

@@ -1,4 +1,4 @@
-"""Charts of what one thing costs in another: accuracy against batch, speed against ranks, bytes, staleness, time."""
+"""Charts of trade-offs: accuracy against batch, speed against ranks, bytes, staleness, time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SPLIT_CAPTION = "Where the time of a step goes; exchange is only what computatio
 
 
 def tradeoff_charts(study: Study) -> list[Chart | None]:
-    """Draw what the records allow; None for what they do not hold."""
+    """Draw every chart that the records allow; None stands for one whose figures they lack."""
     return [_against_batch(study), _scaling(study), _against_bytes(study), _staleness(study), _split(study)]
 
 
@@ -28,7 +28,7 @@ def _split(study: Study) -> Chart | None:
 
 
 def _split_over_epochs(run: Outcome) -> Chart | None:
-    """Stacked areas of the seconds that 1,000 images took, as the run went on."""
+    """Stacked areas: the seconds that 1,000 images took, over the course of the run."""
     rows = [row for row in run.train if number(row.get("batch"))]
     if not run.per_1000 or len(rows) < 2:
         return None
@@ -81,9 +81,9 @@ def _mean(values: list[float | None]) -> float:
 
 
 def _by_recipe(study: Study, name: str, *, timed: bool = False) -> dict[str, dict[float, Group]]:
-    """For each recipe (or name of a suite) the best group at each value of a figure, where it has at least two.
+    """For each recipe (or name given by a suite), the best group at each value of a figure, if there are two or more.
 
-    Where they are `timed`, those that hardly began are left out.
+    If `timed`, groups that took too few steps for a speed are left out.
     """
     found: dict[tuple[str, str, str], dict[float, Group]] = {}
     for group in study.groups:  # best first, so the first at a value is the best there
@@ -141,7 +141,7 @@ def _against_batch(study: Study) -> Chart | None:
 
 
 def _apart(values: list[float]) -> list[float]:
-    """Those of rising values whose labels do not run into one another on a logarithmic axis.
+    """Select, from rising values, those whose labels do not overlap on a logarithmic axis.
 
     >>> _apart([120, 128, 512, 520, 1024])
     [120, 512, 1024]
@@ -185,7 +185,7 @@ def _against_bytes(study: Study) -> Chart | None:
         shown = [tick for tick in shown if f"{tick:e}"[0] == "1"]
     ends = [math.log10(min(sizes) / 1.4), math.log10(max(sizes) * 1.4)]
     made.update_xaxes(type="log", range=ends, tickvals=shown, ticktext=[f"{tick:,.10g}" for tick in shown])
-    caption = "Further left costs the network less; fewer bytes pay only where the network is the bottleneck."
+    caption = "Further left is less traffic; fewer bytes pay off only where the network is the bottleneck."
     return Chart("against-bytes", f"Bytes against {measure.name}", caption, made.to_plotly_json())
 
 
@@ -226,7 +226,7 @@ def _scaling(study: Study) -> Chart | None:
 
 
 def _staleness(study: Study) -> Chart | None:
-    """Bars of how old the weights were that a gradient was computed on, where `result.staleness` counts it."""
+    """Bars: how many updates old the weights behind each gradient were, where `result.staleness` counts it."""
     counted = []
     for index, group in enumerate(study.groups[:DRAWN]):
         total: dict[int, float] = {}
@@ -254,5 +254,5 @@ def _staleness(study: Study) -> Chart | None:
             meta={"group": index},
             hovertemplate=f"{safe(group.label)}<br>%{{x}} updates old: %{{y:.1f}} %<extra></extra>",
         )
-    caption = "How stale gradients were when they were applied: zero is what synchronous training has."
+    caption = "How stale gradients were when they were applied; in synchronous training it is always zero."
     return Chart("staleness", "Staleness", caption, made.to_plotly_json())

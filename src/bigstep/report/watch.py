@@ -1,7 +1,7 @@
-"""`bigstep report --watch`: the page of runs that go on, for a browser on this machine, renewed as records grow.
+"""`bigstep report --watch`: a page about runs in progress, for a browser on this machine, updated as records grow.
 
-The server listens on 127.0.0.1 alone and knows two addresses: the page, and a word that changes with the records. It
-serves no files, so no address leads to one. The page asks for the word and loads itself again when it is another.
+The server listens on 127.0.0.1 only and knows two addresses: the page, and a token that changes with the records. It
+serves no files, so no address leads to one. The page polls the token and reloads itself when the token has changed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bigstep.report.study import study_of
 __all__ = ["Watch", "watch_command"]
 
 ASK_EVERY_S = 3
-"""Seconds between two questions of the page; it is drawn again only if the records have grown."""
+"""Seconds between two polls by the page; it is rendered again only if the records have changed."""
 _SCRIPT = """<script>
 const shown = "%s";
 setInterval(async () => {
@@ -36,12 +36,12 @@ setInterval(async () => {
 </script>
 </body>"""
 _EMPTY = (
-    "<!doctype html><meta charset=utf-8><title>bigstep</title><body><p>%s This page looks again by itself.</p></body>"
+    "<!doctype html><meta charset=utf-8><title>bigstep</title><body><p>%s This page will reload by itself.</p></body>"
 )
 
 
 class Watch(ThreadingHTTPServer):
-    """Serves the page of some runs on this machine; `serve_forever` as any server of the standard library.
+    """Serves the page about some runs on this machine; has `serve_forever`, like any server of the standard library.
 
     >>> with Watch([Path("runs")]) as watch:
     ...     watch.address.startswith("http://127.0.0.1:")
@@ -56,7 +56,7 @@ class Watch(ThreadingHTTPServer):
             super().__init__(("127.0.0.1", port), _Page)
         except (OSError, OverflowError) as error:
             why = getattr(error, "strerror", None) or "a port lies between 0 and 65535"
-            raise ConfigError(f"--port {port} cannot be used ({why}); leave it out for any that is free.") from None
+            raise ConfigError(f"--port {port} cannot be used ({why}); leave it out to take any free port.") from None
 
     @property
     def address(self) -> str:
@@ -64,26 +64,26 @@ class Watch(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}/"
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Say nothing of a browser that leaves before it has all; anything else is told as ever."""
+        """Ignore a browser that disconnects before it has the whole page; report anything else as usual."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]  # the stubs want a socket
 
     def state(self) -> str:
-        """Return a word that changes when a record does."""
+        """Return a token that changes when a record does."""
         seen = []
         for path in self._paths:
             for folder in run_folders(path):
-                seen.append(f"{in_use(folder)}")  # a run that is killed writes nothing more
+                seen.append(f"{in_use(folder)}")  # a run that is killed changes no file, but no longer holds its lock
                 for name in ("run.json", "metrics.jsonl"):
                     try:
                         found = (folder / name).stat()
-                    except OSError:  # it is not there yet, or no longer
+                    except OSError:  # not written yet, or removed
                         continue
                     seen.append(f"{folder / name} {found.st_size} {found.st_mtime_ns}")
         return hashlib.sha256("\n".join(seen).encode()).hexdigest()[:16]
 
     def page(self) -> bytes:
-        """Return the page, drawn again if the records have changed."""
+        """Return the page, rendered again if the records have changed."""
         with self._drawing:
             state = self.state()
             if state != self._drawn[0]:
@@ -99,7 +99,7 @@ class Watch(ThreadingHTTPServer):
 
 
 class _Page(BaseHTTPRequestHandler):
-    """Two addresses, for who asks for this machine by name; all else is not found."""
+    """Answers two addresses, and only if the Host header names this machine."""
 
     server: Watch
     server_version, sys_version = "bigstep", ""
@@ -108,7 +108,7 @@ class _Page(BaseHTTPRequestHandler):
         """Answer with the page or with the state of the records."""
         port = self.server.server_port
         if self.headers.get("Host") not in (f"127.0.0.1:{port}", f"localhost:{port}"):
-            self.send_error(403, "Ask for 127.0.0.1")  # a name of a stranger's that leads here is not answered
+            self.send_error(403, "Ask for 127.0.0.1")  # refuse DNS rebinding
         elif self.path == "/":
             self._send("text/html; charset=utf-8", self.server.page())
         elif self.path == "/state":
@@ -129,7 +129,7 @@ class _Page(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name of the base class
-        """Say nothing: the terminal belongs to whoever watches."""
+        """Log no requests: the terminal is the user's."""
 
 
 def watch_command(paths: Sequence[Path], port: int) -> None:

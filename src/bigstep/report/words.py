@@ -8,7 +8,7 @@ __all__ = ["clean", "count", "duration", "listing", "number", "percent", "plural
 
 
 BEYOND = 1e100
-"""No figure of a run is so large; sums and products of smaller ones stay finite."""
+"""No real figure of a run is this large; sums and products of smaller ones stay finite."""
 
 
 def number(value: object) -> float | None:
@@ -27,7 +27,7 @@ def number(value: object) -> float | None:
 
 
 def clean(text: object, limit: int = 400) -> str:
-    r"""Make text from a record safe to print: no control characters, not endless.
+    r"""Make text from a record safe to print: no control characters, limited length.
 
     >>> clean("a\x1b[31mb\n")
     'a [31mb'
@@ -55,7 +55,7 @@ def points(difference: float) -> str:
 
 
 def count(value: float | None) -> str:
-    """Write a whole number with thousands apart.
+    """Write a whole number with thousands separators.
 
     >>> count(32_768), count(None)
     ('32,768', '–')

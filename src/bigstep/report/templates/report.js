@@ -49,7 +49,7 @@
       rows = [...grid.rows].sort((a, b) => {
         const [x, y] = [value(a), value(b)];
         if (x === null && y === null) return sign * text(a[index]).localeCompare(text(b[index]), "en", { numeric: true });
-        if (x === null) return 1; // gaps last, whichever way the column is sorted
+        if (x === null) return 1; // gaps last, in either sort order
         return y === null ? -1 : sign * (x - y);
       });
       [...table.tHead.rows[0].cells].forEach((head, at) => {
@@ -151,7 +151,7 @@
     setUpChips();
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", retheme);
     matchMedia("print").addEventListener("change", retheme);
-    // paper is narrower than the window that the charts were drawn for
+    // paper is narrower than the window for which the charts were drawn
     addEventListener("beforeprint", () => plots.forEach((plot) => Plotly.relayout(plot, { width: PAPER })));
     addEventListener("afterprint", () => plots.forEach((plot) => Plotly.relayout(plot, { width: null, autosize: true })));
     document.documentElement.dataset.ready = "yes";
