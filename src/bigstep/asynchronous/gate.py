@@ -214,7 +214,9 @@ class Gate:
         for _ in range(_AT_ONCE):
             try:
                 line, _ = self._listener.accept()
-            except OSError:  # nobody else waits, it left again, or this process has no free descriptor just now
+            except BlockingIOError:  # nobody else waits: a pause here would only keep friends waiting
+                return
+            except OSError:  # it left again, or this process has no free descriptor just now
                 break
             number = secrets.token_bytes(_WORD)
             line.setblocking(False)

@@ -63,7 +63,7 @@ def _without_codec(config: RunConfig) -> list[str]:
     """Send fp32; codes that cannot be summed need a collective of their own, so the ring takes its place."""
     if CODECS[config.exchange.codec].summable:
         return ["exchange.codec=none"]
-    exchange = {**dataclasses.asdict(config.exchange), "codec": "none", "collective": "ring", "double_buffer": False}
+    exchange = {**dataclasses.asdict(config.exchange), "codec": "none", "collective": "ring"}
     return [f"exchange={json.dumps(exchange)}"]
 
 

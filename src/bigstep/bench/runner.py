@@ -1,7 +1,7 @@
 """Runs a list of planned runs one after another, each in its own process, and continues a list that was interrupted.
 
-One at a time, since concurrent runs would distort each other's times; one thread per process, so that the speed-up of
-two ranks over one comes from ranks and not from threads.
+One at a time, since concurrent runs would distort each other's times; one thread per process (unless OMP_NUM_THREADS is
+set), so that the speed-up of two ranks over one comes from ranks and not from threads.
 """
 
 from __future__ import annotations

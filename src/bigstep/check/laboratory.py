@@ -9,11 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bigstep.check.pool import Pool
+from bigstep.check.pool import Pool, pickled
 from bigstep.check.shrink import lossless, one_island
 from bigstep.check.subject import Own, Subject, Trial
 from bigstep.check.verdict import PATH_BOUND, ROUNDING_BOUND
-from bigstep.errors import ConfigError
 
 __all__ = ["Laboratory"]
 
@@ -43,13 +42,7 @@ class Laboratory:
         # a unique name: ranks cache what they loaded under it
         self._prefix = Path(tempfile.mkdtemp(prefix="check-", dir=pool.folder))
         self._context = self._prefix / "subject.pickle"
-        try:
-            self._context.write_bytes(pickle.dumps((subject, own)))
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise ConfigError(
-                f"What is to be checked must reach other processes, but cannot be pickled ({error}); define models, "
-                "losses, data sets and functions at the top level of a module, not inside a function or as a lambda."
-            ) from None
+        self._context.write_bytes(pickled((subject, own)))
 
     @property
     def several(self) -> tuple[int, ...]:

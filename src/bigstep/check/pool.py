@@ -27,7 +27,7 @@ from bigstep.engine.launchers import LOOPBACK
 from bigstep.engine.scratch import Scratch
 from bigstep.errors import BigstepError, ConfigError, RunError
 
-__all__ = ["Pool"]
+__all__ = ["Pool", "pickled"]
 
 COLLECTIVE_TIMEOUT_S = 60.0
 """After this long, a rank gives up on a collective that its peers do not reach."""
@@ -35,6 +35,17 @@ CALL_TIMEOUT_S = 240.0
 """After this long, ranks that have not answered are killed and replaced."""
 
 _Member = tuple[BaseProcess, Connection]
+
+
+def pickled(content: Any) -> bytes:
+    """Return what other processes can read, or refuse what cannot be sent to them."""
+    try:
+        return pickle.dumps(content)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ConfigError(
+            f"What is to be checked must reach other processes, but cannot be pickled ({error}); define models, "
+            "losses, data sets and functions at the top level of a module, not inside a function or as a lambda."
+        ) from None
 
 
 class Pool:
@@ -76,13 +87,7 @@ class Pool:
         Raises:
             RunError: naming the rank that raised, died, or did not answer in time. The next call gets a fresh world.
         """
-        try:
-            message = pickle.dumps(("run", function, args))
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise ConfigError(
-                f"What is to be checked must reach other processes, but cannot be pickled ({error}); define models, "
-                "losses, data sets and functions at the top level of a module, not inside a function or as a lambda."
-            ) from None
+        message = pickled(("run", function, args))
         return self._ask(self._join(ranks), [message] * ranks)
 
     def start(self, ranks: int) -> None:

@@ -55,7 +55,7 @@ def probe(
         length: Of its sequences, for a model of tokens.
         vocabulary: Different tokens.
         device: cpu or cuda.
-        repeats: Each figure is the median of this many.
+        repeats: Each figure is the median of this many; of memory bandwidth and arithmetic it is the best.
         tell: Called with what is measured next, since it takes half a minute and a large model much longer.
 
     Returns:

@@ -36,7 +36,6 @@ SIZES = (1_024, 65_536, 1_048_576, 4_194_304, 16_777_216)
 def measure_collectives(ranks: int, *, repeats: int = 5) -> dict[str, list[tuple[int, float]]]:
     """Time every collective over `ranks` processes of this machine; returns (bytes, seconds) by name."""
     with scratch_folder() as folder:
-        # every rank counts as a node: over loopback there is only one kind of link
         mp.start_processes(_serve, args=(ranks, repeats, str(folder)), nprocs=ranks, start_method="spawn")  # type: ignore[attr-defined,no-untyped-call]  # torch's
         found: dict[str, list[tuple[int, float]]] = torch.load(folder / "result.pt", weights_only=True)
     return found
@@ -58,7 +57,7 @@ def time_collectives(repeats: int, sizes: Sequence[int] = SIZES) -> dict[str, li
     """Time every collective in the default process group; every rank must call this."""
     group = dist.group.WORLD
     assert group is not None
-    world = World.join(group, ranks_per_node=1)
+    world = World.join(group, ranks_per_node=1)  # over loopback there is only one kind of link
     found: dict[str, list[tuple[int, float]]] = {}
     for name, entry in RUNNABLE.items():
         if not entry.sums or entry.joins:  # one that joins others costs what they cost

@@ -51,7 +51,7 @@ def validate_local(
     Args:
         path: Where to write the result.
         measured: The result file of an earlier call, whose runs are predicted again without measuring.
-        quick: Five runs instead of 62.
+        quick: A few runs instead of all.
         only: Leave out networks whose arguments, written as JSON, do not contain this text.
         tell: Called with a line of text as the work goes on.
 

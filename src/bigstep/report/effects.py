@@ -58,7 +58,7 @@ def effects_of(groups: Sequence[Group], measure: Measure = ACCURACY) -> list[Eff
                 measure=measure,
             )
         )
-    return sorted(found, key=lambda effect: (effect.system, -1.0 if effect.brings is None else -effect.brings))
+    return sorted(found, key=lambda effect: (effect.system, effect.brings is None, -(effect.brings or 0.0)))
 
 
 def _whole_of(lacking: Outcome, groups: Sequence[Group]) -> Group | None:

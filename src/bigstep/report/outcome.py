@@ -68,7 +68,7 @@ class Outcome:
     length: float | None
     """Tokens per sample; None where samples are not sequences."""
     per_1000: dict[str, float]
-    """Seconds that 1,000 images take, by part."""
+    """Seconds that 1,000 samples take, by part."""
     bytes_sent: float | None
     noise_scale: float | None
     """Gradient noise scale at the end of the run, in samples."""

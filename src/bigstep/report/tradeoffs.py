@@ -28,7 +28,7 @@ def _split(study: Study) -> Chart | None:
 
 
 def _split_over_epochs(run: Outcome) -> Chart | None:
-    """Stacked areas: the seconds that 1,000 images took, over the course of the run."""
+    """Stacked areas: the seconds that 1,000 samples took, over the course of the run."""
     rows = [row for row in run.train if number(row.get("batch"))]
     if not run.per_1000 or len(rows) < 2:
         return None
@@ -49,7 +49,7 @@ def _split_over_epochs(run: Outcome) -> Chart | None:
 
 
 def _split_by_group(study: Study) -> Chart | None:
-    """Bars of the seconds that 1,000 images take, split into compute, exchange and data."""
+    """Bars of the seconds that 1,000 samples take, split into compute, exchange and data."""
     groups = [group for group in study.groups[:DRAWN] if any(outcome.per_1000 for outcome in group.outcomes)]
     if not groups:
         return None
@@ -186,6 +186,10 @@ def _against_bytes(study: Study) -> Chart | None:
     ends = [math.log10(min(sizes) / 1.4), math.log10(max(sizes) * 1.4)]
     made.update_xaxes(type="log", range=ends, tickvals=shown, ticktext=[f"{tick:,.10g}" for tick in shown])
     caption = "Further left is less traffic; fewer bytes pay off only where the network is the bottleneck."
+    if hidden := len(medians) - len(near):
+        caption += (
+            f" {hidden} more {'lies' if hidden == 1 else 'lie'} beyond the edge; double-click the chart to see all."
+        )
     return Chart("against-bytes", f"Bytes against {measure.name}", caption, made.to_plotly_json())
 
 

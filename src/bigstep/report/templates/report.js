@@ -162,7 +162,7 @@
     if (!trouble) return;
     trouble.hidden = false;
     trouble.textContent = typeof DecompressionStream === "undefined"
-      ? "This browser is too old to draw the charts; any current one can. The tables below are complete."
+      ? "This browser is too old to draw the charts; any current one can. The tables below hold up to 100 rows each."
       : `The charts could not be drawn: ${error}`;
     console.error(error);
   });
