@@ -133,6 +133,7 @@ def page_facts(workload: Workload, cluster: Cluster, result: dict[str, Any]) -> 
                 "slope": law["epochs_per_sample_of_batch"],
                 "target": result["target"],
                 "largest": law["largest_batch"],
+                "furthest": law["furthest_batch"],
             },
         },
         "cluster": {

@@ -32,8 +32,6 @@ WORTH_A_CHANGE = 0.05
 """Share of the time that a codec which carries its losses from step to step must save to be preferred."""
 LARGE_TOKEN_BATCH = 2**22
 """Above this many tokens per step LAMB, made for large batches, is proposed instead of AdamW."""
-BEYOND_LAW = 1.25
-"""How far above the largest batch of a law a plan may go: as far as Fujitsu's 81,920 is above MLPerf's 67,456."""
 
 
 @dataclass(frozen=True)
@@ -151,10 +149,10 @@ def _feasible_batches(workload: Workload, cluster: Cluster, devices: int, law: C
     fitting = sorted(fitting or LOCAL_BATCHES[:1], key=lambda local: abs(local - DEFAULT_LOCAL_BATCH))
     if law is None:
         return fitting[:1]
-    allowed = [local for local in fitting if local * devices <= law.largest_batch * BEYOND_LAW]
+    allowed = [local for local in fitting if local * devices <= law.furthest_batch]
     if not allowed:
         raise ConfigError(
-            f"gpus is {devices}, but even one sample each is a batch above {law.largest_batch * BEYOND_LAW:,.0f}, "
+            f"gpus is {devices}, but even one sample each is a batch above {law.furthest_batch:,.0f}, "
             "beyond anything known to converge; ask for fewer GPUs, or give --batch."
         )
     return allowed

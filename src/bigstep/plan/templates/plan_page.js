@@ -68,7 +68,7 @@ function update() {
     hovertemplate: "%{y:.1f} %",
   })), layout(look, "GPUs", "efficiency, %", { xaxis: tick, yaxis: { range: [0, 104] } }));
   if (facts.model.law) {
-    const usable = (row) => row.batch <= facts.model.law.largest * 1.25 ? row.minutes : null;
+    const usable = (row) => row.batch <= facts.model.law.furthest ? row.minutes : null;
     const bests = counts.map((devices) => Math.min(...facts.batches.map((localBatch) => {
       const row = planner.predict(facts.model, facts.cluster, { ...ask, devices, localBatch });
       return row.memory > facts.cluster.device.memory ? Infinity : usable(row) ?? Infinity;
