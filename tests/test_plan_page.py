@@ -227,6 +227,18 @@ def test_the_page_marks_what_it_recommends_and_not_what_stands_first(tmp_path: P
     assert marked == (answer["best"]["collective"], answer["best"]["codec"])
 
 
+def test_the_page_speaks_of_devices_and_of_the_model_s_samples(tmp_path: Path) -> None:
+    """As the terminal does: a cluster may be of TPUs or CPUs, and a model may read sequences."""
+    path = tmp_path / "plan.html"
+    write_page(cli_result(model="gpt-124m", cluster="tpu_v3", gpus=64), path, model="gpt-124m", cluster="tpu_v3")
+    text = path.read_text()
+    own = text[: text.index('<script type="text/plain"')] + text[text.rindex("const planner") :]
+    assert "gpt-124m on 64 devices of tpu_v3" in own
+    assert '"unit": "sequences"' in own
+    assert "images" not in own
+    assert "GPU" not in own
+
+
 def test_less_accuracy_than_the_law_s_is_headlined_as_it_was_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "plan.html"
     write_page(cli_result(cluster="abci", gpus=512, target=75), path, model="resnet50", cluster="abci")

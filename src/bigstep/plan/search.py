@@ -153,7 +153,7 @@ def _feasible_batches(workload: Workload, cluster: Cluster, devices: int, law: C
     if not allowed:
         raise ConfigError(
             f"gpus is {devices}, but even one sample each is a batch above {law.furthest_batch:,.0f}, "
-            "beyond anything known to converge; ask for fewer GPUs, or give --batch."
+            "beyond anything known to converge; ask for fewer devices, or give --batch."
         )
     return allowed
 

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 __all__ = [
-    "asks_sentence", "crossover_sentence", "priced_way", "render", "spoken_goal", "spoken_minutes", "way_sentences",
+    "asks_sentence", "crossover_sentence", "priced_way", "render", "spoken_devices", "spoken_goal", "spoken_minutes",
+    "way_sentences",
 ]  # fmt: skip
 
 BEST = 8
