@@ -159,18 +159,19 @@ def finish_on_one(config: RunConfig, epochs: float) -> RunConfig:
 def make_exact(config: RunConfig) -> RunConfig:
     """Return `config` with sums that have the same bits on any number of ranks, or say why that is impossible.
 
-    A half-precision exchange is replaced; one whose codec carries what it loses, an algorithm of its own, is refused.
+    Half precision, between ranks or islands, is replaced; a codec that carries what it loses is refused by name.
 
     >>> base = {"workers": {"count": 8, "local_batch": 32}, "epochs": 8, "lr": {"base": 0.1}}
     >>> exact = make_exact(config_from_mapping(base))
     >>> exact.exact, exact.exchange.codec, exact.islands.codec
     (True, 'exact', 'exact')
     """
-    codec = config.exchange.codec
-    require(
-        CODECS[codec].loses != "carried",  # half precision only saves bytes; these codecs are another algorithm
-        f"--exact sums gradients without loss, but exchange.codec={codec} carries what it loses: leave one out.",
-    )
+    for name, codec in {"exchange.codec": config.exchange.codec, "islands.codec": config.islands.codec}.items():
+        require(
+            CODECS[codec].loses != "carried",  # half precision only saves bytes; these codecs are another algorithm
+            f"--exact sums without loss, but {name}={codec} carries what it loses, which is another algorithm: leave "
+            f"one out, or use {name}=exact.",
+        )
     return replace(
         config,
         exact=True,
