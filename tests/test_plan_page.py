@@ -211,7 +211,7 @@ def test_the_page_tells_ways_and_prices_as_the_terminal_does(tmp_path: Path) -> 
     write_page(answer, path, model="resnet50", cluster="dgx_h100")
     words = path.read_text()
     assert f"Recommended: {answer['recommended']['method']}, since" in words
-    assert f"Cheapest: 1 device, {answer['cheapest']['price']:,.2f} in" in words
+    assert f"Cheapest: 1 device for {answer['cheapest']['price']:,.2f} in" in words
     for way in answer["ways"]:
         assert f"{way['method']} ({way['label']}): " in words
         assert f"price {way['price']:,.2f}." in words

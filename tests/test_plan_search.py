@@ -25,6 +25,7 @@ def test_a_budget_finds_the_fewest_devices() -> None:
     assert fewer["best"]["minutes"] > 5
     node = Cluster.load("dgx_h200").devices_per_node
     assert answer["gpus"] % node == 0
+    assert "only 0.2 % less time for an epoch" in answer["recommended"]["why"], "1.00 times as fast says nothing"
     fewer = cli_result(cluster="dgx_h200", gpus=answer["gpus"] - node)
     assert fewer["best"]["minutes"] > 5, "a node less would do"
     with pytest.raises(ConfigError, match="allow more time"):

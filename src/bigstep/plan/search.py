@@ -221,7 +221,7 @@ def explain(workload: Workload, cluster: Cluster, choice: Choice) -> list[str]:
                 name: replace(speed, latency_s=speed.latency_s / 2) for name, speed in cluster.collectives.items()
             },
         ),
-        "no jitter": replace(cluster, jitter=0.0),
+        "devices of equal speed": replace(cluster, jitter=0.0),
     }
     tried = {words: (workload, changed) for words, changed in changes.items()}
     # a measured workload has fixed times: a device of twice the speed handles twice the batch in them
@@ -234,7 +234,7 @@ def explain(workload: Workload, cluster: Cluster, choice: Choice) -> list[str]:
         gains.append((1 - faster.step_s / prediction.step_s, words))
     gains.sort(reverse=True)
     helped = ", ".join(f"{words} ({100 * gain:.0f} % less time)" for gain, words in gains if gain > 0.005)
-    sentences.append(f"What would help: {helped}." if helped else "Nothing about links, jitter or device would help.")
+    sentences.append(f"What would help: {helped}." if helped else "Nothing about links or devices would help.")
     return sentences
 
 
