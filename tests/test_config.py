@@ -88,7 +88,7 @@ def test_exponents_without_a_dot_are_numbers() -> None:
         ("plan=3", "plan takes auto or a list (got 3)"),
         ("lr.schedule=[{shape: wave, until: 3}]", "lr.schedule.shape is 'wave'"),
         ("lr.schedule=[{shape: table, until: 3, at: [1], values: [1]}]", "one more value"),
-        ("lr.schedule=[{shape: constant, until: 3}, {shape: constant, until: 2}]", "follow one another"),
+        ("lr.schedule=[{shape: constant, until: 3}, {shape: constant, until: 2}]", "but they end at"),
         ("lr.schedule=[{shape: linear, until: 3, end: -0.1}]", "lr.schedule.end is -0.1, but it must not be negative"),
         ("lr.schedule=[{shape: step, until: 3, at: [1], factor: -0.1}]", "must not be negative"),
         ("lr.schedule=[{shape: table, until: 3, at: [1], values: [1, -1]}]", "must hold no negative number"),

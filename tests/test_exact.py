@@ -279,7 +279,8 @@ def test_check_passes_on_an_exact_run_in_every_row(check_pool: Pool) -> None:
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"exchange": {"codec": "onebit", "collective": "gather"}}, "onebit"),
+        ({"exchange": {"codec": "onebit", "collective": "gather"}}, "exchange.codec=onebit"),
+        ({"islands": {"count": 2, "every": 4, "codec": "int4"}}, "islands.codec=int4"),
         ({"exchange": {"double_buffer": True}}, "double_buffer"),
         ({"optimizer": {"adagrad": "before"}}, "adagrad=before"),
         ({"asynchronous": {"method": "downpour"}}, "downpour"),
@@ -295,6 +296,8 @@ def test_what_cannot_be_exact_is_refused_by_name(changes: dict[str, Any], named:
 def test_the_half_precision_of_a_recipe_gives_way() -> None:
     sony = make_exact(load("sony"))
     assert (sony.exact, sony.exchange.codec, sony.exchange.collective) == (True, "exact", "torus")
+    islands = make_exact(dataclasses.replace(ISLANDS, islands=dataclasses.replace(ISLANDS.islands, codec="fp16")))
+    assert islands.islands.codec == "exact"
 
 
 def test_exact_statistics_are_the_mean_over_workers() -> None:

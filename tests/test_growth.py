@@ -176,6 +176,8 @@ def test_auto_survives_text_and_changes_of_workers_and_epochs() -> None:
     assert config_from_yaml(config_to_yaml(ORDER), "run.yaml") == ORDER
     assert apply_settings(ORDER, ["workers.count=8"]).plan == "auto"
     assert stretch(scale_workers(ORDER, count=2), 8).plan == "auto"
+    assert stretch(ORDER, 1).growth.every == 0.125, "a shorter run decides as often"
+    assert apply_settings(stretch(ORDER, 1), ["growth.every=0.5"]).growth.every == 0.5
     with pytest.raises(ConfigError, match="plan takes auto or a list"):
         apply_settings(ORDER, ["plan=atuo"])
 

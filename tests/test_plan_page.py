@@ -211,7 +211,7 @@ def test_the_page_tells_ways_and_prices_as_the_terminal_does(tmp_path: Path) -> 
     write_page(answer, path, model="resnet50", cluster="dgx_h100")
     words = path.read_text()
     assert f"Recommended: {answer['recommended']['method']}, since" in words
-    assert f"Cheapest: 1 device, {answer['cheapest']['price']:,.2f} in" in words
+    assert f"Cheapest: 1 device for {answer['cheapest']['price']:,.2f} in" in words
     for way in answer["ways"]:
         assert f"{way['method']} ({way['label']}): " in words
         assert f"price {way['price']:,.2f}." in words
@@ -225,6 +225,18 @@ def test_the_page_marks_what_it_recommends_and_not_what_stands_first(tmp_path: P
     (marked,) = re.findall(r'<tr class="best"><td>(\w+)</td><td class="text">(\w+)</td>', path.read_text())
     assert ">sequences/s<" in path.read_text()
     assert marked == (answer["best"]["collective"], answer["best"]["codec"])
+
+
+def test_the_page_speaks_of_devices_and_of_the_model_s_samples(tmp_path: Path) -> None:
+    """As the terminal does: a cluster may be of TPUs or CPUs, and a model may read sequences."""
+    path = tmp_path / "plan.html"
+    write_page(cli_result(model="gpt-124m", cluster="tpu_v3", gpus=64), path, model="gpt-124m", cluster="tpu_v3")
+    text = path.read_text()
+    own = text[: text.index('<script type="text/plain"')] + text[text.rindex("const planner") :]
+    assert "gpt-124m on 64 devices of tpu_v3" in own
+    assert '"unit": "sequences"' in own
+    assert "images" not in own
+    assert "GPU" not in own
 
 
 def test_less_accuracy_than_the_law_s_is_headlined_as_it_was_asked_for(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ def test_a_budget_finds_the_fewest_devices() -> None:
     assert fewer["best"]["minutes"] > 5
     node = Cluster.load("dgx_h200").devices_per_node
     assert answer["gpus"] % node == 0
+    assert "only 0.2 % less time for an epoch" in answer["recommended"]["why"], "1.00 times as fast says nothing"
     fewer = cli_result(cluster="dgx_h200", gpus=answer["gpus"] - node)
     assert fewer["best"]["minutes"] > 5, "a node less would do"
     with pytest.raises(ConfigError, match="allow more time"):
@@ -111,3 +112,13 @@ def test_a_law_without_a_price_of_size_is_printed(tmp_path: Path, capsys: pytest
     answer = cli_result(cluster="dgx_h200", gpus=2, law_runs=[tmp_path], target=90)
     render(answer)
     assert "the same at every batch" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(("devices", "batch"), [(70_000, 0), (90_000, 200_000)])
+def test_a_sweep_answers_as_a_plan_does_where_the_law_ends(devices: int, batch: int) -> None:
+    assert devices > IMAGENET_LARS.largest_batch, "beyond the runs of the law"
+    answer = cli_result(cluster="dgx_h100", gpus=devices, batch=batch, sweep=f"gpus={devices}..{devices}")
+    row = answer["sweep"][0]
+    assert (row["batch"], row["epochs"]) == (answer["best"]["batch"], answer["best"]["epochs"])
+    with pytest.raises(ConfigError, match="beyond anything known to converge"):
+        cli_result(cluster="dgx_h100", sweep="gpus=90000..90000")

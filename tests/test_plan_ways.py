@@ -199,7 +199,13 @@ def test_the_command_takes_a_price_and_refuses_a_negative_one() -> None:
         app, ["plan", "--model", "gpt-124m", "--cluster", "dgx_h200", "--gpus", "64", "--price", "2.5"]
     )
     assert shown.exit_code == 0
-    for words in ("tokens/s", "Recommended: synchronous", "Islands: H = ", "outer rate", "Cheapest: "):
+    for words in (
+        "tokens/s",
+        "Recommended: synchronous",
+        "Islands: H (steps between two meetings) = ",
+        "outer rate",
+        "Cheapest: ",
+    ):
         assert words in shown.output
     with pytest.raises(ConfigError, match="price is -1"):
         cli_result(price=-1)
@@ -218,7 +224,7 @@ def test_a_curve_over_devices_has_its_prices(capsys: pytest.CaptureFixture[str])
 def test_a_price_without_an_end_is_that_of_a_million_samples(capsys: pytest.CaptureFixture[str]) -> None:
     render(cli_result(model="gpt-124m", cluster="dgx_h200", gpus=1, price=2.5))
     printed = capsys.readouterr().out
-    assert "a million\n" in printed.replace(" \n", "\n")
+    assert "price/M\n" in printed.replace(" \n", "\n")
     assert "on 1 device of" in printed
 
 
@@ -244,7 +250,7 @@ def test_what_pays_at_every_rate_is_not_said_to_pay_at_none() -> None:
     assert crossing.pays_here
     assert crossing.gbit_s == math.inf, "the links inside a node are the slow ones, whatever joins the nodes"
     told = crossover_sentence({"crossover": {**vars(crossing), "gbit_s": crossing.gbit_s, "here_gbit_s": 400}})
-    assert "wins at every rate" in told
+    assert told.endswith("it takes less at every rate.")
 
 
 def test_the_outer_rate_follows_from_the_islands_and_their_meetings() -> None:

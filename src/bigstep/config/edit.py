@@ -28,6 +28,8 @@ def stretch(config: RunConfig, epochs: float) -> RunConfig:
 
     Schedule, batch plan, image sizes, the optimizer's transition, the exchange's dense steps, the islands' beginning
     and Downpour's warm start keep their places in the run: a shorter one still warms up, and its schedule still ends.
+    With plan=auto it has as many decisions on the batch. Meetings of islands, which count in steps, evaluations and
+    checkpoints, which do not decide the path, stay as far apart as they are.
 
     >>> base = {"workers": {"count": 8, "local_batch": 32}, "epochs": 8, "lr": {"base": 0.1}}
     >>> base["asynchronous"] = {"method": "downpour", "warm_start": 2}
@@ -36,6 +38,11 @@ def stretch(config: RunConfig, epochs: float) -> RunConfig:
     """
     require(0 < epochs < float("inf"), f"--epochs is {epochs}, but it must be greater than 0.")
     ratio = epochs / config.epochs
+    plan, growth = config.plan, config.growth
+    if plan == "auto":
+        growth = replace(growth, every=growth.every * ratio)
+    else:
+        plan = tuple(replace(stage, epoch=stage.epoch * ratio) for stage in plan)
     pieces = tuple(
         replace(piece, until=piece.until * ratio, at=tuple(at * ratio for at in piece.at))
         for piece in config.lr.schedule
@@ -44,9 +51,8 @@ def stretch(config: RunConfig, epochs: float) -> RunConfig:
         config,
         epochs=epochs,
         lr=replace(config.lr, schedule=pieces),
-        plan=config.plan
-        if config.plan == "auto"
-        else tuple(replace(stage, epoch=stage.epoch * ratio) for stage in config.plan),
+        plan=plan,
+        growth=growth,
         data=replace(config.data, sizes=tuple(replace(size, epoch=size.epoch * ratio) for size in config.data.sizes)),
         exchange=replace(config.exchange, warmup_steps=round(config.exchange.warmup_steps * ratio)),
         islands=replace(config.islands, begin=config.islands.begin * ratio),
@@ -153,18 +159,19 @@ def finish_on_one(config: RunConfig, epochs: float) -> RunConfig:
 def make_exact(config: RunConfig) -> RunConfig:
     """Return `config` with sums that have the same bits on any number of ranks, or say why that is impossible.
 
-    A half-precision exchange is replaced; one whose codec carries what it loses, an algorithm of its own, is refused.
+    Half precision, between ranks or islands, is replaced; a codec that carries what it loses is refused by name.
 
     >>> base = {"workers": {"count": 8, "local_batch": 32}, "epochs": 8, "lr": {"base": 0.1}}
     >>> exact = make_exact(config_from_mapping(base))
     >>> exact.exact, exact.exchange.codec, exact.islands.codec
     (True, 'exact', 'exact')
     """
-    codec = config.exchange.codec
-    require(
-        CODECS[codec].loses != "carried",  # half precision only saves bytes; these codecs are another algorithm
-        f"--exact sums gradients without loss, but exchange.codec={codec} carries what it loses: leave one out.",
-    )
+    for name, codec in {"exchange.codec": config.exchange.codec, "islands.codec": config.islands.codec}.items():
+        require(
+            CODECS[codec].loses != "carried",  # half precision only saves bytes; these codecs are another algorithm
+            f"--exact sums without loss, but {name}={codec} carries what it loses, which is another algorithm: leave "
+            f"one out, or use {name}=exact.",
+        )
     return replace(
         config,
         exact=True,

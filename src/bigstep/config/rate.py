@@ -95,5 +95,5 @@ class LrConfig:
         ends = [piece.until for piece in self.schedule]
         require(
             ends == sorted(set(ends)),
-            f"The pieces of lr.schedule must follow one another, but end at {ends}.",
+            f"The pieces of lr.schedule must follow one another, but they end at {ends}.",
         )

@@ -36,10 +36,12 @@ if it is out of date. A recipe is a complete configuration: `bigstep recipes son
 sentences as comments, `--config FILE` reads it back, and `--set lr.base=0.2` changes one field. `--config` also takes
 the folder of an earlier run, to start the same run again.
 
-`--epochs` stretches a run: schedule, batch plan, image sizes, the transition of the RMSprop warm-up, the uncompressed
-first steps, the beginning of islands and Downpour's warm start keep their places in it. A resumed run may change
-`data.path`, `data.loaders`, `data.decoder`, `exchange.grid`, `checkpoint` and `kernels`, which do not decide its path
-(another decoder changes the last bit of some pixels); everything else must be as it was.
+`--epochs` stretches a run: schedule, batch plan (with `plan: auto` its `growth.every`), image sizes, the transition of
+the RMSprop warm-up, the uncompressed first steps, the beginning of islands and Downpour's warm start keep their places
+in it. What `--set` gives is not stretched, nor are intervals of meetings, evaluations and checkpoints.
+
+A resumed run may change `data.path`, `data.loaders`, `data.decoder`, `exchange.grid`, `checkpoint` and `kernels`,
+which do not decide its path (another decoder changes the last bit of some pixels); everything else must be as it was.
 
 Epochs count passes over the training set and may be fractions, so they express schedules in tokens too: a warm-up over
 the first 10 of 500 million tokens ends at epoch 0.02.

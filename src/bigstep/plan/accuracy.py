@@ -21,6 +21,8 @@ __all__ = ["IMAGENET_LARS", "LAWS", "ConvergenceLaw", "fit_law", "law_from_noise
 
 NOISE_LAW_REACH = 4.0
 """Factor above and below the noise scale within which a law drawn from it may be used: beyond, steps hardly change."""
+BEYOND_LAW = 1.25
+"""How far above the largest batch of a law a plan may go: as far as Fujitsu's 81,920 is above MLPerf's 67,456."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,11 @@ class ConvergenceLaw:
     def critical_batch(self) -> float:
         """The batch at which half of all epochs are due to its size."""
         return self.base_epochs / self.slope if self.slope > 0 else float("inf")
+
+    @property
+    def furthest_batch(self) -> float:
+        """The largest batch that a plan may have: beyond it nothing is known to converge."""
+        return self.largest_batch * BEYOND_LAW
 
     def warning(self, batch: float) -> str:
         """A warning if the batch is outside the range that the law covers; empty if it is inside."""

@@ -107,7 +107,7 @@ def cli_result(
             _facts(choice) | {"price": synchronous(workload, choice, price=price, lifetime_h=lifetime).price}
             for n in counts
             for choice in best_of_each(
-                workload, machine, [n], batch=batch, law=_reachable(law, n), collective=collective, codec=codec
+                workload, machine, [n], batch=batch, law=_reachable(law, n, batch), collective=collective, codec=codec
             )
         ],
     }
@@ -179,9 +179,9 @@ def _passed_over(first: Choice, best: Choice) -> Iterator[str]:
         )
 
 
-def _reachable(law: ConvergenceLaw | None, devices: int) -> ConvergenceLaw | None:
-    """The law if its batches allow this many devices; beyond it, a sweep goes by samples per second alone."""
-    return law if law and devices <= law.largest_batch else None
+def _reachable(law: ConvergenceLaw | None, devices: int, batch: int) -> ConvergenceLaw | None:
+    """The law if a plan on this many devices may use it; beyond it, a sweep goes by samples per second alone."""
+    return law if law and (batch or devices <= law.furthest_batch) else None
 
 
 def choose_law(workload: Workload, target: float, runs: Sequence[Path]) -> ConvergenceLaw | None:
@@ -306,6 +306,7 @@ def _law_facts(law: ConvergenceLaw | None) -> dict[str, Any] | None:
         "epochs_per_sample_of_batch": law.slope,
         "critical_batch": law.critical_batch,
         "largest_batch": law.largest_batch,
+        "furthest_batch": law.furthest_batch,
         "worst_residual_epochs": law.worst_residual,
         "source": law.source,
     }

@@ -9,7 +9,14 @@ from typing import Any
 import bigstep
 from bigstep.pages import packed_plotly, unpack_script
 from bigstep.plan.cluster import Cluster, Link
-from bigstep.plan.terminal import crossover_sentence, priced_way, spoken_goal, spoken_minutes, way_sentences
+from bigstep.plan.terminal import (
+    crossover_sentence,
+    priced_way,
+    spoken_devices,
+    spoken_goal,
+    spoken_minutes,
+    way_sentences,
+)
 from bigstep.plan.workload import Workload
 from bigstep.records import write_atomically
 from bigstep.tables.codecs import CODECS, encoded_bytes
@@ -37,7 +44,7 @@ def write_page(result: dict[str, Any], path: Path, *, model: str, cluster: str) 
     workload, machine = Workload.load(model), Cluster.load(cluster)
     facts = page_facts(workload, machine.resized(result["gpus"]), result)
     best = result["best"]
-    goal = spoken_goal(result) or "as fast as possible"
+    goal, devices = spoken_goal(result) or "as fast as possible", spoken_devices(result["gpus"])
     sure = result["sure"]
     sentences = [
         *result["why"],
@@ -55,7 +62,7 @@ def write_page(result: dict[str, Any], path: Path, *, model: str, cluster: str) 
     css, model_js, page_js = ((TEMPLATES / name).read_text(encoding="utf-8") for name in files)
     times = [spoken_minutes(row["minutes"]) if row["minutes"] else "–" for row in result["ranking"]]
     html = environment.get_template("plan.html").render(
-        title=f"{workload.name} on {result['gpus']:,} GPUs of {machine.name}: {goal}",
+        title=f"{workload.name} on {devices} of {machine.name}: {goal}",
         lead=f"{machine.about or machine.name}. Best found: recipe {best['recipe']}, batch {best['batch']:,}, "
         f"{best['collective']}, codec {best['codec']}, buckets of {best['bucket_mb']:g} MB.",
         counts=facts["counts"],
@@ -65,8 +72,7 @@ def write_page(result: dict[str, Any], path: Path, *, model: str, cluster: str) 
         collectives=[name for name in facts["collectives"] if name != "gather"],
         buckets=PAGE_BUCKETS,
         law=facts["model"]["law"],
-        gpus=result["gpus"],
-        unit="sequences" if workload.tokens else "images",
+        devices=devices,
         ranking=[row | {"time": time, "best": row == best} for row, time in zip(result["ranking"], times, strict=True)],
         sentences=sentences,
         version=bigstep.__version__,
@@ -120,6 +126,7 @@ def page_facts(workload: Workload, cluster: Cluster, result: dict[str, Any]) -> 
         ],
         "model": {
             "layers": layers,
+            "unit": "sequences" if workload.tokens else "images",
             "parameters": workload.parameters,
             "outputs": workload.outputs,
             "samples": workload.samples,
@@ -133,6 +140,7 @@ def page_facts(workload: Workload, cluster: Cluster, result: dict[str, Any]) -> 
                 "slope": law["epochs_per_sample_of_batch"],
                 "target": result["target"],
                 "largest": law["largest_batch"],
+                "furthest": law["furthest_batch"],
             },
         },
         "cluster": {

@@ -32,8 +32,6 @@ WORTH_A_CHANGE = 0.05
 """Share of the time that a codec which carries its losses from step to step must save to be preferred."""
 LARGE_TOKEN_BATCH = 2**22
 """Above this many tokens per step LAMB, made for large batches, is proposed instead of AdamW."""
-BEYOND_LAW = 1.25
-"""How far above the largest batch of a law a plan may go: as far as Fujitsu's 81,920 is above MLPerf's 67,456."""
 
 
 @dataclass(frozen=True)
@@ -151,11 +149,11 @@ def _feasible_batches(workload: Workload, cluster: Cluster, devices: int, law: C
     fitting = sorted(fitting or LOCAL_BATCHES[:1], key=lambda local: abs(local - DEFAULT_LOCAL_BATCH))
     if law is None:
         return fitting[:1]
-    allowed = [local for local in fitting if local * devices <= law.largest_batch * BEYOND_LAW]
+    allowed = [local for local in fitting if local * devices <= law.furthest_batch]
     if not allowed:
         raise ConfigError(
-            f"gpus is {devices}, but even one sample each is a batch above {law.largest_batch * BEYOND_LAW:,.0f}, "
-            "beyond anything known to converge; ask for fewer GPUs, or give --batch."
+            f"gpus is {devices}, but even one sample each is a batch above {law.furthest_batch:,.0f}, "
+            "beyond anything known to converge; ask for fewer devices, or give --batch."
         )
     return allowed
 
@@ -223,7 +221,7 @@ def explain(workload: Workload, cluster: Cluster, choice: Choice) -> list[str]:
                 name: replace(speed, latency_s=speed.latency_s / 2) for name, speed in cluster.collectives.items()
             },
         ),
-        "no jitter": replace(cluster, jitter=0.0),
+        "devices of equal speed": replace(cluster, jitter=0.0),
     }
     tried = {words: (workload, changed) for words, changed in changes.items()}
     # a measured workload has fixed times: a device of twice the speed handles twice the batch in them
@@ -236,7 +234,7 @@ def explain(workload: Workload, cluster: Cluster, choice: Choice) -> list[str]:
         gains.append((1 - faster.step_s / prediction.step_s, words))
     gains.sort(reverse=True)
     helped = ", ".join(f"{words} ({100 * gain:.0f} % less time)" for gain, words in gains if gain > 0.005)
-    sentences.append(f"What would help: {helped}." if helped else "Nothing about links, jitter or device would help.")
+    sentences.append(f"What would help: {helped}." if helped else "Nothing about links or devices would help.")
     return sentences
 
 

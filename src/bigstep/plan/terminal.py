@@ -11,11 +11,14 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 __all__ = [
-    "asks_sentence", "crossover_sentence", "priced_way", "render", "spoken_goal", "spoken_minutes", "way_sentences",
+    "asks_sentence", "crossover_sentence", "priced_way", "render", "spoken_devices", "spoken_goal", "spoken_minutes",
+    "way_sentences",
 ]  # fmt: skip
 
 BEST = 8
 """Rows of the ranking that a terminal shows."""
+A_MILLION = "price/M"
+"""Heads the prices of a million samples, which are told where no law of epochs is known."""
 
 
 def render(result: dict[str, Any]) -> None:
@@ -34,7 +37,7 @@ def render(result: dict[str, Any]) -> None:
 def _render_plan(result: dict[str, Any], console: Console) -> None:
     best = result["best"]
     grid = f" {best['grid'][0]}x{best['grid'][1]}" if best["grid"] else ""
-    goal = spoken_goal(result) or "by samples a second"
+    goal = spoken_goal(result) or "ranked by samples a second"
     tokens = f"{best['tokens_per_s']:,.0f} tokens/s, " if best["tokens_per_s"] else ""
     console.print(
         f"[bold]{result['model']} on {spoken_devices(best['gpus'])} of {result['cluster']}: {goal}[/bold]\n"
@@ -50,9 +53,9 @@ def _render_plan(result: dict[str, Any], console: Console) -> None:
     console.print(crossover_sentence(result))
     _render_ways(result, console)
     if law := result["law"]:
-        none = "the same at every batch tried"
-        size = f"critical batch {law['critical_batch']:,.0f}" if law["epochs_per_sample_of_batch"] else none
-        console.print(f"Epochs: {law['source']}; {size}.")
+        none = "the same number at every batch tried"
+        size = f"at a batch of {law['critical_batch']:,.0f}, the critical one, half of them are due to its size"
+        console.print(f"Epochs: from {law['source']}; {size if law['epochs_per_sample_of_batch'] else none}.")
     sure = result["sure"]
     console.print(
         f"How sure: the same model is off by {100 * sure['mean_error']:.0f} % on average and "
@@ -72,8 +75,8 @@ def asks_sentence(asks: dict[str, Any]) -> str:
     parts = ", ".join(f"{words} {_figure(memory[name], 2)}" for name, words in held.items())
     work = f"{_figure(asks['gflop_a_sample'], 1)} GFLOP a sample, " if asks["gflop_a_sample"] else ""
     return (
-        f"Each device needs: {work}{_figure(asks['gradient_mb'], 0)} MB of gradient a step, at least "
-        f"{_figure(sum(memory.values()), 1)} of {asks['device_gb']:,.0f} GB: {parts}."
+        f"Each device needs: {work}{_figure(asks['gradient_mb'], 0)} MB of gradient a step, and at "
+        f"least {_figure(sum(memory.values()), 1)} of its {asks['device_gb']:,.0f} GB of memory ({parts})."
     )
 
 
@@ -90,7 +93,7 @@ def _render_ways(result: dict[str, Any], console: Console) -> None:
 
     table = Table(box=None, pad_edge=False)
     priced = any(way["price"] for way in result["ways"])
-    price = "price" if any(way["minutes"] for way in result["ways"]) else "a million"  # samples, if no law is known
+    price = "price" if any(way["minutes"] for way in result["ways"]) else A_MILLION
     for name in ("way", "how", "k/s", "time", *([price] if priced else [])):
         table.add_column(name, justify="left" if name in ("way", "how") else "right", no_wrap=name != "how")
     for way in result["ways"]:
@@ -112,7 +115,7 @@ def way_sentences(result: dict[str, Any]) -> Iterator[str]:
     yield from (way["advice"] for way in result["ways"] if way["advice"])
     if found := result.get("cheapest"):
         unit = f"in {spoken_minutes(found['minutes'])}" if found["minutes"] else "a million samples"
-        yield f"Cheapest: {spoken_devices(found['devices'])}, {found['price']:,.2f} {unit} ({found['label']})."
+        yield f"Cheapest: {spoken_devices(found['devices'])} for {found['price']:,.2f} {unit} ({found['label']})."
 
 
 def priced_way(way: dict[str, Any]) -> str:
@@ -143,7 +146,7 @@ def _choices(rows: list[dict[str, Any]], width: int, *, with_gpus: bool) -> Any:
             "eff.": f"{100 * row['efficiency']:.0f} %",
             "epochs": f"{row['epochs']:.0f}" if row["epochs"] else "-",
             "time": spoken_minutes(row["minutes"]) if row["minutes"] else "-",
-            **({"price" if row["minutes"] else "a million": f"{row['price']:,.2f}"} if row.get("price") else {}),
+            **({"price" if row["minutes"] else A_MILLION: f"{row['price']:,.2f}"} if row.get("price") else {}),
             "waits for": row["bottleneck"],
         }
         for name, cell in cells.items():
@@ -205,11 +208,10 @@ def crossover_sentence(result: dict[str, Any]) -> str:
     found = result["crossover"]
     if found is None:
         return "Compression: nothing leaves the node, so there is nothing to gain."
-    verdict = "pays" if found["pays_here"] else "does not pay"
-    gain = f"{'saves' if found['gain_here'] > 0 else 'costs'} {100 * abs(found['gain_here']):.1f} % of the step"
+    gain = f"{100 * abs(found['gain_here']):.1f} % {'less' if found['gain_here'] > 0 else 'more'} time"
     return (
-        f"Compression: 1-bit {verdict} on this network ({gain} at {found['here_gbit_s']:g} Gbit/s); "
-        f"it wins {spoken_rate(found['gbit_s'], ' Gbit/s per adapter')} against {found['plain']}."
+        f"Compression: at the {found['here_gbit_s']:g} Gbit/s of this network, a step with 1-bit codes takes {gain} "
+        f"than with {found['plain']}; it takes less {spoken_rate(found['gbit_s'], ' Gbit/s per adapter')}."
     )
 
 
@@ -240,8 +242,9 @@ def _render_validation(result: dict[str, Any], console: Console) -> None:
     summary = result["summary"]
     console.print(
         f"[bold]{summary['predicted']} rows count: mean error {100 * summary['mean_error']:.1f} %, worst "
-        f"{100 * summary['worst_error']:.1f} %[/bold]; {summary['sets_a_constant']} set a constant, "
-        f"{summary['contradicted']} are contradicted by their own paper. Sources of constants: --json."
+        f"{100 * summary['worst_error']:.1f} %[/bold]. {summary['sets_a_constant']} do not count because a constant of "
+        f"the model was set by them, {summary['contradicted']} because their own paper contradicts them. Sources of "
+        "constants: --json."
     )
 
 

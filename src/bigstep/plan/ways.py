@@ -185,7 +185,7 @@ def _with_advice(
     reason = "the smallest with which meetings take at most a tenth of the time"
     if plan.every == LONGEST and taken > MEETINGS_SHARE:
         reason = f"the longest published, though meetings take {100 * taken:.0f} % of the time"
-    advice = f"Islands: H = {plan.every}, {reason}; {rule.why}."
+    advice = f"Islands: H (steps between two meetings) = {plan.every}, {reason}; {rule.why}."
     if below is not None:
         rates = [f"{name} {spoken_rate(rate)}" for name, rate in below.items()]
         advice += f" In Gbit/s per adapter, they are {WORTH:g} times as fast as {', as '.join(rates)}."
@@ -229,9 +229,12 @@ def recommend(ways: Sequence[Way]) -> tuple[Way, str]:
         return way, f"it is {way.samples_s / synchronous.samples_s:.1f} times as fast as synchronous SGD, {way.caveat}"
     fastest = max(ways, key=lambda way: way.samples_s)
     if fastest is synchronous:
-        return synchronous, "it is the fastest, and the only one whose epochs are known"
-    gain = fastest.samples_s / synchronous.samples_s
-    return synchronous, f"{fastest.method} would be {gain:.2f} times as fast, too little for the epochs it may cost"
+        return synchronous, "it is the fastest, and the others may need more epochs"
+    saved = 100 * (1 - synchronous.samples_s / fastest.samples_s)
+    return (
+        synchronous,
+        f"{fastest.method} would take only {saved:.1f} % less time for an epoch, and may need more epochs",
+    )
 
 
 def cheapest(

@@ -9,7 +9,10 @@ Evidence
 
 Launch
     bigstep train downpour
-    On several machines: bigstep.asynchronous.train_downpour(listen=...), join_downpour and serve_downpour.
+    bigstep train downpour --listen 10.0.0.1:29500 --replicas-elsewhere 1
+    bigstep join 10.0.0.1:29500
+    The last two on a machine each, which share BIGSTEP_SECRET. From Python: train_downpour(listen=...), join_downpour
+    and serve_downpour of bigstep.asynchronous.
 
 Batch
     mini: pushes of 32 samples; 375 shares an epoch of 12,000 images, drawn by three replicas.

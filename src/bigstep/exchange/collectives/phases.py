@@ -26,8 +26,13 @@ __all__ = ["Collective", "all_gather", "all_to_all", "copy_back", "fill_up", "is
 _all_gather_flat = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 _AT_ONCE = 32 * 1024
-"""Bytes of the longest message that leaves for all ranks at once. Such messages fit into the queue of a slow link; and
-where longer ones take no more time than the delay of a turn (10 Gbit/s: 26 us) there would be little to gain."""
+"""Bytes of the longest message that leaves for all ranks at once; longer ones leave in turns.
+
+Several messages as short as this fit into the queue of a slow link, so turns would only delay them: each begins when a
+message has come in. Longer ones are through 1.1 to 1.8 times as fast in turns at 10 to 200 Mbit/s. From 1 Gbit/s on
+both ways are level, since there a message takes no longer than such a delay (at 10 Gbit/s this many bytes take 26 us).
+Measured with 40 to 240 kB on four hosts: benchmarks/exchange/results/turns.md.
+"""
 
 
 class Collective(Protocol):

@@ -60,15 +60,15 @@ function update() {
   const tick = { type: "category", tickangle: 0, tickvals: labels.filter((_, index) => (labels.length - 1 - index) % every === 0) };
   draw("split", PARTS.filter(([key]) => all.some((row) => row.split[key] > 0)).map(([key, name]) => ({
     type: "bar", name, x: labels, y: all.map((row) => row.split[key] * 1e3), hovertemplate: "%{y:.2f} ms", marker: { color: look.colors[PARTS.findIndex((part) => part[0] === key)] },
-  })), layout(look, "GPUs", "ms a step", { xaxis: tick, rest: { barmode: "stack", bargap: 0.25 } }));
+  })), layout(look, "devices", "ms a step", { xaxis: tick, rest: { barmode: "stack", bargap: 0.25 } }));
   const names = facts.collectives;
   draw("scaling", names.map((collective, index) => ({
     type: "scatter", mode: "lines", name: collective, x: labels, line: { width: collective === ask.collective ? 4 : 2, color: look.colors[index ? index + 1 : 0] }, // the second is a shade of the first
     y: counts.map((devices) => 100 * planner.predict(facts.model, facts.cluster, { ...ask, devices, collective, codec: collective === "gather" ? "onebit" : ask.codec === "onebit" ? "fp16" : ask.codec }).efficiency),
     hovertemplate: "%{y:.1f} %",
-  })), layout(look, "GPUs", "efficiency, %", { xaxis: tick, yaxis: { range: [0, 104] } }));
+  })), layout(look, "devices", "efficiency, %", { xaxis: tick, yaxis: { range: [0, 104] } }));
   if (facts.model.law) {
-    const usable = (row) => row.batch <= facts.model.law.largest * 1.25 ? row.minutes : null;
+    const usable = (row) => row.batch <= facts.model.law.furthest ? row.minutes : null;
     const bests = counts.map((devices) => Math.min(...facts.batches.map((localBatch) => {
       const row = planner.predict(facts.model, facts.cluster, { ...ask, devices, localBatch });
       return row.memory > facts.cluster.device.memory ? Infinity : usable(row) ?? Infinity;
@@ -77,9 +77,9 @@ function update() {
     const unit = Math.max(...shown) > 300 ? ["hours", 60] : ["minutes", 1];
     const scaled = (values) => values.map((value) => value === null || !Number.isFinite(value) ? null : value / unit[1]);
     draw("accuracy", [
-      { type: "scatter", mode: "lines+markers", name: `${number(ask.localBatch)} images a GPU`, x: labels, y: scaled(all.map(usable)), hovertemplate: `%{y:.3g} ${unit[0]}` },
+      { type: "scatter", mode: "lines+markers", name: `${number(ask.localBatch)} ${facts.model.unit} a device`, x: labels, y: scaled(all.map(usable)), hovertemplate: `%{y:.3g} ${unit[0]}` },
       { type: "scatter", mode: "lines", name: "best batch", x: labels, y: scaled(bests), line: { dash: "dot" }, hovertemplate: `%{y:.3g} ${unit[0]}` },
-    ], layout(look, "GPUs", `${unit[0]} to ${facts.model.law.target} %`, { xaxis: tick, yaxis: { type: "log", rangemode: "normal", dtick: 1 } }));
+    ], layout(look, "devices", `${unit[0]} to ${facts.model.law.target} %`, { xaxis: tick, yaxis: { type: "log", rangemode: "normal", dtick: 1 } }));
   }
   const rates = Array.from({ length: 61 }, (_, i) => 10 ** (-2 + i / 12));
   const dense = ask.collective === "gather" ? "halving" : ask.collective;
