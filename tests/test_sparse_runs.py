@@ -162,5 +162,5 @@ def test_a_file_that_names_another_class_runs_nothing(tmp_path: Path) -> None:
     header = {"format": 1, "estimator": "os.system", "params": {"command": "touch here"}, "values": {}, "report": {}}
     path = tmp_path / "model.safetensors"
     path.write_bytes(write_arrays({"coef_": np.zeros((1, 2), np.float32)}, {"bigstep.sparse": json.dumps(header)}))
-    with pytest.raises(DataError, match="does not hold what"):
+    with pytest.raises(DataError, match="lacks something that a sparse estimator"):
         load(path)
