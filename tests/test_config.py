@@ -46,6 +46,11 @@ def test_exponents_without_a_dot_are_numbers() -> None:
     assert apply_settings(base(), ["optimizer.weight_decay=5e-5"]).optimizer.weight_decay == 5e-5
 
 
+def test_a_whole_number_may_be_written_with_a_point() -> None:
+    config = apply_settings(base(), ["evaluate_views=2.0", "workers.count=4.0"])
+    assert [repr(value) for value in (config.evaluate_views, config.workers.count)] == ["2", "4"]
+
+
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
@@ -110,6 +115,8 @@ def test_exponents_without_a_dot_are_numbers() -> None:
         ("optimizer={name: adamw, betas: [0.9]}", "two numbers"),
         ("optimizer={name: muon, rest: adam}", "did you mean 'adamw'"),
         ("lr.groups=[{names: '*', factor: 0}]", "greater than 0"),
+        ("evaluate_views=true", "evaluate_views is True, but allowed are 1, 2, 6"),
+        ("evaluate_views=3", "evaluate_views is 3, but allowed are 1, 2, 6"),
     ],
 )
 def test_what_cannot_be_run_is_refused_in_one_sentence(setting: str, words: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,9 @@ from torch import Tensor
 from bigstep.data.decoders import choose as choosing
 from bigstep.data.decoders import nvjpeg
 from bigstep.data.decoders.choose import choose
+from bigstep.data.decoders.on_device import OnDevice
 from bigstep.data.decoders.share import Share
-from bigstep.data.sources.folder import open_folder
+from bigstep.data.sources.folder import FolderImages, open_folder
 from bigstep.data.view import Decoding
 from bigstep.data.waits import Waits
 from bigstep.errors import ConfigError
@@ -32,12 +35,21 @@ def test_what_cannot_be_had_is_refused_and_the_rest_chosen_with_a_reason(
         "pillow",
         "Images are decoded by Pillow in 2 loader processes: on a CPU the model takes longer than they do.",
     )
+    for name in ("auto", "pillow", "nvjpeg", "both"):  # the feed says that a size is missing
+        assert choose(name, source, size=0, loaders=2, device=torch.device("cuda")) == Decoding()
     assert choose("auto", object(), size=16, loaders=2, device=CPU) == Decoding()
     with pytest.raises(ConfigError, match=r"data\.decoder is nvjpeg, but there is no GPU: use data\.decoder=auto or"):
         choose("nvjpeg", source, size=16, loaders=2, device=CPU)
     monkeypatch.setattr(nvjpeg, "why_not_torchvision", lambda: "torchvision is not installed")
     with pytest.raises(ConfigError, match=r"data\.decoder is torchvision, but torchvision is not installed"):
         choose("torchvision", source, size=16, loaders=2, device=CPU)
+
+
+def all_but(number: int, contents: Sequence[Tensor], device: torch.device, again: Callable[[int], Tensor]) -> Any:
+    """Stand in for GPU decoders that refuse one file."""
+    images = by_pillow(contents, device, again)
+    images[number] = again(number)
+    return images
 
 
 def test_a_measurement_chooses_and_a_decoder_that_is_wrong_is_not_trusted(
@@ -81,6 +93,15 @@ def test_a_measurement_chooses_and_a_decoder_that_is_wrong_is_not_trusted(
     refused = choosing._fastest(source, 16, 2, CPU)
     assert refused.name == "pillow"
     assert "not by the GPU: its pixels are off by" in refused.why
+    for number in (0, 3):  # a file that was not among those that were timed is refused: Pillow decodes it
+        monkeypatch.setattr(nvjpeg, "decode_on_device", functools.partial(all_but, number))
+        assert choosing._fastest(source, 16, 2, CPU).name == "both"
+    closed: list[OnDevice] = []
+    monkeypatch.setattr(OnDevice, "close", lambda decoder: closed.append(decoder))
+    monkeypatch.setattr(FolderImages, "open", lambda *_: pytest.fail("Pillow cannot read it either"))
+    with pytest.raises(pytest.fail.Exception):
+        choosing._difference_on_device(source, 16, CPU)
+    assert len(closed) == 1
 
 
 def test_the_share_follows_whoever_is_late() -> None:

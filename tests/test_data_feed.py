@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import random
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -288,7 +289,8 @@ def test_own_data_by_import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "def numbers():\n    return 1, 2\n"
     )
     (tmp_path / "my_fault.py").write_text("import a_module_that_is_not_there\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)  # where models and losses are found too
+    monkeypatch.setattr(sys, "path", sys.path.copy())
     assert len(open_data("my_sets:plain").train) == 3
     assert open_data("my_sets:placed", "here").test[0] == ("here", 0)
     assert open_data("my_sets:preset").test[0] == ("there", 0)
@@ -302,9 +304,10 @@ def test_own_data_by_import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ("my_sets:empty", "", "empty data set"),
         ("my_sets:numbers", "", "gave a int"),
         ("my_sets:plain", "here", "takes no argument"),
-        (":plain", "", "package.module:function"),
+        (":plain", "", "data.name: :plain is not an import path; write package.module:name"),
+        (".my_sets:plain", "", "is not an import path"),
     ]:
-        with pytest.raises(DataError, match=sentence):
+        with pytest.raises((ConfigError, DataError), match=sentence):
             open_data(name, path)
     with pytest.raises(ModuleNotFoundError, match="a_module_that_is_not_there"):  # the user's own fault, seen whole
         open_data("my_fault:plain")

@@ -26,7 +26,6 @@ from bigstep.data.decoders import nvjpeg_decoders, nvjpeg_library
 from bigstep.data.decoders.nvjpeg_decoders import (
     Decoders,
     difference_from_pillow,
-    pinned_room,
     try_out,
     why_not_library,
 )
@@ -345,12 +344,6 @@ def test_an_older_library_is_asked_for_less(stub: Stub, monkeypatch: pytest.Monk
     assert why_not_library(torch.device("cuda", 0)) is None
     nvjpeg_decoders._outcome.cache_clear()
     assert why_not_library(CPU) == "there is no GPU"
-
-
-def test_a_room_can_be_read_into() -> None:
-    room = pinned_room(100)
-    room[3:6] = b"abc"
-    assert (len(room), bytes(room[3:6])) == (100, b"abc")
 
 
 @pytest.mark.gpu

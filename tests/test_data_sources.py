@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Subset, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset, random_split
 
 from bigstep.config import CheckpointConfig, DataConfig, LrConfig, RunConfig, WorkersConfig
 from bigstep.data import DataPair, Source, TensorImages, as_pair, as_source, open_data
@@ -198,6 +198,8 @@ GIVEN_WRONGLY = {
     "an array and a set": ((X, [(1, 0)]), r"array of \(6, 3\) alone.*\(x, y\)"),
     "arrays of two lengths": (((X, Y[:4]), (X, Y)), "give one y for each x"),
     "a generator": (((n for n in range(3)), [(1, 0)]), "generator, which has no length.*map-style"),
+    "two samples": ([(X[0], Y[:3]), (X[1], Y[:3])], r"a tuple, \(train, test\).*\(list, None\)"),
+    "two sets in a list": ([(X, Y), (X, Y)], "two data sets or two samples"),
     "nothing in it": (([], [(1, 0)]), "empty"),
     "words": (((X, np.array(["cat", "dog"] * 3)), (X, Y)), "array of <U3.*give numbers"),
     "objects": (((np.full(6, None), Y), (X, Y)), "array of object.*give numbers"),
@@ -279,6 +281,14 @@ def test_a_training_set_alone_will_do_where_some_is_held_out() -> None:
     for given in ((X, Y), (TensorDataset(torch.zeros(6, 2), torch.zeros(6)), None), [(1, 0)] * 6):
         pair = as_pair(given, holdout=0.34)
         assert (len(pair.train), len(pair.test)) == (4, 2)
+    samples = [(X[0], Y[:3]), (X[1], Y[:3])]
+    with pytest.raises(DataError, match="two data sets or two samples"):  # the second was dropped
+        as_pair(samples, holdout=0.34)
+    for given in ((samples, None), TensorDataset(torch.zeros(2, 3), torch.zeros(2))):
+        pair = as_pair(given, holdout=0.34)
+        assert (len(pair.train), len(pair.test)) == (1, 1)
+    halves = random_split(TensorDataset(torch.zeros(4, 2), torch.zeros(4)), [2, 2])  # a list
+    assert [len(part) for part in (as_pair(halves).train, as_pair(halves).test)] == [2, 2]
     divided = as_pair(((X, Y), (X, Y)))
     assert as_pair(divided, holdout=0.5) is divided  # it was held out already
     data = (torch.randn(16, 3), torch.randn(16, 1))

@@ -71,6 +71,23 @@ def test_ranks_that_memory_does_not_hold_are_refused(bigstep: Bigstep, monkeypat
     assert "this machine has memory for 3 of them" in err
 
 
+def test_files_that_a_container_has_read_do_not_take_memory_from_ranks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from bigstep.cli import resolve
+
+    monkeypatch.setattr(resolve, "_GROUP", tmp_path)
+    for name, content in {
+        "memory.current": "900000",
+        "memory.stat": "anon 100000\nfile 800000\nactive_file 300000\ninactive_file 400000",
+        "memory.max": "1000000",
+    }.items():
+        (tmp_path / name).write_text(f"{content}\n")
+    assert resolve._free_bytes() == 800_000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert resolve._free_bytes() > 1_000_000
+
+
 def test_the_recipe_is_resolved_once_whatever_becomes_of_its_file(bigstep: Bigstep, tmp_path: Path) -> None:
     """A rank that read the file again would find another batch than the launcher."""
     from bigstep.cli.resolve import job_of

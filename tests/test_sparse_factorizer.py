@@ -78,6 +78,15 @@ def test_sparsity_of_entries_is_exact() -> None:
     assert sparsity.rho == 4 / 5  # (0, 0) meets itself, its row's two others and (1, 0)
 
 
+@pytest.mark.parametrize("size", [2, 4, 30])
+def test_sparsity_counts_a_pair_that_repeats_as_often_as_it_is_there(size: int) -> None:
+    for seed in range(20):
+        X = np.random.default_rng(seed).integers(0, size, (40, 2))
+        meetings = (X[:, None] == X[None]).any(2).sum(1)
+        sparsity = HogwildFactorizer(rank=1, epochs=1).fit(X, np.arange(40.0)).fit_report_.sparsity
+        assert sparsity.rho == meetings.max() / 40
+
+
 def test_scipy_matrix_and_pairs_agree_and_parts_equal_the_whole() -> None:
     X, y = ratings(800)
     whole = HogwildFactorizer(mode="serial", epochs=2).fit(X, y)

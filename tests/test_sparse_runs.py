@@ -80,7 +80,12 @@ def test_what_is_printed_fits_the_terminal(
         ({"tensorboard": True}, "metrics.jsonl"),
         ({"resume": True}, "start a new run"),
         ({"settings": ["mode=cashed"]}, "did you mean 'cached'"),
-        ({"settings": ["alpha=nan"]}, "alpha=nan"),
+        ({"settings": ["alpha=nan"]}, "alpha takes a number"),
+        ({"settings": ["alpha=-1"]}, "alpha=-1"),
+        ({"settings": ["n_threads=2.5"]}, r"n_threads takes a whole number \(got 2.5\)"),
+        ({"settings": ["loss"]}, r"--set takes FIELD=VALUE, .* \(got 'loss'\)"),
+        ({"settings": ["x" * 5000]}, "--set takes FIELD=VALUE"),
+        ({"settings": ["loss=[" + "x" * 5000]}, "not valid YAML"),
         ({"settings": ["n_threads=10000"]}, "more than the .* cores"),
         ({"seed": -1}, "random_state=-1"),
         ({"data": "one.svm"}, "1 class only"),
@@ -162,5 +167,5 @@ def test_a_file_that_names_another_class_runs_nothing(tmp_path: Path) -> None:
     header = {"format": 1, "estimator": "os.system", "params": {"command": "touch here"}, "values": {}, "report": {}}
     path = tmp_path / "model.safetensors"
     path.write_bytes(write_arrays({"coef_": np.zeros((1, 2), np.float32)}, {"bigstep.sparse": json.dumps(header)}))
-    with pytest.raises(DataError, match="does not hold what"):
+    with pytest.raises(DataError, match="lacks something that a sparse estimator"):
         load(path)

@@ -304,6 +304,10 @@ def test_a_bad_packed_file_is_one_sentence(tmp_path: Path) -> None:
         (with_header(dtype="float64"), "first line does not say"),
         (with_header(train=-1), "first line does not say"),
         (with_header(train="many"), "first line does not say"),
+        (with_header(vocabulary=5), "first line does not say"),
+        (with_header(vocabulary="chars", built=5), "first line does not say"),
+        (with_header(vocabulary="words", built={"a": 1}), "first line does not say"),
+        (with_header(vocabulary="chars", built=[0xD800]), "holds no vocabulary"),
         (with_header(train=10**15), "bytes, but its first line announces"),
         (good[:-1], "bytes, but its first line announces"),
         (with_header(vocabulary="x", size=100), "has the token 199 at place 199.*0 to 99"),
@@ -317,10 +321,12 @@ def test_a_bad_packed_file_is_one_sentence(tmp_path: Path) -> None:
         write_tokens(tmp_path / "absent" / "x.tokens", made.encode(b"ab", ""), made.encode(b"ab", ""), made, 2, 2)
 
 
-def test_numbers_in_a_plain_npy_file_will_do(tmp_path: Path) -> None:
+def test_numbers_in_a_plain_npy_file_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "numbers.npy"
     np.save(path, (np.arange(1000) % 777).astype(np.uint16))
-    pair = open_data("tokens", str(path), length=10)
+    with monkeypatch.context() as reading:
+        reading.setattr(TokenWindows, "check", lambda part: pytest.fail("the whole file was read twice"))
+        pair = open_data("tokens", str(path), length=10)
     assert (len(pair.train.tokens), len(pair.test.tokens), pair.train.num_classes) == (900, 100, 777)
     assert pair.train.bytes(torch.arange(3)) is None
     for wrong in (np.zeros((3, 3), np.uint16), np.zeros(100), np.zeros(3, np.uint16)):

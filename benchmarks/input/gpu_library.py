@@ -28,11 +28,11 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from run import photograph
+from run import photograph, pinned_room
 from torch import Tensor
 
 from bigstep.data.decoders import nvjpeg
-from bigstep.data.decoders.nvjpeg_decoders import Decoders, find_library, pinned_room
+from bigstep.data.decoders.nvjpeg_decoders import Decoders, find_library
 from bigstep.data.decoders.nvjpeg_library import RefusedError
 from bigstep.data.sources.folder import open_folder
 from bigstep.gpu.queues import VARIABLE, ask_for_queues

@@ -22,12 +22,12 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from run import pinned_room
 from torch import Tensor
 
 from bigstep.__main__ import program
 from bigstep.data import device_decoding
 from bigstep.data.decoders import nvjpeg
-from bigstep.data.decoders.nvjpeg_decoders import pinned_room
 from bigstep.data.device_decoding import DeviceDecoding
 from bigstep.gpu.queues import VARIABLE
 

@@ -52,6 +52,11 @@ def write(job: tuple[str, int]) -> None:
     photograph(seed).save(path, quality=90)
 
 
+def pinned_room(size: int) -> memoryview:
+    """Return pinned host memory, which a GPU reads without a copy in between, or plain memory if there is no GPU."""
+    return torch.empty(size, dtype=torch.uint8, pin_memory=torch.cuda.is_available()).numpy().data
+
+
 def make_folder(root: Path, count: int) -> Path:
     """Make files for training; those for evaluation are the same."""
     jobs = []

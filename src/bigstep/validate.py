@@ -100,8 +100,9 @@ def convert(hint: Any, value: Any, path: str) -> Any:
     if origin is Literal:
         if isinstance(value, str):
             require_name(value, arguments, path)
-        if value in arguments:
-            return value
+        for allowed in arguments:
+            if value == allowed and isinstance(value, bool) == isinstance(allowed, bool):
+                return allowed  # 2 for 2.0; true equals 1, but is no number
         raise ConfigError(f"{path} is {value!r:.60}, but {nearest(str(value), map(str, arguments))}")
     if origin in (typing.Union, types.UnionType):
         lists = [alternative for alternative in arguments if typing.get_origin(alternative) is tuple]

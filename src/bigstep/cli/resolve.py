@@ -38,6 +38,8 @@ __all__ = [
 ]
 
 RUNS = Path("runs")
+_GROUP = Path("/sys/fs/cgroup")
+"""Limits of this container, and what it uses."""
 _PROCESS_BYTES = 300e6
 """Memory that a rank or replica takes by itself: with torch 2.13 on a CPU 306 to 362 MiB, here rounded down."""
 _PROCESSES_PER_CORE = 16
@@ -328,13 +330,14 @@ def require_capacity(procs: int, job: Job) -> None:
 
 
 def _free_bytes() -> float:
-    """Bytes of memory still free, by the system and by the limit of this container."""
+    """Bytes of memory still free, by the system and by the limit of this container; files kept in it give way."""
     free = 1e15  # if the system does not say
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         free = next(1_024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
-        group = Path("/sys/fs/cgroup")
-        limit, used = (float((group / name).read_text()) for name in ("memory.max", "memory.current"))
-    except (OSError, StopIteration, ValueError):  # not Linux, no such group, or "max": no limit
+        limit, used = (float((_GROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+        parts = dict(line.split() for line in (_GROUP / "memory.stat").read_text().splitlines())
+        files = float(parts["active_file"]) + float(parts["inactive_file"])
+    except (OSError, StopIteration, ValueError, KeyError):  # not Linux, no such group, or "max": no limit
         return free
-    return min(free, limit - used)
+    return min(free, limit - used + files)

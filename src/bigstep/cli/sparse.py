@@ -6,22 +6,23 @@ import dataclasses
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bigstep.cli.options import print_json
+from bigstep.config.text import parse_setting
 from bigstep.errors import ConfigError, nearest
+from bigstep.validate import convert
 
 if TYPE_CHECKING:
     from bigstep.cli.train import Train
 
 __all__ = ["is_sparse_file", "train_sparse_file"]
 
-SETTINGS: dict[str, Callable[[str], Any]] = {
+SETTINGS = {
     "loss": str, "test": str, "mode": str, "n_threads": int, "seed": int, "alpha": float, "n_features": int,
 }  # fmt: skip
-"""What --set takes here."""
+"""What --set takes here, and of which type."""
 
 
 def is_sparse_file(data: str | None, recipe: str | None) -> bool:
@@ -106,11 +107,8 @@ def _refuse_others(options: Train) -> None:
 def _settings(options: Train) -> dict[str, Any]:
     chosen: dict[str, Any] = {} if options.seed is None else {"seed": options.seed}
     for text in options.settings or ():
-        name, _, value = text.partition("=")
+        name, value = parse_setting(text)
         if name not in SETTINGS:
             raise ConfigError(f"A sparse problem has no field {name!r:.60}: {nearest(name, SETTINGS)}")
-        try:
-            chosen[name] = SETTINGS[name](value)
-        except ValueError:
-            raise ConfigError(f"{name} takes a number (got {value!r:.60}).") from None
+        chosen[name] = convert(SETTINGS[name], value, name)
     return chosen

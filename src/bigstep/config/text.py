@@ -21,7 +21,7 @@ from bigstep.validate import build
 
 __all__ = [
     "apply_settings", "config_from_mapping", "config_from_yaml", "config_to_mapping", "config_to_yaml", "in_one_line",
-    "parse_yaml", "read_yaml",
+    "parse_setting", "parse_yaml", "read_yaml",
 ]  # fmt: skip
 
 
@@ -44,7 +44,7 @@ def apply_settings(config: RunConfig, settings: Iterable[str]) -> RunConfig:
     >>> apply_settings(base, ["workers.count=16", "optimizer.name=lars"]).optimizer.name
     'lars'
     """
-    parsed = [_parse_setting(setting) for setting in settings]
+    parsed = [parse_setting(setting) for setting in settings]
     mapping = config_to_mapping(config)
     named = [str(value) for path, value in parsed if path == "optimizer.name"]
     rule = config.optimizer.switch(named[-1]) if named else config.optimizer  # first: it decides which fields exist
@@ -63,11 +63,16 @@ def apply_settings(config: RunConfig, settings: Iterable[str]) -> RunConfig:
     return config_from_mapping(mapping)
 
 
-def _parse_setting(setting: str) -> tuple[str, Any]:
+def parse_setting(setting: str) -> tuple[str, Any]:
+    """Return the field and the value of an `a.b=c` setting.
+
+    >>> parse_setting("lr.base=0.2")
+    ('lr.base', 0.2)
+    """
     path, equals, text = setting.partition("=")
     if not equals or not path.strip():
-        raise ConfigError(f"--set takes FIELD=VALUE, as in --set lr.base=0.2 (got {setting!r}).")
-    return path.strip(), parse_yaml(text, f"--set {setting}")
+        raise ConfigError(f"--set takes FIELD=VALUE, as in --set lr.base=0.2 (got {setting!r:.60}).")
+    return path.strip(), parse_yaml(text, f"--set {setting:.60}")
 
 
 def _set(mapping: dict[str, Any], path: str, value: Any) -> None:

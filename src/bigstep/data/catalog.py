@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from bigstep.data.pair import DataPair, hold_out
 from bigstep.data.sources.folder import open_folder, scan_folder
 from bigstep.data.sources.given import as_pair
 from bigstep.errors import DataError, nearest
-from bigstep.tables import load
+from bigstep.tables import load, load_own
 from bigstep.tables.datasets import DATASETS
 
 __all__ = ["open_data"]
@@ -68,7 +67,8 @@ def open_data(
 
     Args:
         name: one of `bigstep.tables.datasets.DATASETS`, or package.module:function, a function that returns what
-            `as_pair` takes: two data sets, (train, test). It is given `path` if it takes an argument.
+            `as_pair` takes: two data sets, (train, test). It is given `path` if it takes an argument. The current
+            folder is searched too, last.
         path: the folder of the files. Empty means the cache folder, into which a missing set is downloaded.
         holdout: this fraction of each class of the training set is evaluated on instead of the test set.
         seed: decides which samples are held out.
@@ -89,7 +89,8 @@ def open_data(
 
 def _open(wanted: Wanted, holdout: float, seed: int) -> DataPair:
     if ":" in wanted.name:
-        return as_pair(_call_own(wanted.name, wanted.path), holdout, seed, wanted.name)
+        given = _call_with_path(load_own(wanted.name, "data.name"), wanted.path, wanted.name)
+        return as_pair(given, holdout, seed, wanted.name)
     if wanted.name not in DATASETS:
         hint = nearest(wanted.name, DATASETS)
         raise DataError(f"There is no data set {wanted.name!r}: {hint} Your own is package.module:function.")
@@ -162,25 +163,6 @@ def open_cifar_set(wanted: Wanted) -> DataPair:
             files = find_cifar(folder)
             assert files is not None, "the archive was just unpacked"
     return DataPair(*open_cifar(files))
-
-
-def _call_own(name: str, path: str) -> Any:
-    """Return what a user's function returns."""
-    module_name, _, function_name = name.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        # if a module exists but one of its own imports is missing, the user needs the full traceback
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise
-        raise DataError(f"data {name!r}: there is no module {module_name!r} on the Python path.") from None
-    except ValueError:
-        raise DataError(f"data {name!r} must be package.module:function.") from None
-    function: Any = getattr(module, function_name, None)
-    if not callable(function):
-        known = [key for key, value in vars(module).items() if callable(value)]
-        raise DataError(f"{module_name} has no function {function_name!r}; {nearest(function_name, known)}")
-    return _call_with_path(function, path, name)
 
 
 def _call_with_path(function: Any, path: str, name: str) -> Any:

@@ -31,7 +31,7 @@ from bigstep.data.names import INDEX, PLAN, Packing, Wanted
 from bigstep.data.sources.base import digest
 from bigstep.data.sources.folder import FolderImages, open_folder
 from bigstep.data.sources.packed import FORMAT, RECORD
-from bigstep.errors import ConfigError, DataError
+from bigstep.errors import ConfigError, DataError, require
 from bigstep.records import replacing, write_atomically
 
 __all__ = ["pack_folder"]
@@ -89,7 +89,7 @@ def pack_folder(wanted: Wanted, packing: Packing) -> dict[str, Any]:
     except OSError as error:
         raise DataError(f"{out} cannot be written: {error.strerror}; name another folder.") from None
     try:
-        _is_empty(out, plan)  # refuses a foreign folder before a lock is put into it
+        _refuse_foreign(out, plan)  # before a lock is put into it
         with _alone(out):
             _begin(out, plan)
             splits = {}
@@ -151,23 +151,27 @@ def _alone(out: Path) -> Iterator[None]:
         lock.release()
 
 
-def _is_empty(out: Path, plan: dict[str, Any]) -> bool:
-    """Whether nothing is packed in a folder yet; a folder that holds anything but this pack is refused."""
+def _refuse_foreign(out: Path, plan: dict[str, Any]) -> None:
+    """Refuse a folder that holds anything but this pack."""
+    require(
+        _is_empty(out) or any(_holds(out / name, plan) for name in (INDEX, PLAN)),
+        f"{out} is not empty, and holds no pack of the same images and options; name a new folder, or remove this one "
+        "if the images have changed since.",
+    )
+
+
+def _is_empty(out: Path) -> bool:
+    """Whether nothing is packed in a folder yet, although a packer may have begun."""
     nothing = {LOCK, *(path.name for path in out.glob(f".{PLAN}.*.part"))}
     there = {path.name for path in out.iterdir()}
-    if there <= nothing or (there <= {*nothing, PLAN} and _is_plan(out / PLAN)):
-        return True  # a damaged image ended packing before any file was complete; it may have been repaired since
-    if not any(_holds(out / name, plan) for name in (INDEX, PLAN)):
-        raise ConfigError(
-            f"{out} is not empty, and holds no pack of the same images and options; name a new folder, or "
-            "remove this one if the images have changed since."
-        )
-    return False
+    # a damaged image ended packing before any file was complete; it may have been repaired since
+    return there <= nothing or (there <= {*nothing, PLAN} and _is_plan(out / PLAN))
 
 
 def _begin(out: Path, plan: dict[str, Any]) -> None:
     """Write down what is packed, unless this continues a pack; remove the partial files of one that was killed."""
-    if _is_empty(out, plan):
+    _refuse_foreign(out, plan)  # it may have been packed into before the lock was taken
+    if _is_empty(out):
         write_atomically(out / PLAN, json.dumps(plan).encode())
     for torn in out.glob(".*.part"):  # it may be what filled the disk
         torn.unlink(missing_ok=True)

@@ -38,7 +38,7 @@ def rectangular_batches(sizes: Tensor, size: int, batch: int) -> list[Tensor]:
 
     Reference: the rectangular validation of fast.ai's DAWNBench entry, 2018.
     Differs from it: shapes are in steps of 32 pixels instead of the mean of a batch, and nothing is cut off but what
-    the rounding takes.
+    the rounding takes, and what of an image lies beyond an aspect ratio of 2.
     """
     shapes = [rectangle_of(width, height, size) for width, height in sizes.tolist()]
     order = sorted(range(len(shapes)), key=lambda index: (shapes[index], index))

@@ -1,7 +1,8 @@
 """Which worker sees which sample: a pure function of (seed, epoch, step, worker), never of the ranks.
 
 Each epoch is one shuffle of the training set, cut into global batches, each cut into the workers' shares. The last
-batch of an epoch holds what is left: every sample is seen once an epoch, none is padded or dropped.
+batch of an epoch holds what is left: every sample is seen once an epoch, none is padded or dropped, unless
+`drop_last` leaves that batch out.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from bigstep.data.names import TEXT_SUFFIXES, Packing, Wanted
 from bigstep.data.pair import DataPair
 from bigstep.data.sources.text import TokenWindows
 from bigstep.data.text_parts import character_at
-from bigstep.data.tokens import read_tokens, write_tokens
+from bigstep.data.tokens import Packed, read_tokens, write_tokens
 from bigstep.data.vocabulary import Numbers, Tokens, Vocabulary, make_vocabulary, restore_vocabulary
 from bigstep.errors import ConfigError, DataError
 
@@ -56,26 +56,34 @@ def open_tokens(wanted: Wanted) -> DataPair:
     """Open a packed file of tokens."""
     path = _path(wanted)
     packed = read_tokens(path)
+    vocabulary = _named_vocabulary(packed, wanted, path)
+    parts = [(packed.train, packed.train_bytes), (packed.test, packed.test_bytes)]
+    if vocabulary is None:
+        highest = max(int(part.max()) for part, _ in parts)
+        return _pair(parts, Numbers("numbers", 1 + highest), wanted.length, str(path))
+    pair = _pair(parts, vocabulary, wanted.length, str(path))
+    for part in (pair.train, pair.test):
+        part.check()
+    return pair
+
+
+def _named_vocabulary(packed: Packed, wanted: Wanted, path: Path) -> Vocabulary | None:
+    """Return the vocabulary that a packed file or `data.vocabulary` names; None if neither does."""
     if packed.vocabulary:
         given, kept = (name.partition(":") for name in (wanted.vocabulary, packed.vocabulary))
         same = given == kept or (packed.built is not None and given[0] == kept[0])  # built: the file holds all of it
         if not same and wanted.vocabulary != Wanted.vocabulary:
             raise DataError(f"{path} was packed with {packed.vocabulary}, but data.vocabulary is {wanted.vocabulary}.")
-        vocabulary = restore_vocabulary(packed.vocabulary, packed.size, packed.built, str(path))
-    elif wanted.vocabulary != Wanted.vocabulary:
-        vocabulary = make_vocabulary(wanted.vocabulary, b"")
-        if vocabulary.built() is not None:
-            raise DataError(
-                f"{path} does not keep the text from which data.vocabulary={wanted.vocabulary} would be built; leave "
-                "data.vocabulary out, so that tokens are plain numbers, or pack the text with bigstep data pack."
-            )
-    else:
-        vocabulary = Numbers("numbers", 1 + max(int(part.max()) for part in (packed.train, packed.test)))
-    parts = [(packed.train, packed.train_bytes), (packed.test, packed.test_bytes)]
-    pair = _pair(parts, vocabulary, wanted.length, str(path))
-    for part in (pair.train, pair.test):
-        part.check()
-    return pair
+        return restore_vocabulary(packed.vocabulary, packed.size, packed.built, str(path))
+    if wanted.vocabulary == Wanted.vocabulary:
+        return None
+    vocabulary = make_vocabulary(wanted.vocabulary, b"")
+    if vocabulary.built() is not None:
+        raise DataError(
+            f"{path} does not keep the text from which data.vocabulary={wanted.vocabulary} would be built; leave "
+            "data.vocabulary out, so that tokens are plain numbers, or pack the text with bigstep data pack."
+        )
+    return vocabulary
 
 
 def pack_text(wanted: Wanted, packing: Packing) -> dict[str, Any]:

@@ -44,10 +44,10 @@ def characters(text: bytes, where: str) -> Iterator[str]:
 def character_at(text: bytes, place: int) -> int:
     """Return where the UTF-8 character that contains the byte at `place` begins; `place` itself if none does.
 
-    >>> character_at("äö".encode(), 3), character_at(bytes([0x80] * 9), 8)
-    (2, 8)
+    >>> character_at("äö".encode(), 3), character_at("äö".encode(), 1), character_at(bytes([0x80] * 9), 8)
+    (2, 0, 8)
     """
-    begins = (at for at in range(place, max(place - 4, 0), -1) if text[at] & 0xC0 != 0x80)
+    begins = (at for at in range(place, max(place - 4, -1), -1) if text[at] & 0xC0 != 0x80)
     return next(begins, place)
 
 

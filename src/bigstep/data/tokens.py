@@ -93,7 +93,8 @@ def _read_packed(path: Path) -> Packed:
         dtype, train, test = header["dtype"], header["train"], header["test"]
         facts = (header["vocabulary"], header["size"], header["built"], header["train_bytes"], header["test_bytes"])
         whole = all(type(value) is int and value >= 0 for value in (train, test, facts[1], *facts[3:]))
-        if header["format"] != _MAGIC or dtype not in _TYPES or not whole:
+        told = type(facts[0]) is str and (facts[2] is None or type(facts[2]) is list)
+        if header["format"] != _MAGIC or dtype not in _TYPES or not whole or not told:
             raise KeyError
     except (ValueError, KeyError, TypeError, RecursionError):
         raise DataError(f"{path} is not a packed file of tokens: its first line does not say what it holds.") from None

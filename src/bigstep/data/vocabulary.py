@@ -238,11 +238,16 @@ def restore_vocabulary(name: str, size: int, built: list[Any] | None, where: str
     if built is None:
         return Numbers(name, size)
     kind = name.partition(":")[0]
-    if kind == Chars.name and built and all(type(point) is int and 0 <= point <= sys.maxunicode for point in built):
+    if kind == Chars.name and built and all(map(_is_character, built)):
         return Chars(sorted(set(built)))
     if kind == "words" and all(type(word) is str and word and max(word) < "\u0100" for word in built):
         return Words([word.encode("latin-1") for word in built])
     raise DataError(f"{where} holds no vocabulary of characters or words.")
+
+
+def _is_character(point: Any) -> bool:
+    """Whether this is a code point that text can hold: the surrogates are halves of a character."""
+    return type(point) is int and 0 <= point <= sys.maxunicode and not 0xD800 <= point <= 0xDFFF
 
 
 def load_vocabulary(folder: Path) -> Vocabulary | None:

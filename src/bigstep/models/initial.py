@@ -1,4 +1,4 @@
-"""How weights start, the same way in every model of this package."""
+"""How the weights of networks for images start; those for text, GPT and LSTM, have ways of their own."""
 
 from __future__ import annotations
 

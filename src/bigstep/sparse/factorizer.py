@@ -304,10 +304,16 @@ def _entries(X: Any, y: Any) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
 
 
 def _sparsity(rows: NDArray[np.int32], columns: NDArray[np.int32]) -> Sparsity:
-    """An entry touches its row and its column: exact if no pair repeats, since an entry itself is counted once."""
+    """An entry touches its row and its column, and meets what is in either; repeats of its pair are in both."""
     n = len(rows)
     by_row, by_column = np.bincount(rows), np.bincount(columns)
-    most = int((by_row[rows] + by_column[columns]).max()) - 1
+    touched = by_row[rows] + by_column[columns]
+    first = touched.argmax()
+    repeats = np.count_nonzero((rows == rows[first]) & (columns == columns[first]))
+    near = np.flatnonzero(touched > touched[first] - repeats)  # no other entry can meet more than this one
+    pairs = rows[near].astype(np.int64) * len(by_column) + columns[near]
+    _, places, repeated = np.unique(pairs, return_index=True, return_counts=True)
+    most = int((touched[near][places] - repeated).max())
     coordinates = np.count_nonzero(by_row) + np.count_nonzero(by_column)
     return Sparsity(
         omega=2,

@@ -53,7 +53,7 @@ def load_own(path: str, field: str) -> Any:
     'join'
     """
     module_name, _, name = path.partition(":")
-    if not module_name or not name:
+    if not module_name or module_name.startswith(".") or not name:
         raise ConfigError(f"{field}: {path} is not an import path; write package.module:name.")
     here = os.getcwd()
     if here not in sys.path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import statistics
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from bigstep.data.decoders import nvjpeg
 from bigstep.data.decoders.base import Coded, Mixed
@@ -41,16 +43,16 @@ def choose(asked: str, source: Any, *, size: int, loaders: int, device: torch.de
     Args:
         asked: One of `DECODERS`.
         source: What is trained on; for one that is not made of image files there is nothing to choose.
-        size: Side of the crops in pixels.
+        size: Side of the crops in pixels; 0, which the feed refuses for image files, leaves nothing to choose either.
         loaders: Loader processes of this rank.
         device: Where the batches go.
         exact: Whether the run must give the same bits, or is in float64; the GPU's crops offer neither.
     """
-    if not isinstance(source, CodedImages):
+    if not isinstance(source, CodedImages) or not size:
         return Decoding()
     if asked != "auto":
         return _with_way(_asked_for(asked, source, size, loaders, device), device)
-    if exact or device.type != "cuda" or not size:
+    if exact or device.type != "cuda":
         why = (
             "an exact run, or one in float64, needs one decoder everywhere"
             if exact
@@ -184,17 +186,15 @@ def _rate_of_device(source: CodedImages, size: int, device: torch.device) -> tup
     part = len(coded.rows) / count
     if not part:
         return 0.0, part
-    decoder = OnDevice(device)
+    with contextlib.closing(OnDevice(device)) as decoder:
 
-    def decode() -> tuple[Any, int]:
-        return decoder(coded.files, coded.sizes, _refuse), len(coded.files)
+        def decode() -> tuple[Any, int]:
+            return decoder(coded.files, coded.sizes, _refuse), len(coded.files)
 
-    try:
-        return _rate(decode), part
-    except _RefusedError:
-        return 0.0, part
-    finally:
-        decoder.close()
+        try:
+            return _rate(decode), part
+        except _RefusedError:
+            return 0.0, part
 
 
 class _RefusedError(Exception):
@@ -208,15 +208,19 @@ def _refuse(number: int) -> Any:
 def _difference_on_device(source: CodedImages, size: int, device: torch.device) -> float:
     """Mean difference in grey levels between some images that the device decodes and those of Pillow.
 
-    It is not 0: torchvision's nvJPEG repeats chroma that is stored at half the size, where Pillow interpolates it.
+    It is not 0: torchvision's nvJPEG repeats chroma that is stored at half the size, where Pillow interpolates it. A
+    file that the device refuses is decoded by Pillow, as in a run.
     """
     coded: Coded = _loaded("nvjpeg", source, size, _COMPARED)[0]
     indices = spread(len(source), _COMPARED)[coded.rows].tolist()
-    differences = []
-    decoder = OnDevice(device)
-    for index, image in zip(indices, decoder(coded.files, coded.sizes, _refuse), strict=True):
-        with source.open(index) as opened:
-            mine = torch.from_numpy(np.array(opened.convert("RGB"))).permute(2, 0, 1)
-        differences.append((image.cpu().float() - mine.float()).abs().mean().item())
-    decoder.close()
+
+    def by_pillow(number: int) -> Tensor:
+        with source.open(indices[number]) as opened:
+            return torch.from_numpy(np.array(opened.convert("RGB"))).permute(2, 0, 1)
+
+    with contextlib.closing(OnDevice(device)) as decoder:
+        images = decoder(coded.files, coded.sizes, by_pillow)
+        differences = [
+            (image.cpu().float() - by_pillow(number).float()).abs().mean().item() for number, image in enumerate(images)
+        ]
     return statistics.fmean(differences) if differences else 0.0

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from bigstep.data.decoders.nvjpeg_library import Decoder, Library, RefusedError, Sizes
 
-__all__ = ["Decoders", "find_library", "open_decoders", "pinned_room", "why_not_library"]
+__all__ = ["Decoders", "find_library", "open_decoders", "why_not_library"]
 
 _FEW = 16  # images for each decoder, at least, where several share a batch
 _ALIKE = 2.0  # mean difference from Pillow's pixels, in grey levels, up to which a decoder is trusted
@@ -110,11 +110,6 @@ def _paths() -> Iterator[str]:
     yield from map(str, sorted(packages.glob(f"nvidia/*/lib/libnvjpeg.so.{version}")))
     if found := ctypes.util.find_library("nvjpeg"):
         yield found
-
-
-def pinned_room(size: int) -> memoryview:
-    """Return pinned host memory, which a GPU reads without a copy in between, or plain memory if there is no GPU."""
-    return torch.empty(size, dtype=torch.uint8, pin_memory=torch.cuda.is_available()).numpy().data
 
 
 @functools.cache

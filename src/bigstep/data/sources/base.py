@@ -121,9 +121,9 @@ def digest(*parts: str | int | tuple[int, ...] | Tensor | NDArray[Any]) -> str:
 
 
 def spread(count: int, most: int) -> Tensor:
-    """Return at most `most` of the numbers below `count`, evenly spread, first and last among them.
+    """Return at most `most` of the numbers below `count`, evenly spread from the first to the last.
 
-    >>> spread(10, 4).tolist(), spread(3, 4).tolist()
-    ([0, 3, 6, 9], [0, 1, 2])
+    >>> spread(10, 4).tolist(), spread(3, 4).tolist(), spread(10, 1).tolist()
+    ([0, 3, 6, 9], [0, 1, 2], [0])
     """
     return torch.linspace(0, count - 1, min(count, most), dtype=torch.float64).round().long()

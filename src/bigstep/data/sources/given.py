@@ -101,8 +101,8 @@ def as_pair(given: Any, holdout: float = 0.0, seed: int = 0, what: str = "data")
     """Return what to train on and what to evaluate on.
 
     Args:
-        given: two of what `as_source` takes, (train, test); with `holdout`, a training set alone is enough. A
-            `DataPair`, already divided, is returned as it is.
+        given: two of what `as_source` takes, (train, test); with `holdout`, a training set alone is enough, as it is
+            or as (train, None). A `DataPair`, already divided, is returned as it is.
         holdout: this fraction of the training set is evaluated on instead of a test set.
         seed: decides which samples are held out.
         what: where it came from, for messages.
@@ -114,7 +114,7 @@ def as_pair(given: Any, holdout: float = 0.0, seed: int = 0, what: str = "data")
     """
     if isinstance(given, DataPair):
         return given
-    train, test = given if _is_two_sets(given) else (given, None)
+    train, test = _train_and_test(given, what)
     if holdout:
         return hold_out(as_source(train, what), holdout, seed)
     if test is None:
@@ -126,8 +126,13 @@ def as_pair(given: Any, holdout: float = 0.0, seed: int = 0, what: str = "data")
     return DataPair(as_source(train, what), as_source(test, what))
 
 
-def _is_two_sets(given: Any) -> bool:
-    """Whether this is (train, test) and not a single set, which may be two arrays (x, y) or a list of items."""
-    if not isinstance(given, tuple | list) or len(given) != 2:
-        return False
-    return not _is_x_and_y(given)
+def _train_and_test(given: Any, what: str) -> tuple[Any, Any]:
+    """Return (train, test), without test where this is a single set: two arrays (x, y), or a list of items."""
+    if not isinstance(given, tuple | list) or len(given) != 2 or _is_x_and_y(given):
+        return given, None
+    if isinstance(given, list) and all(isinstance(part, tuple | list) and len(part) == 2 for part in given):
+        raise DataError(
+            f"{what} gave a list of two pairs, which may be two data sets or two samples of one; give two data sets as "
+            "a tuple, (train, test), and two samples as (list, None)."
+        )
+    return given[0], given[1]
