@@ -252,9 +252,13 @@ def test_a_graph_shares_a_loss_scale_and_reads_what_is_loaded_into_it() -> None:
         step(images, labels)
         scales.append(shared.get_scale())
     assert scales == [64.0, 128.0, 128.0, 256.0]
-    step.load_scaler_state({**torch.amp.GradScaler(DEVICE, init_scale=32.0).state_dict(), "_growth_tracker": 1})
-    step(images, labels)
-    assert step.scaler_state()["scale"] == 64.0
+    theirs = torch.amp.GradScaler(DEVICE, init_scale=32.0, growth_factor=4.0, growth_interval=3)
+    step.load_scaler_state({**theirs.state_dict(), "_growth_tracker": 1})
+    scales = []
+    for _ in range(2):
+        step(images, labels)
+        scales.append(shared.get_scale())
+    assert scales == [32.0, 128.0]  # by the loaded rule, not the one of the graphs before
 
 
 @pytest.mark.parametrize("kind", ["lars", "adamw", "sgd", "rmsprop_warmup"])

@@ -49,8 +49,8 @@ class GraphedStep:
     `step(inputs, targets)` takes a step. For a batch in parts, call `add` for each part, which uses no graph, and then
     `update` once. The rate, and any other setting that the optimizer lists in `changing`, may change between steps as
     usual, through `optimizer.param_groups[i]["lr"]`. Other settings of an optimizer that is in the graph are fixed when
-    it is captured, and so are the groups of `set_groups` (another number makes another graph). A state dict may be
-    loaded at any time; after one of the optimizer, graphs are captured anew.
+    it is captured; other groups of `set_groups`, and another rule of the loss scale, make another graph. A state dict
+    may be loaded at any time; after one of the optimizer, graphs are captured anew.
 
     Args:
         model: In training mode; best after `bigstep.gpu.optimize`.
@@ -126,7 +126,7 @@ class GraphedStep:
         """
         self._prepare()
         kinds = tuple((part.shape, part.dtype) for part in (*leaves(inputs), targets))
-        key = (kinds, groups_of(self.model))
+        key = (kinds, groups_of(self.model), *self.loss_scale.rule.values())
         if key not in self._captured:
             try:
                 self._captured[key] = self._capture(inputs, targets)
