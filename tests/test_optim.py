@@ -366,6 +366,8 @@ def test_a_gpu_takes_the_path_of_the_cpu_and_is_never_waited_for(name: str, tens
         lambda p: LARS(p, lr=-1),
         lambda p: LARS(p, lr=0.1, momentum=1.0),
         lambda p: LARS(p, lr=0.1, trust_coefficient=0.0),
+        lambda p: LARS(p, lr=0.1, trust_coefficient="large"),
+        lambda p: LARS(p, lr=0.1, trust_coefficient=float("inf")),
         lambda p: LARS(p, lr=0.1, eps=-1.0),
         lambda p: LARS(p, lr=0.1, momentum=0.0, nesterov=True),
         lambda p: LAMB(p, lr=-0.1),
