@@ -92,7 +92,7 @@ def optimize(model: nn.Module, *, groups: int | None = None) -> Report:
     for name, sequence in model.named_modules():
         if isinstance(sequence, nn.Sequential):
             for index, norm, relu in _norms_before_relu(sequence, covered, model):
-                norm.forward = types.MethodType(_norm_relu, norm)  # type: ignore[method-assign]  # as above
+                norm.forward = types.MethodType(_norm_relu, norm)  # type: ignore[method-assign]  # the point
                 relu.forward = types.MethodType(_nothing, relu)  # type: ignore[method-assign]  # as above
                 report.fused.append(f"{name}.{index}" if name else str(index))
                 covered.add(norm)
@@ -210,12 +210,12 @@ def _why_not_network(model: nn.Module) -> str | None:
     return None
 
 
-def _fuse_block(block: nn.Module) -> None:
+def _fuse_block(block: Any) -> None:
     block.forward = types.MethodType(_block_alone, block)
     block.bigstep_fused = True
     for conv in block.modules():
         if isinstance(conv, nn.Conv2d) and _is_pointwise(conv, stride=1):
-            conv.forward = types.MethodType(_pointwise, conv)  # type: ignore[method-assign]  # the point of `optimize`
+            conv.forward = types.MethodType(_pointwise, conv)  # type: ignore[method-assign]  # the point of this module
 
 
 def _fuse_network(model: nn.Module) -> None:
@@ -243,11 +243,11 @@ def _why_not_same(module: nn.Module, fuse: Callable[[nn.Module], None], side: in
 @torch.no_grad()
 def _draw_weights(module: nn.Module) -> None:
     """Give random weights and buffers: as they begin, zeros would hide a whole branch, and ones a factor."""
-    for values in module.parameters():
-        values.uniform_(-1, 1).mul_(math.sqrt(len(values) / values.numel()) if values.dim() > 1 else 1.0)
-    for values in module.buffers():
-        if values.is_floating_point():
-            values.uniform_(0.5, 1.5)  # variances are among them
+    for weight in module.parameters():
+        weight.uniform_(-1, 1).mul_(math.sqrt(len(weight) / weight.numel()) if weight.dim() > 1 else 1.0)
+    for buffer in module.buffers():
+        if buffer.is_floating_point():
+            buffer.uniform_(0.5, 1.5)  # variances are among them
 
 
 def _trial(module: nn.Module, side: int, training: bool) -> tuple[list[Tensor], list[Tensor]]:

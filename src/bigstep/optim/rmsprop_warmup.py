@@ -160,8 +160,8 @@ def _rms_share(blend: float | Tensor, rms_lr: float, lr: float | Tensor) -> floa
     """a_RMS = (1 - blend) * rms_lr / lr; 0 at blend = 1, when lr may have decayed to 0, and for a tensor lr of 0."""
     if not isinstance(lr, Tensor) and lr == 0 and not isinstance(blend, Tensor):
         raise ConfigError(f"RMSpropWarmup divides by lr, which is 0 at blend={blend:g}; keep it above 0 if blend < 1.")
-    share = (1 - blend) * rms_lr / lr
-    return torch.where((1 - blend) * lr == 0, 0.0, share) if isinstance(share, Tensor) else share
+    share, product = (1 - blend) * rms_lr / lr, (1 - blend) * lr
+    return torch.where(product == 0, 0.0, share) if isinstance(product, Tensor) else share
 
 
 def rmsprop_warmup_reference(
