@@ -213,5 +213,23 @@ def test_groups_are_separate_calls_and_the_buffers_their_mean() -> None:
     ],
 )
 def test_mistakes_are_named(shape, settings, words) -> None:
-    with pytest.raises(ConfigError, match=words):
+    norm = Norm(torch.ones(2), torch.zeros(2), None, None, **settings)
+    with pytest.raises(ConfigError, match=f"^A batch norm was given .*{words}"):
         batch_norm_relu(torch.zeros(shape), torch.ones(2), torch.zeros(2), None, None, **settings)
+    for function in (fused_norm, fused_norm_pool):
+        with pytest.raises(ConfigError, match=f"^A batch norm was given .*{words}"):
+            function(torch.zeros(shape), norm)
+
+
+@needs_triton
+@pytest.mark.usefixtures("kernels_run")
+@pytest.mark.parametrize("missing", ["running_mean", "running_var"])
+def test_one_buffer_is_kept_without_the_other(missing: str) -> None:
+    shape, kept = (2, 8, 3, 3), {"running_mean", "running_var"} - {missing}
+    norm, twin = (
+        norm_of(8, 1, seed=1, dtype=dtype)._replace(**{missing: None}) for dtype in (torch.float32, torch.float64)
+    )
+    fused_norm(image(shape, 2, torch.float32), norm)
+    fused_norm(image(shape, 2, torch.float32).double(), twin)
+    for name in kept:
+        torch.testing.assert_close(getattr(norm, name).double(), getattr(twin, name), rtol=1e-5, atol=1e-5)  # fp32

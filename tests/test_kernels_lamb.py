@@ -7,6 +7,7 @@ import torch
 
 from bigstep.gpu import backend
 from bigstep.gpu.lamb import LambKernels, LambSettings, adamw_kernels, lamb_twin
+from bigstep.gpu.update import make_update
 from bigstep.optim import LAMB
 from bigstep.optim import lamb as lamb_module
 from interpreter import DEVICE, needs_triton
@@ -144,3 +145,17 @@ def test_an_adamw_that_the_kernels_do_not_know_is_left_to_torch() -> None:
         (torch.optim.Adam, {"fused": True}),
     ):
         assert adamw_kernels(kind(params, lr=0.1, **settings), params, nothing) is None
+
+    optimizer = torch.optim.AdamW(params, lr=0.1, fused=True)
+    kept = {"step": torch.ones(()), "exp_avg": torch.zeros(5, 3).t(), "exp_avg_sq": torch.zeros(5, 3).t()}
+    optimizer.state[params[0]] = kept  # laid out unlike its weight
+    assert adamw_kernels(optimizer, params, nothing) is None
+    assert dict(optimizer.state) == {params[0]: kept}, "what is left to torch gets no state from us"
+
+
+def test_an_optimizer_with_an_update_of_its_own_is_asked_alone() -> None:
+    params = [torch.nn.Parameter(w) for w in weights()]
+    optimizer = torch.optim.AdamW(params, lr=0.1, fused=True)
+    optimizer.graph_update = lambda params, copies: None
+    make_update(optimizer, params, [None] * len(params))
+    assert not optimizer.state

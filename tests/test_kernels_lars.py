@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from bigstep.gpu import backend, lars
+from bigstep.gpu.chunks import why_not_kernels
 from bigstep.gpu.lars import LarsKernels, LarsSettings, lars_step, lars_twin
 from bigstep.optim import LARS
 from interpreter import DEVICE, needs_triton
@@ -110,6 +111,14 @@ def test_the_optimizer_keeps_its_kernels_and_makes_new_ones_when_its_tensors_cha
     assert kept[0] is kept[1] is not kept[2] is kept[3]
     for got, want in zip(params, plain, strict=True):
         torch.testing.assert_close(got.double(), want, rtol=2e-5, atol=1e-6)  # fp32 state over four steps
+
+
+@needs_triton
+@pytest.mark.usefixtures("kernels_run")
+@pytest.mark.parametrize(("elements", "words"), [(2**31 - 1, None), (2**31, "2,147,483,648 elements")])
+def test_a_tensor_whose_elements_32_bits_do_not_count_is_left_to_the_twin(elements: int, words: str | None) -> None:
+    reason = why_not_kernels([torch.empty(elements, device="meta")], [torch.empty(elements, device="meta")])
+    assert reason is None if words is None else words in reason
 
 
 def test_on_the_cpu_the_twin_runs() -> None:

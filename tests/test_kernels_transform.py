@@ -97,25 +97,25 @@ def errors(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> dict[
 
 @pytest.fixture
 def only_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    from bigstep.gpu import batch_norm, batch_norm_launch
+    from bigstep.gpu import batch_norm_launch
 
     # fewer and larger programs, since the interpreter takes them in turn
     for name, value in {"MULTIPROCESSORS": 1, "SUM_WAVES": 2, "STREAM_ROWS": 1024, "UNPOOL_PIXELS": 16}.items():
         monkeypatch.setattr(batch_norm_launch, name, value)
     monkeypatch.setattr(backend, "INTERPRET", True)
-    monkeypatch.setattr(batch_norm, "affine_by_group", None)  # no twin may run
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
 
 @needs_triton
 @pytest.mark.usefixtures("only_kernels")
-def test_kernels_carry_the_whole_network() -> None:
+def test_kernels_carry_the_whole_network(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     plain = Narrow().to(DEVICE)
     images = torch.randn(4, 3, 32, 32, device=DEVICE)
     want = step(copy.deepcopy(plain).double(), images.double())
     fused = copy.deepcopy(plain)
     assert optimize(fused).left == {}
+    monkeypatch.setattr("bigstep.gpu.batch_norm.affine_by_group", None)  # no twin may run
     in_fp32 = errors(step(fused, images), want)
     assert max(in_fp32.values()) < 1e-3  # fp32 through 20 convolutions
 
@@ -154,6 +154,75 @@ def test_what_is_not_known_is_left_and_named() -> None:
     watched = resnet(BasicBlock, 32)
     watched.layer1[0].bn2.register_forward_hook(lambda *_: None)
     assert "hooks" in optimize(watched).left["layer1.0"]
+
+
+class PreActivation(BasicBlock):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        branch = self.conv1(torch.relu(self.bn1(x)))
+        return self.conv2(torch.relu(self.bn2(branch))) + x
+
+
+class Scaled(BasicBlock):
+    """Computes what its parent does until the scale, or the dropout, is something else."""
+
+    def __init__(self, *args: object, scale: float = 1.0, dropout: float = 0.0) -> None:
+        super().__init__(*args)
+        self.scale, self.dropout = nn.Parameter(torch.tensor(scale)), nn.Dropout(dropout)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        branch = self.bn2(self.conv2(self.dropout(self.relu(self.bn1(self.conv1(x))))))
+        return self.relu(self.scale * branch + x)
+
+
+class Severed(BasicBlock):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.relu(self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x.detach()))))) + x)
+
+
+class Timed(BasicBlock):
+    def forward(self, x: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
+        return super().forward(x + time)
+
+
+OTHER_BLOCKS = {
+    "pre-activation": lambda: PreActivation(8, 8),
+    "scaled by 1 as yet": lambda: Scaled(8, 8),
+    "dropout in training": lambda: Scaled(8, 8, dropout=0.1),
+    "another gradient": lambda: Severed(8, 8),
+    "two inputs": lambda: Timed(8, 8),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_BLOCKS)
+def test_a_block_of_the_same_parts_that_computes_something_else_is_left(name: str) -> None:
+    torch.manual_seed(0)
+    block = OTHER_BLOCKS[name]().double()
+    nn.init.zeros_(block.bn2.weight)  # as blocks often begin: it hides the branch
+    before, random = copy.deepcopy(block.state_dict()), torch.get_rng_state()
+    report = optimize(nn.Sequential(block))
+    assert report.fused == []
+    words = "cannot be tried" if name == "two inputs" else "computes something other"
+    assert words in report.left["0"]
+    assert type(block).forward == block.forward.__func__
+    assert block.training
+    torch.testing.assert_close(block.state_dict(), before, rtol=0, atol=0)
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+class Tempered(ResNet):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) / 2
+
+
+def test_a_network_with_a_forward_of_its_own_keeps_it() -> None:
+    torch.manual_seed(0)
+    plain = Tempered(BasicBlock, (1, 1, 1, 1), classes=5, channels=3, image_size=32).double().to(DEVICE)
+    fused = copy.deepcopy(plain)
+    report = optimize(fused)
+    assert report.fused == ["layer1.0", "layer2.0", "layer3.0", "layer4.0"]
+    assert "computes something other" in report.left["stem"]
+    images = torch.randn(4, 3, 16, 16, dtype=torch.float64, device=DEVICE)
+    torch.testing.assert_close(fused(images), plain(images), rtol=1e-9, atol=1e-9)
 
 
 def test_a_ghost_batch_norm_brings_its_workers() -> None:

@@ -62,7 +62,7 @@ def test_the_scale_never_falls_below_its_floor() -> None:
 
 
 def test_each_reads_the_state_of_the_other() -> None:
-    theirs = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=7)
+    theirs = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=7, growth_factor=1.5, backoff_factor=0.25)
     ours = LossScale()
     state = {**theirs.state_dict(), "_growth_tracker": 5}
     ours.load_state_dict(state)

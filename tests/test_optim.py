@@ -231,12 +231,14 @@ def test_rmsprop_warmup_at_blend_1_is_momentum_sgd_and_that_is_the_default() -> 
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
-def test_rmsprop_warmup_at_blend_1_takes_a_rate_of_0_from_the_device_too() -> None:
+@pytest.mark.parametrize("blend", [1.0, 0.5, torch.tensor(1.0), torch.tensor(0.5)])
+def test_rmsprop_warmup_does_not_move_at_a_rate_of_0_from_the_device(blend: float | Tensor) -> None:
     (weight,) = tensors(0)[:1]
-    before, grads, zeros = weight.clone(), [torch.ones_like(weight)], [torch.zeros_like(weight)]
+    before, grads, deltas = weight.clone(), [torch.ones_like(weight)], [torch.zeros_like(weight)]
     settings = {"momentum": 0.9, "rms_decay": 0.9, "rms_lr": 0.01, "eps": 0.0, "weight_decay": 0.0}
-    rmsprop_warmup([weight], grads, zeros, [weight.abs()], lr=torch.tensor(0.0), blend=torch.tensor(1.0), **settings)
+    rmsprop_warmup([weight], grads, deltas, [weight.abs()], lr=torch.tensor(0.0), blend=blend, **settings)
     assert torch.equal(weight, before)
+    assert torch.equal(deltas[0], torch.full_like(weight, -float(blend)))  # the part of SGD alone
 
 
 def test_rmsprop_warmup_at_blend_0_does_not_depend_on_lr() -> None:
@@ -364,6 +366,8 @@ def test_a_gpu_takes_the_path_of_the_cpu_and_is_never_waited_for(name: str, tens
         lambda p: LARS(p, lr=-1),
         lambda p: LARS(p, lr=0.1, momentum=1.0),
         lambda p: LARS(p, lr=0.1, trust_coefficient=0.0),
+        lambda p: LARS(p, lr=0.1, trust_coefficient="large"),
+        lambda p: LARS(p, lr=0.1, trust_coefficient=float("inf")),
         lambda p: LARS(p, lr=0.1, eps=-1.0),
         lambda p: LARS(p, lr=0.1, momentum=0.0, nesterov=True),
         lambda p: LAMB(p, lr=-0.1),

@@ -74,6 +74,17 @@ def test_a_saved_setting_that_does_not_fit_is_refused_and_leaves_the_rule_as_it_
     take_steps(optimizer, params, 1)
 
 
+def test_a_state_whose_rate_has_come_to_0_is_loaded() -> None:
+    for make in RULES.values():
+        params = weights()
+        optimizer = make(params)
+        optimizer.param_groups[0]["lr"] = 0.0
+        take_steps(optimizer, params, 1)
+        other = make(weights())
+        other.load_state_dict(optimizer.state_dict())
+        assert other.param_groups[0]["lr"] == 0
+
+
 def test_muon_goes_on_from_the_velocity_of_torchs_sgd() -> None:
     params = weights()
     sgd = torch.optim.SGD(params, lr=0.1, momentum=0.9)

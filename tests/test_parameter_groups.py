@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import fnmatch
+import ntpath
+import types
+from collections import OrderedDict
+
+import pytest
 import torch
 from torch import nn
 
+from bigstep.errors import ConfigError
 from bigstep.optim import parameter_groups
 
 
@@ -28,6 +35,12 @@ def test_groups_hold_every_parameter_once_and_decay_weights_alone() -> None:
     assert (rest["weight_decay"], rest["adapt"]) == (0.0, False)
     everything = [id(param) for param in (*decayed["params"], *rest["params"])]
     assert sorted(everything) == sorted(id(param) for param in model.parameters())
+
+
+def test_a_pattern_in_other_letters_matches_nothing_on_any_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fnmatch, "os", types.SimpleNamespace(path=ntpath))  # as on Windows
+    with pytest.raises(ConfigError, match="'HEAD.*' of lr.groups matches no parameter"):
+        parameter_groups(nn.Sequential(OrderedDict(head=nn.Linear(2, 2))), 0.1, {"HEAD.*": 2.0})
 
 
 def test_groups_without_parameters_are_left_out() -> None:

@@ -190,19 +190,19 @@ def _plain(x: Tensor, norm: Norm) -> Tensor:
 
 def _check(x: Tensor, norm: Norm) -> None:
     if x.dim() != 4:
-        raise ConfigError(
-            f"batch_norm_relu was given {x.dim()} dimensions; it takes samples x channels x height x width."
-        )
+        raise ConfigError(f"A batch norm was given {x.dim()} dimensions; it takes samples x channels x height x width.")
     if not norm.training:
         if norm.running_mean is None or norm.running_var is None:
-            raise ConfigError("batch_norm_relu was given training=False without buffers; pass running_mean and _var.")
+            raise ConfigError(
+                "A batch norm was given training=False without buffers; pass running_mean and running_var."
+            )
         return
     if norm.groups < 1 or x.shape[0] % norm.groups:
         raise ConfigError(
-            f"batch_norm_relu was given {x.shape[0]} samples and groups={norm.groups}; groups must divide the samples."
+            f"A batch norm was given {x.shape[0]} samples and groups={norm.groups}; groups must divide the samples."
         )
     if x.shape[0] // norm.groups * x.shape[2] * x.shape[3] < 2:
         raise ConfigError(
-            f"batch_norm_relu was given one value for each channel and group (shape {tuple(x.shape)}, groups="
+            f"A batch norm was given one value for each channel and group (shape {tuple(x.shape)}, groups="
             f"{norm.groups}); a variance needs at least two."
         )

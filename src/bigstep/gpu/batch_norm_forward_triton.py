@@ -70,7 +70,8 @@ def merge_statistics_kernel(
     BC: tl.constexpr,
     BP: tl.constexpr,
     BG: tl.constexpr,
-    RUNNING: tl.constexpr,
+    MEAN: tl.constexpr,
+    VAR: tl.constexpr,
 ):
     """Merge the parts by Chan's rule; stats is (4, groups, channels): mean, 1/deviation, scale, shift."""
     c = tl.program_id(0) * BC + tl.arange(0, BC)
@@ -100,13 +101,15 @@ def merge_statistics_kernel(
         tl.store(out + plane, rstd, mask=keep)
         tl.store(out + 2 * plane, scale, mask=keep)
         tl.store(out + 3 * plane, b[None, :] - mean * scale, mask=keep)
-        if RUNNING:
+        if MEAN:
             mean_sum += tl.sum(tl.where(keep, mean, 0.0), axis=0)
+        if VAR:
             var_sum += tl.sum(tl.where(keep, squares, 0.0), axis=0) / (rows - 1)
-    if RUNNING:
+    if MEAN:
         old_mean = tl.load(running_mean + c, mask=inside, other=0.0)
-        old_var = tl.load(running_var + c, mask=inside, other=0.0)
         tl.store(running_mean + c, old_mean + momentum * (mean_sum / groups - old_mean), mask=inside)
+    if VAR:
+        old_var = tl.load(running_var + c, mask=inside, other=0.0)
         tl.store(running_var + c, old_var + momentum * (var_sum / groups - old_var), mask=inside)
 
 

@@ -115,7 +115,8 @@ def statistics(
             momentum,
             eps,
             BM=block_m,
-            RUNNING=running_mean is not None,
+            MEAN=running_mean is not None,
+            VAR=running_var is not None,
             **merge,
         )
     return stats

@@ -71,9 +71,11 @@ class Tapes:
     def capture(self, run: Callable[[], T]) -> tuple[Graph, T]:
         """Return the tape of what `run` does, with its effects undone, and the result of `run`."""
         tape = Tape()
-        with tape:
-            result = run()
-        tape.undo()
+        try:
+            with tape:
+                result = run()
+        finally:
+            tape.undo()
         return tape, result
 
 

@@ -28,6 +28,8 @@ def why_not_kernels(params: Sequence[Tensor], *states: Sequence[Tensor]) -> str 
             return reason
         if param.device != params[0].device:
             return "the parameters are on several devices"
+        if param.numel() >= 2**31:
+            return f"a parameter has {param.numel():,} elements, and the kernels count in 32 bits"
         if any(tensor.dtype != torch.float32 for tensor in (param, *state)):
             return f"the kernels update fp32 weights and states, not {param.dtype}"
         dense = param.is_contiguous() or (param.dim() == 4 and param.is_contiguous(memory_format=torch.channels_last))

@@ -49,8 +49,8 @@ class GraphedStep:
     `step(inputs, targets)` takes a step. For a batch in parts, call `add` for each part, which uses no graph, and then
     `update` once. The rate, and any other setting that the optimizer lists in `changing`, may change between steps as
     usual, through `optimizer.param_groups[i]["lr"]`. Other settings of an optimizer that is in the graph are fixed when
-    it is captured, and so are the groups of `set_groups` (another number makes another graph). A state dict may be
-    loaded at any time; after one of the optimizer, graphs are captured anew.
+    it is captured; other groups of `set_groups`, and another rule of the loss scale, make another graph. A state dict
+    may be loaded at any time; after one of the optimizer, graphs are captured anew.
 
     Args:
         model: In training mode; best after `bigstep.gpu.optimize`.
@@ -126,13 +126,15 @@ class GraphedStep:
         """
         self._prepare()
         kinds = tuple((part.shape, part.dtype) for part in (*leaves(inputs), targets))
-        key = (kinds, groups_of(self.model))
+        key = (kinds, groups_of(self.model), *self.loss_scale.rule.values())
         if key not in self._captured:
             try:
                 self._captured[key] = self._capture(inputs, targets)
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as error:  # such as a model that reads a value on the host: no graph can hold that
+                if not self._runs_without_graph(inputs, targets):
+                    raise
                 reason = str(error).strip().splitlines()[0]
                 raise ConfigError(
                     f"This step cannot be one CUDA graph ({reason}); train with kernels=plain instead."
@@ -237,12 +239,15 @@ class GraphedStep:
         return self.loss(torch.func.functional_call(self.model, swapped, (inputs,)), targets)
 
     def _forward_backward(self, inputs: Any, targets: Tensor) -> tuple[Tensor, list[Tensor]]:
-        half = self.dtype in (torch.float16, torch.bfloat16)
-        with torch.autocast(self.device.type, self.dtype if half else None, enabled=half, cache_enabled=False):
+        with self._autocast():
             loss = self._evaluate(self.copies.by_name, inputs, targets)
         wide_loss = loss if loss.dtype == torch.float64 else loss.float()
         gradients = torch.autograd.grad(self.loss_scale.scale(wide_loss), self.copies.leaves)
         return loss.detach(), [_laid_out(g, p) for g, p in zip(gradients, self.params, strict=True)]
+
+    def _autocast(self) -> torch.autocast:
+        half = self.dtype in (torch.float16, torch.bfloat16)
+        return torch.autocast(self.device.type, self.dtype if half else None, enabled=half, cache_enabled=False)
 
     def _static_copy(self, part: Tensor) -> Tensor:
         """Copy an input tensor in the type and layout that the network needs; tokens stay integers."""
@@ -255,10 +260,22 @@ class GraphedStep:
     def _untouched(self) -> Iterator[None]:
         """Restore buffers, such as running statistics, and random number generators afterwards."""
         kept = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
-        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
-            yield
-        for buffer, before in kept:
-            buffer.copy_(before)
+        try:
+            with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+                yield
+        finally:
+            for buffer, before in kept:
+                buffer.copy_(before)
+
+    def _runs_without_graph(self, inputs: Any, targets: Tensor) -> bool:
+        """Whether torch can take this forward and backward outside a graph; if not, no other setting would help."""
+        try:
+            with self._untouched(), self._autocast():
+                loss = self._loss_of({}, map_tensors(self._static_copy, inputs), targets.to(self.device))
+                torch.autograd.grad(loss, self.params, allow_unused=True)
+        except RuntimeError:
+            return False
+        return True
 
     def _capture(self, inputs: Any, targets: Tensor) -> _Captured:
         inputs, targets = map_tensors(self._static_copy, inputs), targets.to(self.device, copy=True)

@@ -146,6 +146,9 @@ def adamw_kernels(
     groups = optimizer.param_groups
     if any(g["amsgrad"] or g["maximize"] or not g["fused"] for g in groups) or why_not_kernels(params) is not None:
         return None
+    known = [param for param in params if optimizer.state.get(param)]
+    if why_not_kernels(known, *([optimizer.state[p][name] for p in known] for name in ("exp_avg", "exp_avg_sq"))):
+        return None
     settings = {
         param: LambSettings(group["weight_decay"], False, group["betas"], group["eps"], index)
         for index, group in enumerate(groups)
@@ -161,8 +164,6 @@ def adamw_kernels(
     averages, squares, steps = (
         [optimizer.state[param][name] for param in params] for name in ("exp_avg", "exp_avg_sq", "step")
     )
-    if why_not_kernels(params, averages, squares) is not None:
-        return None
     each = [settings[param] for param in params]
     return LambKernels(params, averages, squares, steps, each, copies=copies, narrow=narrow)
 

@@ -13,8 +13,6 @@ from bigstep.tables.precisions import PRECISIONS
 
 __all__ = ["LossScale", "decides_on_device", "step_unless"]
 
-GROWTH, BACKOFF = 2.0, 0.5
-
 
 class LossScale:
     """Multiply the loss so that small fp16 gradients do not underflow, and adapt the factor on the device.
@@ -24,7 +22,8 @@ class LossScale:
         a gradient that is not finite:         the step is skipped,  scale <- max(scale / 2, floor)
         growth_interval good steps in a row:                         scale <- scale * 2
 
-    It is called as `torch.amp.GradScaler` is, and each reads the state dicts of the other. Unlike `GradScaler`, it has
+    It is called as `torch.amp.GradScaler` is, and each reads the state dicts of the other; the factors 2 and 1/2 are
+    then those of the state. Unlike `GradScaler`, it has
     a floor, so that a run whose gradients never become finite again ends with a message about them rather than with a
     scale of 0; and its tensors exist from the start, at addresses that a CUDA graph can hold.
 
@@ -56,7 +55,9 @@ class LossScale:
         growth_interval: int = PRECISIONS["fp16"].growth_interval,
         floor: float = 1.0,
     ) -> None:
-        self.enabled, self.growth_interval, self.floor = enabled, growth_interval, floor
+        self.enabled, self.floor = enabled, floor
+        self.rule: dict[str, Any] = {"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": growth_interval}
+        """Numbers that a CUDA graph holds as they were when it was captured, by their names in a state."""
         self.value = torch.tensor(scale if enabled else 1.0, dtype=torch.float32, device=device)
         self.good_steps = torch.zeros((), dtype=torch.int32, device=device)
         self.skipped = torch.zeros((), dtype=torch.float32, device=device)
@@ -105,27 +106,21 @@ class LossScale:
         """Halve the scale if the step was skipped, count it as good otherwise; call it at the end of each step."""
         self._unscaled.clear()
         if self.enabled:
-            torch._amp_update_scale_(self.value, self.good_steps, self.skipped, GROWTH, BACKOFF, self.growth_interval)
+            torch._amp_update_scale_(self.value, self.good_steps, self.skipped, *self.rule.values())
             self.value.clamp_(min=self.floor)
 
     def state_dict(self) -> dict[str, Any]:
         """The state in the form of `torch.amp.GradScaler`; empty if nothing is scaled."""
         if not self.enabled:
             return {}
-        return {
-            "scale": float(self.value),
-            "growth_factor": GROWTH,
-            "backoff_factor": BACKOFF,
-            "growth_interval": self.growth_interval,
-            "_growth_tracker": int(self.good_steps),
-        }
+        return {"scale": float(self.value), **self.rule, "_growth_tracker": int(self.good_steps)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a state of this class or of a `GradScaler`; an empty state changes nothing."""
         if state and self.enabled:
             self.value.fill_(state["scale"])
             self.good_steps.fill_(state["_growth_tracker"])
-            self.growth_interval = state.get("growth_interval", self.growth_interval)
+            self.rule = {name: state.get(name, value) for name, value in self.rule.items()}
 
 
 def decides_on_device(optimizer: Optimizer) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import math
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +17,7 @@ from bigstep.errors import ConfigError
 from bigstep.gpu.batch_norm import Norm, fused_norm, fused_norm_pool
 from bigstep.gpu.max_pool import max_pool2
 from bigstep.gpu.pointwise import global_mean, pointwise, stem_convolution
+from bigstep.gpu.tensor_lists import global_norm
 
 __all__ = ["Report", "optimize", "set_groups"]
 
@@ -40,15 +43,18 @@ class Report:
 def optimize(model: nn.Module, *, groups: int | None = None) -> Report:
     """Fuse batch norms with ReLU, residuals and the stem's pooling in a ResNet of torchvision, timm or bigstep.
 
-    In any other model, fuse blocks that look like a ResNet's, and each batch norm with the ReLU after it in an
+    In any other model, fuse blocks that compute what a ResNet's do, and each batch norm with the ReLU after it in an
     `nn.Sequential`.
 
     The model is converted to channels_last in place and its blocks' `forward` is replaced; parameters, buffers, their
     names and the state dict stay as they are. Modules that are not recognised keep their own forward. So do blocks
     whose batch norms have hooks, since fused blocks no longer call batch norms and activations as modules.
 
+    Parts do not tell what is done with them, so copies of a block and of the network are run first, on the CPU in
+    float64: they are fused only if outputs, gradients and buffers stay the same, in training and at evaluation.
+
     Args:
-        model: Any module; blocks are recognised by their parts (conv1, bn1, conv2, bn2, ..., downsample).
+        model: Any module; blocks are recognised by their parts (conv1, bn1, conv2, bn2, ..., downsample) and the trial.
         groups: Number of workers whose samples one call holds, each with its own statistics; None keeps the number that
             each batch norm has (its attribute `workers` if it has one, else 1).
 
@@ -70,21 +76,15 @@ def optimize(model: nn.Module, *, groups: int | None = None) -> Report:
     for name, block in model.named_modules():
         if not _looks_like_block(block):
             continue
-        reason = _why_not_block(block)
-        norms = [module for module in block.modules() if isinstance(module, nn.BatchNorm2d)]
+        reason = _why_not_block(block) or _why_not_same(block, _fuse_block, side=4)
         if reason is None:
-            block.forward = types.MethodType(_block_alone, block)
-            block.bigstep_fused = True
-            for conv in block.modules():
-                if isinstance(conv, nn.Conv2d) and _is_pointwise(conv, stride=1):
-                    conv.forward = types.MethodType(_pointwise, conv)  # type: ignore[method-assign]  # as above
+            _fuse_block(block)
             report.fused.append(name)
-            covered.update(norms)
         else:
             report.left[name] = reason
-            covered.update(norms)
-    if (reason := _why_not_network(model)) is None:
-        model.forward = types.MethodType(_network, model)  # type: ignore[method-assign]  # the point of this function
+        covered.update(module for module in block.modules() if isinstance(module, nn.BatchNorm2d))
+    if (reason := _why_not_network(model) or _why_not_same(model, _fuse_network, side=32)) is None:
+        _fuse_network(model)
         report.fused.append("stem")
         covered.add(model.get_submodule("bn1"))
     elif hasattr(model, "layer1") and report.fused:
@@ -92,7 +92,7 @@ def optimize(model: nn.Module, *, groups: int | None = None) -> Report:
     for name, sequence in model.named_modules():
         if isinstance(sequence, nn.Sequential):
             for index, norm, relu in _norms_before_relu(sequence, covered, model):
-                norm.forward = types.MethodType(_norm_relu, norm)  # type: ignore[method-assign]  # as above
+                norm.forward = types.MethodType(_norm_relu, norm)  # type: ignore[method-assign]  # the point
                 relu.forward = types.MethodType(_nothing, relu)  # type: ignore[method-assign]  # as above
                 report.fused.append(f"{name}.{index}" if name else str(index))
                 covered.add(norm)
@@ -208,6 +208,58 @@ def _why_not_network(model: nn.Module) -> str | None:
         if not isinstance(stage, nn.Sequential) or not all(hasattr(block, "bigstep_fused") for block in stage):
             return "not every block is fused"
     return None
+
+
+def _fuse_block(block: Any) -> None:
+    block.forward = types.MethodType(_block_alone, block)
+    block.bigstep_fused = True
+    for conv in block.modules():
+        if isinstance(conv, nn.Conv2d) and _is_pointwise(conv, stride=1):
+            conv.forward = types.MethodType(_pointwise, conv)  # type: ignore[method-assign]  # the point of this module
+
+
+def _fuse_network(model: nn.Module) -> None:
+    model.forward = types.MethodType(_network, model)  # type: ignore[method-assign]  # as above
+
+
+def _why_not_same(module: nn.Module, fuse: Callable[[nn.Module], None], side: int) -> str | None:
+    """None if a copy of the module computes the same after `fuse`, else the reason; leaves no trace in the module."""
+    try:
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            plain = copy.deepcopy(module).to("cpu", torch.float64)
+            _draw_weights(plain)
+            fused = copy.deepcopy(plain)
+            fuse(fused)
+            for training in (True, False):
+                for got, want in zip(_trial(fused, side, training), _trial(plain, side, training), strict=True):
+                    away = global_norm(torch._foreach_sub(got, want), torch.float64)
+                    if not away <= 1e-6 * global_norm(want, torch.float64):
+                        return "its forward computes something other than a ResNet's"
+    except Exception as error:  # whatever a forward that we do not know raises on such an input
+        return f"it cannot be tried ({(str(error).strip() or repr(error)).splitlines()[0]})"
+    return None
+
+
+@torch.no_grad()
+def _draw_weights(module: nn.Module) -> None:
+    """Give random weights and buffers: as they begin, zeros would hide a whole branch, and ones a factor."""
+    for weight in module.parameters():
+        weight.uniform_(-1, 1).mul_(math.sqrt(len(weight) / weight.numel()) if weight.dim() > 1 else 1.0)
+    for buffer in module.buffers():
+        if buffer.is_floating_point():
+            buffer.uniform_(0.5, 1.5)  # variances are among them
+
+
+def _trial(module: nn.Module, side: int, training: bool) -> tuple[list[Tensor], list[Tensor]]:
+    """Output and buffers of a module after one step with random images, and its gradients."""
+    module.train(training)
+    torch.default_generator.manual_seed(0)  # torch.manual_seed would reach the GPUs too
+    planes = next(conv.in_channels for conv in module.get_submodule("conv1").modules() if isinstance(conv, nn.Conv2d))
+    images = torch.randn(4 * math.lcm(*groups_of(module)), planes, side, side, dtype=torch.float64, requires_grad=True)
+    output = module(images)
+    read = [images, *(param for param in module.parameters() if param.requires_grad)]
+    gradients = torch.autograd.grad(output.square().mean(), read, materialize_grads=True)
+    return [output.detach(), *(buffer.double() for buffer in module.buffers())], list(gradients)
 
 
 def _norms_before_relu(

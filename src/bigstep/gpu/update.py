@@ -62,9 +62,8 @@ def make_update(optimizer: Optimizer, params: Sequence[Tensor], copies: Sequence
         params: The trained weights, in the order of its groups.
         copies: For each weight its low-precision copy, or None.
     """
-    offered: GraphUpdate | None = adamw_kernels(optimizer, params, copies)
-    if hasattr(optimizer, "graph_update"):
-        offered = optimizer.graph_update(params, copies)
+    make = getattr(optimizer, "graph_update", None)
+    offered: GraphUpdate | None = adamw_kernels(optimizer, params, copies) if make is None else make(params, copies)
     return StepUpdate(optimizer, params, copies) if offered is None else offered
 
 

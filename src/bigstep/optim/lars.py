@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import torch
@@ -87,7 +89,9 @@ class LARS(MultiTensorOptimizer):
 
     def _require(self, group: Mapping[str, Any]) -> None:
         super()._require(group)
-        self._expect(group, "trust_coefficient", group["trust_coefficient"] > 0, "greater than 0")
+        trust = group["trust_coefficient"]
+        fits = isinstance(trust, Real) and 0 < float(trust) < math.inf
+        self._expect(group, "trust_coefficient", fits, "a finite number greater than 0")
         if group["nesterov"] and group["momentum"] == 0:
             raise ConfigError("LARS was given nesterov=True with momentum=0, but Nesterov momentum needs momentum > 0.")
 

@@ -53,7 +53,7 @@ def parameter_groups(
     of_norms, kinds = _parameters_of(model, NORM_MODULES), kinds_of(model)
     patterns = dict(rates or {})
     for pattern in patterns:
-        if not fnmatch.filter([name for name, _ in model.named_parameters()], pattern):
+        if not any(fnmatch.fnmatchcase(name, pattern) for name, _ in model.named_parameters()):
             raise ConfigError(f"The pattern {pattern!r} of lr.groups matches no parameter; correct it or leave it out.")
     members: dict[tuple[bool, float], list[nn.Parameter]] = {(True, 1.0): [], (False, 1.0): []}
     for name, parameter in model.named_parameters():  # torch yields shared parameters once

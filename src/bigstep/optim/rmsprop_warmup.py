@@ -32,12 +32,13 @@ class RMSpropWarmup(MultiTensorOptimizer):
 
     Before each step, set the `blend` of every parameter group, as you set `lr`: to `elu_blend(epoch)` of
     `bigstep.schedules`. At blend = 1 a step is momentum SGD, at blend = 0 RMSprop with the rate `rms_lr`, whatever `lr`
-    is. A new optimizer has blend = 1: if you forget to set it there is no warm-up, which shows at once at a large rate,
-    whereas a forgotten 0 would only be slow.
+    is. Below blend = 1 an `lr` of 0 is refused; if it is a tensor, whose value a step does not wait for, a_RMS is 0 and
+    the weights stay. A new optimizer has blend = 1: if you forget to set it there is no warm-up, which shows at once at
+    a large rate, whereas a forgotten 0 would only be slow.
 
     Args:
         params: Parameters or groups of them.
-        lr: Rate of SGD (eta), greater than 0; a float or a 0-dim tensor, which may change between steps.
+        lr: Rate of SGD (eta), greater than 0 at first; a float or a 0-dim tensor, which may change between steps.
         momentum: Factor of the old delta in the new one (mu1).
         rms_decay: Factor of the old average of squared gradients in the new one (mu2).
         rms_lr: Rate of the pure RMSprop phase (eta_RMS).
@@ -87,10 +88,11 @@ class RMSpropWarmup(MultiTensorOptimizer):
         }
         super().__init__(params, defaults)
 
-    def _require(self, group: Mapping[str, Any]) -> None:
-        super()._require(group)
-        positive = isinstance(group["lr"], Tensor) or group["lr"] > 0
-        self._expect(group, "lr", positive, "greater than 0, since a_RMS divides by it")
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; its rate must begin above 0, but a schedule may end at 0, and a saved state may hold that."""
+        begins = {**self.defaults, **param_group}
+        self._expect(begins, "lr", isinstance(begins["lr"], Tensor) or begins["lr"] != 0, "greater than 0")
+        super().add_param_group(param_group)
 
     def _update(self, group: Mapping[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
         rmsprop_warmup(params, grads, *self._lists(params), **{name: group[name] for name in SETTINGS})
@@ -155,11 +157,11 @@ def rmsprop_warmup(
 
 
 def _rms_share(blend: float | Tensor, rms_lr: float, lr: float | Tensor) -> float | Tensor:
-    """a_RMS = (1 - blend) * rms_lr / lr; 0 at blend = 1, when lr may have decayed to 0."""
+    """a_RMS = (1 - blend) * rms_lr / lr; 0 at blend = 1, when lr may have decayed to 0, and for a tensor lr of 0."""
     if not isinstance(lr, Tensor) and lr == 0 and not isinstance(blend, Tensor):
         raise ConfigError(f"RMSpropWarmup divides by lr, which is 0 at blend={blend:g}; keep it above 0 if blend < 1.")
-    share = (1 - blend) * rms_lr / lr
-    return torch.where(blend == 1, 0.0, share) if isinstance(blend, Tensor) else share
+    share, product = (1 - blend) * rms_lr / lr, (1 - blend) * lr
+    return torch.where(product == 0, 0.0, share) if isinstance(product, Tensor) else share
 
 
 def rmsprop_warmup_reference(
