@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bigstep.doctor.examination import diagnose
-from bigstep.doctor.facts import Backward, Forward, State, Update, Wrote
+from bigstep.doctor.facts import Backward, Collective, Forward, State, Update, Wrote
 from bigstep.doctor.finding import Case
 from bigstep.doctor.launch import Limits, run_world
 from bigstep.doctor.settings import Settings
@@ -212,6 +212,31 @@ def test_the_gradient_that_is_used_is_whole_where_its_parts_are_clipped_apart(tm
     updates = [update for update in watch(tmp_path, PARTLY).all(Update) if update.norms]
     assert updates
     assert all(update.used == pytest.approx(update.local, rel=1e-9) for update in updates)
+
+
+CALLS = """
+import os
+import torch.distributed as dist
+dist.init_process_group("gloo", init_method=f"file://{os.getcwd()}/store", rank=0, world_size=1)
+group = dist.new_group([0])
+for step in range(8):
+    first.zero_grad()
+    body(x).mean().backward()
+    if step == SAVES:
+        torch.save(body.state_dict(), "body.pt")
+    for each in (None, group, dist.GroupMember.NON_GROUP_MEMBER):
+        dist.all_reduce(torch.ones(3), group=each)
+    first.step()
+"""
+
+
+def test_every_collective_of_a_rank_is_told_whether_it_saves_or_not(tmp_path: Path) -> None:
+    told = []
+    for saves in (6, 99):
+        (tmp_path / str(saves)).mkdir()
+        calls = watch(tmp_path / str(saves), CALLS.replace("SAVES", str(saves))).all(Collective)
+        told.append([(call.values, call.done) for call in calls])
+    assert told[0] == told[1] == [(3, done) for _ in range(16) for done in (False, True)]
 
 
 RESIDUAL = """

@@ -236,6 +236,23 @@ def test_a_rank_that_fell_by_an_error_of_its_own_is_no_disorder_of_collectives()
     assert faults(lambda rank, size: facts(rank, size, lost), ended="failed") == ["waiting-ranks"]
 
 
+@pytest.mark.parametrize("swaps", [False, True])
+def test_ranks_are_compared_by_the_calls_of_the_groups_that_they_share(swaps: bool) -> None:
+    """Two pairs call apart and then meet; rank 3 may come to the meeting first."""
+
+    def facts(rank: int, size: int) -> list[Event]:
+        pair = (0, 1) if rank < 2 else (2, 3)
+        own = [Collective(operation="all_reduce", values=1 + pair[0], group=pair)] * (3 - pair[0])
+        meeting = [Collective(operation="barrier", line="train.py:9")]
+        calls = [*meeting, *own] if swaps and rank == 3 else [*own, *meeting]
+        return [forward(rank), Backward(value=1.0), update(), *calls]
+
+    found = diagnose(Case(many=world(facts, 4, "hung")), "train.py").faults
+    assert [finding.name for finding in found] == ["waiting-ranks"]
+    assert ("all_reduce of 3 values among ranks 2, 3 () on rank 2 and barrier" in found[0].evidence) == swaps
+    assert (found[0].title == "ranks wait for each other") != swaps
+
+
 @pytest.mark.parametrize(
     "said, told",
     [
