@@ -225,6 +225,27 @@ def test_a_schedule_in_updates_fits_a_training_that_counts_updates(updates: int)
     assert found == ([] if updates == 60 else ["misplaced-schedule"])
 
 
+@pytest.mark.parametrize("every", ["pass", "update"])
+def test_a_schedule_in_passes_is_told_from_one_in_updates_however_many_micro_batches(every: str) -> None:
+    """Eight passes of seven updates of eight micro-batches each."""
+
+    def facts(rank: int, size: int, count: int = 12) -> list[Event]:
+        told: list[Event] = [Loader(loader=0, dataset="Set", samples=896, drawn=896 // size, batch=16 // size)]
+        for number in range(count):
+            if number % 7 == 0:
+                told.append(Pass(loader=0, number=number // 7, sampler_epoch=number // 7))
+            told += [forward(rank, loader=0), Backward(value=1.0), update(number, samples=128 // size, micro_steps=8)]
+            if every == "update" or number % 7 == 6:
+                position = number + 1 if every == "update" else number // 7 + 1
+                told.append(
+                    Schedule(scheduler="CosineAnnealingLR", position=position, horizon=56 if every == "update" else 8)
+                )
+        return told
+
+    short = world(lambda rank, size: facts(rank, size, 56), 2, "finished")
+    assert "misplaced-schedule" not in [finding.name for finding in judge(facts, short=short).findings]
+
+
 def test_a_rank_that_fell_by_an_error_of_its_own_is_no_disorder_of_collectives() -> None:
     def facts(rank: int, size: int, why: str = "KeyError: 'loss' (train.py:9)") -> list[Event]:
         call = Collective(operation="all_reduce", values=1, line="train.py:12")
