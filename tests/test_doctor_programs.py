@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from bigstep.doctor.examination import diagnose
-from bigstep.doctor.facts import Backward, Collective, Forward, State, Update, Wrote
+from bigstep.doctor.facts import Backward, Collective, Forward, Save, State, Update, Wrote
 from bigstep.doctor.finding import Case
 from bigstep.doctor.launch import Limits, run_world
+from bigstep.doctor.runs import _can_resume
 from bigstep.doctor.settings import Settings
-from bigstep.doctor.world import World
+from bigstep.doctor.world import Process, World
 
 HEAD = """
 import torch
@@ -269,6 +270,19 @@ def test_a_temporary_file_may_be_new_in_an_old_folder(tmp_path: Path, tmp_path_f
     folder = tmp_path_factory.mktemp("old")
     os.utime(folder, (1, 1))
     assert watch(tmp_path, TEMPORARY.replace("FOLDER", str(folder))).all(Wrote) == []
+
+
+@pytest.mark.parametrize("holds, again", [(("weights",), True), (("counter",), False)])
+def test_what_has_saved_is_started_again_if_a_module_of_its_own_loads(
+    tmp_path: Path, holds: tuple[str, ...], again: bool
+) -> None:
+    """As of `-m package.train`, or of a script that leaves checkpoints to a module."""
+    ranks = [Process([Save(path="last.pt", holds=holds, updates=3)], 0, 1)]
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "train.py").write_text("from package.saving import save\n")
+    assert not _can_resume(World(ranks), tmp_path, None)
+    (tmp_path / "package" / "saving.py").write_text("model.load_state_dict(torch.load('last.pt'))\n")
+    assert _can_resume(World(ranks), tmp_path, tmp_path / "package" / "train.py") == again
 
 
 STREAM = """
