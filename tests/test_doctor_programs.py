@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from bigstep.doctor.examination import diagnose
-from bigstep.doctor.facts import Backward, Forward, State, Update, Wrote
+from bigstep.doctor.facts import Backward, Collective, Forward, Save, State, Update, Wrote
 from bigstep.doctor.finding import Case
 from bigstep.doctor.launch import Limits, run_world
+from bigstep.doctor.runs import _can_resume
 from bigstep.doctor.settings import Settings
-from bigstep.doctor.world import World
+from bigstep.doctor.world import Process, World
 
 HEAD = """
 import torch
@@ -214,6 +215,31 @@ def test_the_gradient_that_is_used_is_whole_where_its_parts_are_clipped_apart(tm
     assert all(update.used == pytest.approx(update.local, rel=1e-9) for update in updates)
 
 
+CALLS = """
+import os
+import torch.distributed as dist
+dist.init_process_group("gloo", init_method=f"file://{os.getcwd()}/store", rank=0, world_size=1)
+group = dist.new_group([0])
+for step in range(8):
+    first.zero_grad()
+    body(x).mean().backward()
+    if step == SAVES:
+        torch.save(body.state_dict(), "body.pt")
+    for each in (None, group, dist.GroupMember.NON_GROUP_MEMBER):
+        dist.all_reduce(torch.ones(3), group=each)
+    first.step()
+"""
+
+
+def test_every_collective_of_a_rank_is_told_whether_it_saves_or_not(tmp_path: Path) -> None:
+    told = []
+    for saves in (6, 99):
+        (tmp_path / str(saves)).mkdir()
+        calls = watch(tmp_path / str(saves), CALLS.replace("SAVES", str(saves))).all(Collective)
+        told.append([(call.values, call.done) for call in calls])
+    assert told[0] == told[1] == [(3, done) for _ in range(16) for done in (False, True)]
+
+
 RESIDUAL = """
 residual = {name: torch.randn_like(p) * 1e-3 for name, p in body.named_parameters()}
 average = {name: p.detach() * 0.9 for name, p in body.named_parameters()}
@@ -244,6 +270,19 @@ def test_a_temporary_file_may_be_new_in_an_old_folder(tmp_path: Path, tmp_path_f
     folder = tmp_path_factory.mktemp("old")
     os.utime(folder, (1, 1))
     assert watch(tmp_path, TEMPORARY.replace("FOLDER", str(folder))).all(Wrote) == []
+
+
+@pytest.mark.parametrize("holds, again", [(("weights",), True), (("counter",), False)])
+def test_what_has_saved_is_started_again_if_a_module_of_its_own_loads(
+    tmp_path: Path, holds: tuple[str, ...], again: bool
+) -> None:
+    """As of `-m package.train`, or of a script that leaves checkpoints to a module."""
+    ranks = [Process([Save(path="last.pt", holds=holds, updates=3)], 0, 1)]
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "train.py").write_text("from package.saving import save\n")
+    assert not _can_resume(World(ranks), tmp_path, None)
+    (tmp_path / "package" / "saving.py").write_text("model.load_state_dict(torch.load('last.pt'))\n")
+    assert _can_resume(World(ranks), tmp_path, tmp_path / "package" / "train.py") == again
 
 
 STREAM = """

@@ -97,6 +97,22 @@ def test_a_search_for_unused_parameters_is_needless_only_if_all_are_used(records
     assert names(altered(case, {Wrap: {"find_unused": True}, Update: {"untouched": 1}})) == []
 
 
+@pytest.mark.parametrize(
+    "script, change", [("stale_optimizer", {}), ("divided_twice_right", {Wrap: {"find_unused": True}})]
+)
+def test_updates_are_counted_once_not_once_a_rank(
+    records: Path, script: str, change: dict[type[Event], dict[str, object]]
+) -> None:
+    told = diagnose(altered(load_case(records / script), change), "train.py").faults[0].evidence
+    assert re.search(r"in (?:all )?5 updates", told), told
+
+
+def test_a_head_that_ddp_does_not_know_is_told_as_one(records: Path) -> None:
+    found = judge(records / "late_head").findings[0]
+    assert "before DistributedDataParallel wraps the module" in found.remedy
+    assert found.line == "late_head.py:26", "where it is wrapped"
+
+
 def test_a_sum_over_ranks_is_no_fault_where_the_loss_was_divided_first(records: Path) -> None:
     summed = load_case(records / "summed")
     assert names(summed) == ["scaled-gradients"]

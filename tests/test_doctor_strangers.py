@@ -225,6 +225,27 @@ def test_a_schedule_in_updates_fits_a_training_that_counts_updates(updates: int)
     assert found == ([] if updates == 60 else ["misplaced-schedule"])
 
 
+@pytest.mark.parametrize("every", ["pass", "update"])
+def test_a_schedule_in_passes_is_told_from_one_in_updates_however_many_micro_batches(every: str) -> None:
+    """Eight passes of seven updates of eight micro-batches each."""
+
+    def facts(rank: int, size: int, count: int = 12) -> list[Event]:
+        told: list[Event] = [Loader(loader=0, dataset="Set", samples=896, drawn=896 // size, batch=16 // size)]
+        for number in range(count):
+            if number % 7 == 0:
+                told.append(Pass(loader=0, number=number // 7, sampler_epoch=number // 7))
+            told += [forward(rank, loader=0), Backward(value=1.0), update(number, samples=128 // size, micro_steps=8)]
+            if every == "update" or number % 7 == 6:
+                position = number + 1 if every == "update" else number // 7 + 1
+                told.append(
+                    Schedule(scheduler="CosineAnnealingLR", position=position, horizon=56 if every == "update" else 8)
+                )
+        return told
+
+    short = world(lambda rank, size: facts(rank, size, 56), 2, "finished")
+    assert "misplaced-schedule" not in [finding.name for finding in judge(facts, short=short).findings]
+
+
 def test_a_rank_that_fell_by_an_error_of_its_own_is_no_disorder_of_collectives() -> None:
     def facts(rank: int, size: int, why: str = "KeyError: 'loss' (train.py:9)") -> list[Event]:
         call = Collective(operation="all_reduce", values=1, line="train.py:12")
@@ -234,6 +255,23 @@ def test_a_rank_that_fell_by_an_error_of_its_own_is_no_disorder_of_collectives()
     assert faults(facts, ended="failed") == []
     lost = "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer"
     assert faults(lambda rank, size: facts(rank, size, lost), ended="failed") == ["waiting-ranks"]
+
+
+@pytest.mark.parametrize("swaps", [False, True])
+def test_ranks_are_compared_by_the_calls_of_the_groups_that_they_share(swaps: bool) -> None:
+    """Two pairs call apart and then meet; rank 3 may come to the meeting first."""
+
+    def facts(rank: int, size: int) -> list[Event]:
+        pair = (0, 1) if rank < 2 else (2, 3)
+        own = [Collective(operation="all_reduce", values=1 + pair[0], group=pair)] * (3 - pair[0])
+        meeting = [Collective(operation="barrier", line="train.py:9")]
+        calls = [*meeting, *own] if swaps and rank == 3 else [*own, *meeting]
+        return [forward(rank), Backward(value=1.0), update(), *calls]
+
+    found = diagnose(Case(many=world(facts, 4, "hung")), "train.py").faults
+    assert [finding.name for finding in found] == ["waiting-ranks"]
+    assert ("all_reduce of 3 values among ranks 2, 3 () on rank 2 and barrier" in found[0].evidence) == swaps
+    assert (found[0].title == "ranks wait for each other") != swaps
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,21 @@ def test_what_the_program_writes_never_meets_the_users_files(project: Path) -> N
     assert not (project / "new.txt").exists()
 
 
+def test_new_results_beside_many_old_ones_land_in_the_copy(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(project / "tmp"))
+    (project / "tmp").mkdir()
+    old = project / "runs" / "old"
+    old.mkdir(parents=True)
+    for number in range(201):
+        (old / str(number)).touch()
+    program = (
+        "assert open('runs/old/7').read() == ''\nopen('runs/new', 'w').close()\nopen('runs/old/new', 'w').close()\n"
+    )
+    notes = look_at(project, program).notes
+    assert [path.name for path in (project / "runs").iterdir()] == ["old"]
+    assert any(note.startswith(f"The program wrote {old / 'new'}") for note in notes), "deeper ones are told at least"
+
+
 @pytest.mark.parametrize("act", ["open({!r}, 'w')", "os.remove({!r})", "os.rename({!r}, 'x')", "open({!r}, 'a')"])
 def test_a_file_named_by_its_full_path_is_kept(project: Path, act: str) -> None:
     precious = project / "elsewhere" / "weights.bin"
@@ -172,6 +187,8 @@ def test_mistakes_in_the_command_are_told_before_anything_starts(project: Path) 
     (project / "train.py").write_text("")
     with pytest.raises(ConfigError, match="--ranks is 1"):
         examine(["train.py"], ranks=1)
+    with pytest.raises(ConfigError, match="--steps is 1"):
+        examine(["train.py"], steps=1)
     with pytest.raises(ConfigError, match="must be one of samples"):
         examine(["train.py"], only="sample")
     with pytest.raises(ConfigError, match="--device is 'gpu', but it must be auto or cpu"):

@@ -1,4 +1,4 @@
-"""A head is added after DDP has wrapped the model, so its gradients stay on the rank.
+"""A head is replaced after DDP has wrapped the model: DDP waits for the old one's gradients, and exchanges none.
 
 Reported as pytorch/pytorch 12603.
 """

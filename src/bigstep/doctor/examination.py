@@ -116,6 +116,8 @@ def examine(
     """
     if ranks < 2:
         raise ConfigError(f"--ranks is {ranks}, but the doctor compares one rank with several; give 2 or more.")
+    if steps < 2:
+        raise ConfigError(f"--steps is {steps}, but the doctor compares one update with the next; give 2 or more.")
     if only and only not in RULES:
         raise ConfigError(f"--only is {only!r}, but it must be one of {', '.join(RULES)}.")
     if device not in ("auto", "cpu"):

@@ -186,6 +186,8 @@ class Collective(Event):
     values: int = 0
     reduce: str = ""
     """SUM, AVG, …"""
+    group: tuple[int, ...] = ()
+    """The global ranks of its process group; empty for the group of all."""
     done: bool = False
     """An event is written before the call and one after it; a call that never returned has only the first."""
     seconds: float = 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import tempfile
@@ -126,7 +127,7 @@ def observe(
             most = Limits(total_s=min(limits.total_s, 15 + 1.5 * many.seconds), stall_s=limits.stall_s)
             title = f"{name}, short passes"
             short = patient.run(title, ranks, updates=SHORT_UPDATES, short=SHORT_BATCHES, limits=most)
-        if only in ("", "checkpoint") and _can_resume(many, script):
+        if only in ("", "checkpoint") and _can_resume(many, patient.place / name, script):
             resumed = patient.run(f"{name}, resumed", ranks, updates=2, again_in=name)
     case = Case(one=one, many=many, short=short if short and short.size else None, resumed=resumed)
     return case, [one, many]
@@ -167,7 +168,8 @@ def _saw_passes(world: World) -> bool:
     return any(event.number >= 1 for event in world.all(Pass)) and not any(e.horizon for e in world.all(Schedule))
 
 
-def _can_resume(many: World, script: Path | None) -> bool:
-    """Whether the program has saved something, and reads such files when it starts."""
+def _can_resume(many: World, root: Path, script: Path | None) -> bool:
+    """Whether the program has saved something, and it or a module in its folder reads such files."""
     saved = any(save.updates and "weights" in save.holds for save in many.all(Save))
-    return saved and script is not None and "load_state_dict" in script.read_text(errors="replace")
+    sources = itertools.chain(filter(None, [script]), root.rglob("*.py"))
+    return saved and any("load_state_dict" in path.read_text(errors="replace") for path in sources if path.is_file())

@@ -7,12 +7,14 @@ import itertools
 import math
 from collections.abc import Iterator
 
-from bigstep.doctor.facts import Backward, Collective, Forward, Group, Loss, Update, Wrap
+from bigstep.doctor.facts import Backward, Collective, End, Forward, Group, Loss, Update, Wrap
 from bigstep.doctor.finding import Case, Finding, Rule, Unseen
 from bigstep.doctor.world import Process, World
 
 __all__ = ["RULES", "detailed_updates", "differ", "exchanged"]
 
+_UNFINISHED = "Expected to have finished reduction in the prior iteration"
+"""Words in the error of DistributedDataParallel where some parameters got no gradient in the step before."""
 NEAR = 0.02
 """Relative distance within which functionals of gradients count as equal: the order of a sum matters far less."""
 
@@ -52,7 +54,7 @@ def exchanged(world: World) -> bool:
     return not differ(_steps(world)[0])
 
 
-# long: eight causes of one symptom, told apart in order
+# long: nine causes of one symptom, told apart in order
 def unexchanged_gradients(case: Case) -> Iterator[Finding]:
     """Ranks apply gradients of their own: the exchange is missing, or the program bypasses it."""
     world = case.several
@@ -83,6 +85,17 @@ def unexchanged_gradients(case: Case) -> Iterator[Finding]:
             likelihood=0.3,
             level="advice",
             line=averaged.line,
+        )
+    elif wrap is not None and any(_UNFINISHED in end.message for end in world.all(End)):
+        yield apart(
+            title="DDP waits for gradients that never come, and does not exchange the others",
+            evidence=f"{len(different)} of {total} gradients differ between ranks in update {number + 1}, and a later "
+            "forward failed because DDP had not finished its exchange",
+            cost="each rank steps with a gradient of its own, and the next forward ends the run with an error",
+            remedy="create or replace parameters before DistributedDataParallel wraps the module: it waits for those "
+            "that it found there; if some take no part in the loss, give it find_unused_parameters=True",
+            likelihood=0.97,
+            line=wrap.line,
         )
     elif len(different) < total and (wrap or hand):
         yield _missed(world, step, different)
@@ -184,7 +197,7 @@ def stale_optimizer(case: Case) -> Iterator[Finding]:
             name="stale-optimizer",
             title="the optimizer holds parameters that the model does not use",
             evidence=f"none of the {len(idle[0].norms)} parameters of {idle[0].optimizer} belongs to the model that is "
-            f"called, and none got a gradient in {len(idle)} updates",
+            f"called, and none got a gradient in {len({update.number for update in idle})} updates",
             cost="nothing is trained: the loss changes only from batch to batch",
             remedy="create the optimizer from the parameters of the model that is called, after that model has been "
             "moved, copied, converted or wrapped",

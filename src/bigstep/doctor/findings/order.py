@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 from bigstep.doctor.facts import Backward, Collective, End, Event, Forward, Group, Update
@@ -23,11 +24,12 @@ def waiting_ranks(case: Case) -> Iterator[Finding]:
     if world.ended == "failed" and any(_fell(process) for process in world.ranks):
         return  # the others wait for a rank that failed; its error is reported as the trouble
     if parted is not None:
-        (a, b), position = parted
+        first, other, a, b, position = parted
         yield Finding(
             name="waiting-ranks",
             title="ranks call different collectives",
-            evidence=f"collective call {position + 1} is {_words(a)} on rank 0 and {_words(b)} on another rank",
+            evidence=f"of the collective calls that ranks {first} and {other} share, number {position + 1} is "
+            f"{_words(a)} on rank {first} and {_words(b)} on rank {other}",
             cost="each rank waits for what the other never sends: the run hangs, or tensors are mixed up",
             remedy="let every rank call the same collectives in the same order: no collective under `if rank == "
             "0`, and none that depends on a rank's own data (a gradient that is None on one rank)",
@@ -64,21 +66,27 @@ def _pending(process: Process) -> Collective | None:
     return calls[-1] if calls and not calls[-1].done else None
 
 
-def _parted(world: World) -> tuple[tuple[Collective | None, Collective | None], int] | None:
-    """Return the first call in which rank 0 and another rank differ, and its position."""
-    lists = [[call for call in process.all(Collective) if not call.done] for process in world.ranks]
-    first = lists[0]
-    for other in lists[1:]:
-        for position in range(max(len(first), len(other))):
-            a = first[position] if position < len(first) else None
-            b = other[position] if position < len(other) else None
-            if a is None or b is None or (a.operation, a.values) != (b.operation, b.values):
-                return (a, b), position
+def _parted(world: World) -> tuple[int, int, Collective | None, Collective | None, int] | None:
+    """Return the first call in which two ranks differ: the ranks, their calls, and its position."""
+    for one, other in itertools.combinations(world.ranks, 2):
+        pairs = itertools.zip_longest(_shared(one, other), _shared(other, one))
+        for position, (a, b) in enumerate(pairs):
+            if a is None or b is None or (a.operation, a.values, a.group) != (b.operation, b.values, b.group):
+                return one.rank, other.rank, a, b, position
     return None
 
 
+def _shared(process: Process, other: Process) -> list[Collective]:
+    """Return a rank's calls in groups that another rank belongs to."""
+    calls = [call for call in process.all(Collective) if not call.done]
+    return [call for call in calls if not call.group or other.rank in call.group]
+
+
 def _words(call: Collective | None) -> str:
-    return "missing" if call is None else f"{call.operation} of {call.values:,} values ({call.line})"
+    if call is None:
+        return "missing"
+    among = f" among ranks {', '.join(map(str, call.group))}" if call.group else ""
+    return f"{call.operation} of {call.values:,} values{among} ({call.line})"
 
 
 def _last(process: Process) -> str:

@@ -166,7 +166,7 @@ def _passes_to_end(world: World | None, short: World | None) -> float | None:
         return None
     batches = loaders[0].drawn / loaders[0].batch
     micro = median([u.micro_steps for u in updates]) or 1
-    if len(events) >= len(updates) / micro / 2:  # with batches or updates; a step ahead of its update counts too
+    if len(events) >= len(updates) / 2:  # with batches or updates; a step ahead of its update counts too
         return horizon / (batches / micro * (len(events) / max(1, len(updates))))
     return float(horizon)  # once a pass
 

@@ -96,7 +96,7 @@ def needless_search(case: Case) -> Iterator[Finding]:
             name="needless-search",
             title="DDP searches for unused parameters, and there are none",
             evidence=f"find_unused_parameters=True, and all {len(updates[0].norms)} parameters got a gradient in all "
-            f"{len(updates)} updates that were looked at",
+            f"{len({u.number for u in updates})} updates that were looked at",
             cost="every step traverses the autograd graph before the first bucket can be sent",
             remedy="leave find_unused_parameters out of DistributedDataParallel (Lightning: strategy='ddp'; Trainer: "
             "ddp_find_unused_parameters=False)",

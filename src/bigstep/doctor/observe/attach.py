@@ -46,9 +46,8 @@ class _Waiting(importlib.abc.MetaPathFinder):
     def __init__(self, recorder: Recorder) -> None:
         self.awaited: dict[str, Callable[[], None]] = {
             "torch": lambda: _observe_torch(recorder),
-            "accelerate": lambda: _observe_frameworks(recorder, "accelerate"),
-            "lightning.pytorch": lambda: _observe_frameworks(recorder, "lightning.pytorch"),
-            "pytorch_lightning": lambda: _observe_frameworks(recorder, "pytorch_lightning"),
+            "lightning.pytorch": lambda: _observe_lightning(recorder, "lightning.pytorch"),
+            "pytorch_lightning": lambda: _observe_lightning(recorder, "pytorch_lightning"),
         }
 
     def find_spec(
@@ -82,7 +81,7 @@ def _observe_torch(recorder: Recorder) -> None:
             observer.install(recorder)
 
 
-def _observe_frameworks(recorder: Recorder, name: str) -> None:
+def _observe_lightning(recorder: Recorder, name: str) -> None:
     from bigstep.doctor.observe import frameworks
 
     frameworks.install(recorder, name)

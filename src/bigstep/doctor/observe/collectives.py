@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from collections.abc import Callable
@@ -57,21 +58,23 @@ def _observed(recorder: Recorder, original: Callable[..., Any]) -> Callable[...,
     name = original.__name__
 
     def collective(*arguments: Any, **named: Any) -> Any:
-        if _inside or recorder.looking:  # part of another collective, or called by an observer
+        given = (*arguments, *named.values())
+        outside = any(a is dist.GroupMember.NON_GROUP_MEMBER for a in given)  # of a group: torch does nothing then
+        if _inside or recorder.looking or outside:  # part of another collective, or called by an observer
             return original(*arguments, **named)
-        tensor = next((a for a in (*arguments, *named.values()) if isinstance(a, Tensor)), None)
-        fact, kept = Collective(operation=name), False
+        tensor = next((a for a in given if isinstance(a, Tensor)), None)
+        fact = None
         if not recorder.settings.only_time:
             fact = Collective(
                 operation=name,
                 target=_target(tensor),
                 values=tensor.numel() if tensor is not None else 0,
-                reduce=_reduction(arguments, named) if "reduce" in name else "",
+                reduce=_reduction(given) if "reduce" in name else "",
+                group=_group(given),
                 line=recorder.line(),
             )
-            kept = recorder.detailed or fact.target == "parameter"  # weights may be averaged late
-            if kept:
-                recorder.write(fact)
+            recorder.write(fact)  # every one, in detail or not: ranks are compared call by call
+            recorder.flush()
         _inside.append(1)
         began = now()
         try:
@@ -80,25 +83,22 @@ def _observed(recorder: Recorder, original: Callable[..., Any]) -> Callable[...,
             _inside.pop()
             seconds = now() - began
             recorder.tally.exchange_s += seconds
-            if kept:
-                recorder.write(
-                    Collective(
-                        operation=name,
-                        target=fact.target,
-                        values=fact.values,
-                        done=True,
-                        seconds=seconds,
-                        reduce=fact.reduce,
-                        line=fact.line,
-                    )  # fmt: skip
-                )
+            if fact is not None:
+                recorder.write(dataclasses.replace(fact, done=True, seconds=seconds))
+                recorder.flush()
 
     return collective
 
 
-def _reduction(arguments: tuple[Any, ...], named: dict[str, Any]) -> str:
-    found = [a for a in (*arguments, *named.values()) if isinstance(a, dist.ReduceOp | dist.ReduceOp.RedOpType)]
+def _reduction(given: tuple[Any, ...]) -> str:
+    found = [a for a in given if isinstance(a, dist.ReduceOp | dist.ReduceOp.RedOpType)]
     return str(found[0]).rpartition(".")[2] if found else "SUM"
+
+
+def _group(given: tuple[Any, ...]) -> tuple[int, ...]:
+    """Return the global ranks of the group that was given; none if it is that of all ranks."""
+    group = next((a for a in given if isinstance(a, dist.ProcessGroup)), dist.group.WORLD)
+    return () if group is dist.group.WORLD else tuple(dist.get_process_group_ranks(group))
 
 
 def _target(tensor: Tensor | None) -> str:

@@ -12,10 +12,9 @@ __all__ = ["install"]
 
 
 def install(recorder: Recorder, name: str) -> None:
-    """Observe a framework that was just imported."""
-    if name in ("lightning.pytorch", "pytorch_lightning"):
-        trainer = importlib.import_module(name).Trainer
-        replace(trainer, "__init__", lambda original: _with_ranks(recorder, original))
+    """Observe Lightning, which was just imported by this name."""
+    trainer = importlib.import_module(name).Trainer
+    replace(trainer, "__init__", lambda original: _with_ranks(recorder, original))
 
 
 def _with_ranks(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,8 +6,10 @@ C-contiguous. `compiled` is the decorator of all the kernels beside this file.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -35,8 +37,17 @@ F = TypeVar("F", bound=Callable[..., Any])
 SPINS_BEFORE_YIELD = 2_000  # about a microsecond: longer than a hand-over between cores, shorter than a time slice
 
 
+_KERNELS = sorted(Path(__file__).parent.glob("*.py"))
+_SOURCES = hashlib.sha256(b"".join(path.read_bytes() for path in _KERNELS)).hexdigest()[:12]
+
+
 def compiled(function: F) -> F:
-    """Compile without the GIL and keep the machine code on disk, unless nothing can be written there."""
+    """Compile without the GIL and keep the machine code on disk, unless nothing can be written there.
+
+    To see whether that code is out of date Numba checks only the function's own file, not those of what it calls; so it
+    is kept under a name that changes with the source of any kernel.
+    """
+    function.__qualname__ += f"_{_SOURCES}"
     try:
         return njit(nogil=True, cache=True)(function)  # type: ignore[no-any-return]
     except RuntimeError:  # a read-only installation without a writable cache folder: compile in each process

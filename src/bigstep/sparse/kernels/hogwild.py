@@ -6,9 +6,6 @@ number of threads under the lock, gives bit for bit the serial result.
 The weights are stored as `weights = true weights / scale(t)`, where `scale(t) = (1 + rate * alpha)^-t` depends only on
 the position t of the example in the epoch's order. L2 decay of all coordinates thus costs nothing per coordinate and
 needs no shared state: each thread knows t. The caller folds the scale back into the weights when it becomes small.
-
-What the kernel calls, but for the atomics, is in this file on purpose: Numba keeps machine code on disk and checks only
-the kernel's own file to see whether that code is out of date.
 """
 
 from __future__ import annotations
