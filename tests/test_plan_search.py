@@ -111,7 +111,7 @@ def test_a_law_without_a_price_of_size_is_printed(tmp_path: Path, capsys: pytest
         writer.close()
     answer = cli_result(cluster="dgx_h200", gpus=2, law_runs=[tmp_path], target=90)
     render(answer)
-    assert "the same at every batch" in " ".join(capsys.readouterr().out.split())
+    assert "the same number at every batch tried" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(("devices", "batch"), [(70_000, 0), (90_000, 200_000)])

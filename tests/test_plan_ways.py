@@ -202,7 +202,7 @@ def test_the_command_takes_a_price_and_refuses_a_negative_one() -> None:
     for words in (
         "tokens/s",
         "Recommended: synchronous",
-        "Islands: H (steps between two meetings) = ",
+        "Islands meet every H = ",
         "outer rate",
         "Cheapest: ",
     ):

@@ -25,7 +25,7 @@ class Bench:
 
     \b
     bigstep bench --quick                     # every recipe once, a few minutes
-    bigstep bench seeds                       # three seeds each: which differences are real
+    bigstep bench seeds                       # three seeds each: what is luck?
     bigstep bench ablation --recipes sony     # what each technique contributes
     bigstep bench batch --preset cifar10      # larger, on a GPU
     bigstep bench mine.yaml                   # a list of runs of your own

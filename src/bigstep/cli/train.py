@@ -25,7 +25,7 @@ class Train:
     bigstep train                             # a tuned baseline on embedded data
     bigstep train sony --procs 2              # Sony's recipe, two processes
     bigstep train lars --batch 2048 --seed 1  # a larger batch
-    bigstep train --config runs/sony-mini     # an earlier run again, from its folder
+    bigstep train --config runs/sony-mini     # an earlier run again
     bigstep train hogwild --data FILE.svm     # a sparse linear model, in threads
     torchrun --nproc-per-node 8 -m bigstep train fair --preset paper --data DIR
     """

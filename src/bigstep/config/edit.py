@@ -40,7 +40,8 @@ def stretch(config: RunConfig, epochs: float) -> RunConfig:
     ratio = epochs / config.epochs
     plan, growth = config.plan, config.growth
     if plan == "auto":
-        growth = replace(growth, every=growth.every * ratio)
+        every = growth.every * ratio
+        growth = replace(growth, every=max(1.0, round(every)) if config.data.drop_last else every)
     else:
         plan = tuple(replace(stage, epoch=stage.epoch * ratio) for stage in plan)
     pieces = tuple(

@@ -81,8 +81,7 @@ def train(
                 heartbeat.at(state.position.step, "the sum of losses")
                 unsaved_s = meter.seconds - saved_at if run.ranks.first else 0.0  # rank 0's clock decides for all
                 votes = [*stop.votes(), float(0 < run.config.checkpoint.seconds < unsaved_s)]
-                # a resumed run must find the rows of every earlier step; only a rank that is alone may hold one back,
-                # so it decides for itself
+                # a resumed run must find the rows of all steps before; only a rank by itself may hold one back
                 whole = due.pausing or outcome.keep or any(votes)
                 flush = meter.flush(votes, whole=whole, final=due.last)
                 audience.flushed(flush)
@@ -102,7 +101,7 @@ def train(
             if (due.save or late or asked) and not due.stops:
                 save_here()
                 saved_at = meter.seconds
-            if outcome.keep:  # after the flush, since these islands may be resumed from too
+            if outcome.keep:  # after the flush: a run may be resumed from here, too
                 with meter.pause():
                     state.seconds = meter.seconds
                     keep()

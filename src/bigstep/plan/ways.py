@@ -185,7 +185,7 @@ def _with_advice(
     reason = "the smallest with which meetings take at most a tenth of the time"
     if plan.every == LONGEST and taken > MEETINGS_SHARE:
         reason = f"the longest published, though meetings take {100 * taken:.0f} % of the time"
-    advice = f"Islands: H (steps between two meetings) = {plan.every}, {reason}; {rule.why}."
+    advice = f"Islands meet every H = {plan.every} steps, {reason}; {rule.why}."
     if below is not None:
         rates = [f"{name} {spoken_rate(rate)}" for name, rate in below.items()]
         advice += f" In Gbit/s per adapter, they are {WORTH:g} times as fast as {', as '.join(rates)}."
