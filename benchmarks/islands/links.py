@@ -129,8 +129,8 @@ def markdown(results: dict[str, Any]) -> str:
         f"# Time to {path['target']:.3f} bits per byte on four hosts",
         "",
         f"The loss that DDP reaches in {path['steps_of_ddp']} steps of 16 sequences of 64 bytes; a GPT of 120,000 "
-        f"weights, AdamW, H = {EVERY}. Steps to the target × seconds of a step (the smaller of n rounds, all methods in "
-        "turn); in brackets, how many times sooner than DDP.",
+        f"weights, AdamW, H = {EVERY}. Steps to the target × seconds of a step (the smaller of n rounds, all methods "
+        "in turn); in brackets, how many times sooner than DDP.",
         "",
         f"| method | steps | kB a step | {' | '.join(heads)} |",
         "|---|--:|--:|" + "--:|" * len(rates),
