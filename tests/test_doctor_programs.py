@@ -16,6 +16,12 @@ from bigstep.doctor.runs import _can_resume
 from bigstep.doctor.settings import Settings
 from bigstep.doctor.world import Process, World
 
+NO_COMPILER = """
+import sys, types
+sys.modules["torch._dynamo"] = types.SimpleNamespace(disable=lambda f, *_, **__: f, graph_break=lambda: None)
+"""
+"""torch's optimizers import its compiler only to exclude themselves from it: half of the time of such a program."""
+USES_COMPILER = ("checkpoint(", "process_group(")
 HEAD = """
 import torch
 from torch import nn
@@ -171,7 +177,8 @@ for step in range(8):
 
 
 def watch(folder: Path, program: str) -> World:
-    (folder / "train.py").write_text(HEAD + program)
+    before = "" if any(word in program for word in USES_COMPILER) else NO_COMPILER
+    (folder / "train.py").write_text(before + HEAD + program)
     (folder / "facts").mkdir()
     place = str(folder)
     settings = Settings(
