@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pty
+import re
 import subprocess
 from pathlib import Path
 
@@ -25,7 +26,11 @@ def test_a_page_is_the_same_whatever_the_locale(tmp_path: Path) -> None:
         words = program("report", "a", "--html", page)
         done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-    assert (tmp_path / "ascii.html").read_bytes() == (tmp_path / "utf.html").read_bytes()
+    pages = [(tmp_path / name).read_bytes() for name in ("ascii.html", "utf.html")]
+    first, second = (
+        re.sub(rb"\d{4}-\d\d-\d\d \d\d:\d\d", b"", page) for page in pages
+    )  # a minute may end between them
+    assert first == second
 
 
 def test_a_locale_of_few_characters_is_given_plain_ones(tmp_path: Path) -> None:
