@@ -231,16 +231,6 @@ def test_rmsprop_warmup_at_blend_1_is_momentum_sgd_and_that_is_the_default() -> 
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("blend", [1.0, 0.5, torch.tensor(1.0), torch.tensor(0.5)])
-def test_rmsprop_warmup_does_not_move_at_a_rate_of_0_from_the_device(blend: float | Tensor) -> None:
-    (weight,) = tensors(0)[:1]
-    before, grads, deltas = weight.clone(), [torch.ones_like(weight)], [torch.zeros_like(weight)]
-    settings = {"momentum": 0.9, "rms_decay": 0.9, "rms_lr": 0.01, "eps": 0.0, "weight_decay": 0.0}
-    rmsprop_warmup([weight], grads, deltas, [weight.abs()], lr=torch.tensor(0.0), blend=blend, **settings)
-    assert torch.equal(weight, before)
-    assert torch.equal(deltas[0], torch.full_like(weight, -float(blend)))  # the part of SGD alone
-
-
 def test_rmsprop_warmup_at_blend_0_does_not_depend_on_lr() -> None:
     ends = []
     for lr in (0.1, 12.8):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bigstep.errors import ConfigError
 from bigstep.optim.adagrad import AdaGradSGD
@@ -16,7 +16,7 @@ from bigstep.optim.lamb import LAMB
 from bigstep.optim.lars import LARS
 from bigstep.optim.multi_tensor import MultiTensorOptimizer
 from bigstep.optim.muon import Muon
-from bigstep.optim.rmsprop_warmup import RMSpropWarmup
+from bigstep.optim.rmsprop_warmup import RMSpropWarmup, rmsprop_warmup
 
 RULES: dict[str, Callable[[Any], MultiTensorOptimizer]] = {
     "muon": lambda params: Muon(params, lr=0.1, rest="sgd", momentum=0.8),
@@ -100,3 +100,13 @@ def test_another_number_of_groups_is_told_by_torch() -> None:
     state = Muon([{"params": params[:1]}, {"params": params[1:]}], lr=0.1).state_dict()
     with pytest.raises(ValueError, match="different number of parameter groups"):
         Muon(params, lr=0.1).load_state_dict(state)
+
+
+@pytest.mark.parametrize("blend", [1.0, 0.5, torch.tensor(1.0), torch.tensor(0.5)])
+def test_rmsprop_warmup_does_not_move_at_a_rate_of_0_from_the_device(blend: float | Tensor) -> None:
+    weight = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    before, grads, deltas = weight.clone(), [torch.ones_like(weight)], [torch.zeros_like(weight)]
+    settings = {"momentum": 0.9, "rms_decay": 0.9, "rms_lr": 0.01, "eps": 0.0, "weight_decay": 0.0}
+    rmsprop_warmup([weight], grads, deltas, [weight.abs()], lr=torch.tensor(0.0), blend=blend, **settings)
+    assert torch.equal(weight, before)
+    assert torch.equal(deltas[0], torch.full_like(weight, -float(blend)))  # the part of SGD alone
