@@ -23,9 +23,9 @@ class LossScale:
         growth_interval good steps in a row:                         scale <- scale * 2
 
     It is called as `torch.amp.GradScaler` is, and each reads the state dicts of the other; the factors 2 and 1/2 are
-    then those of the state. Unlike `GradScaler`, it has
-    a floor, so that a run whose gradients never become finite again ends with a message about them rather than with a
-    scale of 0; and its tensors exist from the start, at addresses that a CUDA graph can hold.
+    then those of the state. Unlike `GradScaler`, it has a floor, so that a run whose gradients never become finite
+    again ends with a message about them rather than with a scale of 0; and its tensors exist from the start, at
+    addresses that a CUDA graph can hold.
 
     Args:
         device: Where the gradients are.
